@@ -88,7 +88,7 @@ class Coding:
 
     def __init__(self, coder: Coder, *, run: Path, folder: Path, model_id: str) -> None:
         self.coder, self.model_id = coder, model_id
-        self._lock = coder.turn = threading.Lock()
+        coder.turn = threading.Lock()
         self._requests = threading.BoundedSemaphore(_MOST_REQUESTS)
         self._titles = coder.model.config.descriptions
         self.known: Known | None = None
@@ -246,10 +246,8 @@ class Neighbours:
         if self._search is None or not is_real.any():
             return found
         distances, indices = self._search.kneighbors(normalize(encodings[is_real]))
-        for row, own, near in zip(np.flatnonzero(is_real), distances, indices, strict=True):
-            for distance, (text, lang, codes, _) in zip(
-                own, self._rows.iloc[near].itertuples(index=False), strict=True
-            ):
-                of_row = [titled(code) for code in codes]
-                found[row].append(Neighbour(text=text, lang=lang, codes=of_row, similarity=1 - distance**2 / 2))
+        similarities = 1 - distances**2 / 2
+        for row, near, similar in zip(np.flatnonzero(is_real), indices, similarities, strict=True):
+            rows = self._rows.iloc[near].assign(similarity=similar).to_dict("records")
+            found[row] = [Neighbour(**{**one, "codes": [*map(titled, one["codes"])]}) for one in rows]
         return found

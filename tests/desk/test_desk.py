@@ -19,6 +19,7 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,12 @@ from starlette.testclient import TestClient
 from histocoder.cli.main import main
 from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.corrections import read_corrections
+from histocoder.data.examples import Examples
 from histocoder.data.labels import LabelRules
 from histocoder.desk import app
 from histocoder.desk.app import Desk, create_app
 from histocoder.desk.cards import order_of_review, share_right
+from histocoder.desk.coding import Code, Neighbours
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.inference.predict_file import predict_file
@@ -185,9 +188,7 @@ def test_bodies_are_limited(client: TestClient, monkeypatch: pytest.MonkeyPatch)
 
 LARGE, SURROGATE = 2**70, '"\\ud800"'
 REFUSED = [
-    ("code", f'{{"texts": [{SURROGATE}]}}'),
     ("files/FILE/code", f'{{"input_col": {SURROGATE}}}'),
-    ("review/cards/1", f'{{"who": {SURROGATE}, "version": 0, "codes": ["61110"]}}'),
     ("review/cards/1", f'{{"who": "Anna", "version": 0, "codes": [{SURROGATE}]}}'),
     ("review/cards/1", '{"who": "Anna", "version": NaN, "codes": ["61110"]}'),
     (f"review/{LARGE}/undo", '{"who": "Anna"}'),
@@ -492,3 +493,33 @@ def test_serve_says_what_it_needs(
     assert "--port is 99999; it must lie between 0 and 65535" in ends("--port", "99999")
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert "pip install 'histocoder[serve]'" in ends()
+
+
+class Encoder:
+    """Encodes numbers at random."""
+
+    num_encoded = 0
+    model = SimpleNamespace(encoder=SimpleNamespace(config=SimpleNamespace(hidden_size=16)))
+
+    def embed(self, texts: list[str], _langs: list[str]) -> np.ndarray:
+        self.num_encoded += len(texts)
+        return np.stack([np.random.default_rng(int(text)).normal(size=16).astype(np.float32) for text in texts])
+
+
+def test_neighbours_are_those_of_a_full_sort(tmp_path: Path):
+    coder, texts = Encoder(), [str(i) for i in range(8195)]  # compared in two blocks, the second of three
+    codes = pd.DataFrame({"hisco_1": ["61110"] * 8195}, dtype=object)
+    wanted = np.random.default_rng(0).normal(size=(50, 16)).astype(np.float32)
+    encodings = coder.embed(texts, texts)
+    wanted[:3] = encodings[-3:]  # nearest to descriptions of the second block
+    similar = wanted @ encodings.T / np.linalg.norm(encodings, axis=1)
+    expected = np.argsort(-similar, axis=1)[:, :5]
+    wanted[7] = np.nan  # a missing description
+    for _ in range(2):  # the second time from the file
+        search = Neighbours(Examples(texts, ["en"] * 8195, codes), tmp_path, source="here")
+        assert search.describe().endswith("among 8,195 descriptions of the training data; 0% are encoded")
+        search.encode(coder, threading.Event())
+        assert search.describe() == "exact search among 8,195 descriptions of the training data"
+        for row, found in enumerate(search.find(wanted, lambda code: Code(code=code))):
+            assert [int(one.text) for one in found] == ([] if row == 7 else expected[row].tolist())
+    assert coder.num_encoded == 2 * 8195
