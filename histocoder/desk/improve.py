@@ -25,6 +25,7 @@ from histocoder.evaluation.review_file import next_step
 from histocoder.evaluation.summary import gain_in_words
 from histocoder.files import replacing
 
+State = Literal["idle", "running", "done", "failed"]
 _LOG_LINES = 12
 
 
@@ -36,7 +37,7 @@ class Improvement(BaseModel):
     is_complete: bool  # whether the command can be run without changes
     serve: str | None  # command that serves the trained model
     may_train: bool
-    state: Literal["idle", "running", "done", "failed"]
+    state: State
     log: str
     gains: list[str]  # accuracy before and after, once training is done
 
@@ -90,7 +91,7 @@ class Improve:
         """Return the command that trains on the corrections, and the state of the training."""
         sentence, _, command = next_step(self._model, self._file, self._run).partition("\n")
         ended = self._process.poll() if self._process else None
-        state: Literal["idle", "running", "done", "failed"] = "idle"
+        state: State = "idle"
         lines: list[str] = []
         if self._process is not None:
             state = "running" if ended is None else "failed" if ended else "done"
