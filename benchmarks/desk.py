@@ -30,7 +30,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from histocoder import Coder
-from histocoder.desk.trust import estimate, order_of_review
+from histocoder.desk.cards import order_of_review, share_right
 from histocoder.evaluation.baselines import difference_interval, shares
 
 _PATIENCE = 900.0
@@ -126,8 +126,8 @@ def review(hands: Hands, truth: dict[str, str], cards: int) -> tuple[list[str], 
 def improve(hands: Hands) -> str:
     hands.click("nav a[href='#improve']")
     hands.click("#improving button.primary")
-    hands.wait(lambda: "→" in hands.text("#improving .columns"))
-    return hands.text("#improving .columns")
+    hands.wait(lambda: hands.text("#improving .gain"))
+    return hands.text("#improving .gain")
 
 
 def compare(folder: Path, held_out: pd.DataFrame, reviewed: pd.Series, language: str) -> None:
@@ -151,19 +151,14 @@ def coverage(folder: Path, held_out: pd.DataFrame, language: str, *, num_samples
     coded = coded.assign(text=held_out[TEXT], times=1, right=coded[CODE] == held_out[CODE])
     cards = coded.groupby("text").agg({"times": "sum", "conf": "first", "right": lambda right: right.mean() >= 0.5})
     cards = cards.assign(worth=cards["times"] * (1 - cards["conf"])).sort_values("worth", ascending=False)
-    times, worth, right = (cards[name].to_numpy() for name in ("times", "worth", "right"))
+    times, right = cards["times"].to_numpy(), cards["right"].to_numpy()
+    true = times @ right / times.sum()
     for num_decided in (number for number in (100, 200, 400) if number < len(times)):
         found = []
         for seed in range(num_samples):
-            order, draws = order_of_review(times, seed)
-            place = np.argsort(order)
-            drawn = np.array([(due, place[card]) for due, card in draws])
-            decided = {i: bool(right[order[i]]) for i in range(num_decided)}
-            rest = estimate(times[order], worth[order], drawn, right=decided, unsure=[]).rest
-            is_open = order[num_decided:]
-            true = times[is_open] @ right[is_open] / times[is_open].sum()
-            if rest is not None:
-                found.append((rest.low <= true <= rest.high, abs(rest.mean - true), rest.high - rest.low))
+            _, draws = order_of_review(times, seed)
+            share = share_right([bool(right[card]) for due, card in draws if due < num_decided])
+            found.append((share.low <= true <= share.high, abs(share.mean - true), share.high - share.low))
         covered, error, width = 100 * np.mean(found, axis=0)
         print(
             f"{num_decided} cards: {covered:.1f} % contain the truth; mean error {error:.1f}, width {width:.1f} points"

@@ -82,7 +82,6 @@ class EvaluateFlags(BatchOptions, ModelFlags):
     )
     output: str = free("evaluation", "folder for the report", metavar="DIR")
     overwrite: bool = free(False, "replace an existing report in --output")
-    save_thresholds: bool = free(False, "save the flat head's best thresholds in the model")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from histocoder.checkpoints.hub import local_folder
 from histocoder.checkpoints.model_files import read_model_config
 from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.cli.flags import ReviewFlags
-from histocoder.evaluation.review import Columns, next_step, review
+from histocoder.evaluation.review_file import Columns, next_step, review
 from histocoder.log import log
 
 
@@ -14,7 +14,7 @@ def run(config: ReviewFlags) -> None:
     """Write the rows to check, and say what to do with them."""
     folder = local_folder(config.model)
     run = run_of(folder)
-    settings = run_settings(run)
+    settings, output = run_settings(run), Path(config.output)
     columns = Columns(
         config.input_col,
         config.language_col,
@@ -24,11 +24,11 @@ def run(config: ReviewFlags) -> None:
     )
     review(
         Path(config.predictions),
-        Path(config.output),
+        output,
         budget=config.budget,
         columns=columns,
         overwrite=config.overwrite,
         sheet=config.sheet,
         raw=config.raw,
     )
-    log.info(next_step(config.model, Path(config.output), run))
+    log.info(next_step(config.model, output, run))

@@ -26,8 +26,7 @@ def run(config: ServeFlags) -> None:
     _check(config)
     import uvicorn
 
-    from histocoder.desk.app import create_app
-    from histocoder.desk.desk import Desk
+    from histocoder.desk.app import Desk, create_app
 
     device = distributed.start(device=config.device)
     model = local_folder(config.model)
@@ -40,17 +39,10 @@ def run(config: ServeFlags) -> None:
     ):
         port = listener.getsockname()[1]
         coder = Coder.from_pretrained(model, str(device), precision=config.precision, verify=not config.no_verify)
-        desk = Desk(
-            coder,
-            folder,
-            model=config.model,
-            model_folder=model,
-            run=run_folder,
-            may_train=config.allow_training,
-            data=Path(config.data) if config.data else None,
-            input_col=config.input_col,
-            language_col=config.language_col,
-        )
+        may_train = config.allow_training
+        desk = Desk(coder, folder, model=config.model, model_folder=model, run=run_folder, may_train=may_train)
+        if config.data:
+            desk.review(Path(config.data), input_col=config.input_col, language_col=config.language_col)
         token = config.token or _kept_token(folder / "token")
         app = create_app(desk, token=token, host=config.host, port=port)
         name = f"[{config.host}]" if ":" in config.host else config.host
@@ -75,7 +67,7 @@ def _check(config: ServeFlags) -> None:
     missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"histocoder serve needs {' and '.join(missing)}: pip install 'histocoder[serve]'.")
-    from histocoder.desk.security import is_loopback
+    from histocoder.desk.app import is_loopback
 
     if not is_loopback(config.host) and not config.token:
         raise UserError(f"At {config.host} others can reach the server, too. Set a secret with --token.")
@@ -85,17 +77,10 @@ def _check(config: ServeFlags) -> None:
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family)
-        if os.name != "nt":  # there it would let two servers share a port
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen()  # so that a browser that is quicker than the server waits
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise UserError(
-            f"Can't listen on {host}, port {port}: {error.strerror or error}. Choose another --port."
-        ) from error
-    return listener
+        reason = error.strerror or error
+        raise UserError(f"Can't listen on {host}, port {port}: {reason}. Choose another --port.") from error
 
 
 def _kept_token(path: Path) -> str:

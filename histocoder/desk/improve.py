@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 import pyarrow as pa
+from fastapi import Response
 from pydantic import BaseModel
 
 from histocoder.checkpoints.run_folder import METRICS_FILE, run_settings
@@ -18,24 +19,14 @@ from histocoder.data.example_files import CHECKED_COL
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, write_table
-from histocoder.desk.store import Card, Store
+from histocoder.desk.cards import Cards
 from histocoder.errors import UserError
-from histocoder.evaluation.review import next_step
+from histocoder.evaluation.review_file import next_step
+from histocoder.evaluation.summary import gain_in_words
 from histocoder.files import replacing
 
 State = Literal["idle", "running", "done", "failed"]
 _LOG_LINES = 12
-
-
-class Gain(BaseModel):
-    """Shares of the same descriptions that the models before and after training on corrections get right."""
-
-    what: str
-    rows: int
-    before: float
-    after: float
-    low: float  # ends of the 95 % interval of the difference: low and high
-    high: float
 
 
 class Improvement(BaseModel):
@@ -48,7 +39,7 @@ class Improvement(BaseModel):
     may_train: bool
     state: State
     log: str
-    gains: list[Gain]  # accuracy before and after, once training is done
+    gains: list[str]  # accuracy before and after, once training is done
 
 
 class Improve:
@@ -59,9 +50,9 @@ class Improve:
     """
 
     def __init__(
-        self, store: Store, folder: Path, *, model: str, run: Path, target_cols: tuple[str, ...], may_train: bool
+        self, cards: Cards, folder: Path, *, model: str, run: Path, target_cols: tuple[str, ...], may_train: bool
     ) -> None:
-        self._store, self._model, self._run, self.may_train = store, model, run, may_train
+        self._cards, self._model, self._run, self.may_train = cards, model, run, may_train
         self._file, self._log = folder / "corrections.csv", folder / "training.log"
         self._target_cols = target_cols
         self.settings = run_settings(run)
@@ -69,66 +60,59 @@ class Improve:
         self._words: list[str] = []  # of the command that runs
         self._lock = threading.Lock()  # so that one training is started at a time
 
-    def corrections(self, *, raw: bool) -> bytes:
-        """Return the settled descriptions as CSV that `finetune.py --corrections` takes.
-
-        Unless `raw`, texts that a spreadsheet would run as formulas get an apostrophe before them.
-        """
-        lang_cols, targets = [self._lang_col] if self._lang_col else [], self._target_cols
-        names = [self.settings.get("input_col") or "occ1", *lang_cols, CHECKED_COL, *targets, "conf", "times", "who"]
-        rows = []
-        for card in self._settled():
+    def _settled(self) -> pa.Table:
+        """Return the settled descriptions as `--corrections` takes them; of several decisions on one, the last."""
+        settings, targets = self.settings, self._target_cols
+        language_col = settings.get("language_col") or (None if settings else "lang")
+        lang_cols = [language_col] if language_col else []
+        names = [settings.get("input_col") or "occ1", *lang_cols, CHECKED_COL, *targets, "conf", "times", "who"]
+        rows = {}
+        for card in self._cards.settled():
             langs, codes = [card.lang] * len(lang_cols), card.codes or []
             blanks = [None] * (len(targets) - len(codes))
             cells = [card.text, *langs, "x", *codes, *blanks, round(card.confidence, 6), card.times, card.who]
-            rows.append(dict(zip(names, cells, strict=True)))
+            key = description_keys([card.text])[0], *map(Language, langs)
+            rows[key] = dict(zip(names, cells, strict=True))
         kinds = {"conf": pa.float64(), "times": pa.int64()}
-        table = pa.Table.from_pylist(rows, pa.schema([(name, kinds.get(name, pa.string())) for name in names]))
+        return pa.Table.from_pylist(
+            list(rows.values()), pa.schema([(name, kinds.get(name, pa.string())) for name in names])
+        )
+
+    def corrections(self, raw: bool = False) -> Response:
+        """Return settled descriptions, as CSV for `finetune.py --corrections`; `raw` leaves formulas as they are."""
         with TemporaryDirectory() as folder:
             path = Path(folder) / self._file.name
-            write_table(path, [table], Form(raw=raw))
-            return path.read_bytes()
-
-    @property
-    def _lang_col(self) -> str | None:
-        """Name of the run's column of languages."""
-        return self.settings.get("language_col") or (None if self.settings else "lang")
-
-    def _settled(self) -> list[Card]:
-        """Return the settled cards; of those that are one description to `--corrections`, the last."""
-        last: dict[tuple[str, str | None], Card] = {}
-        for card in self._store.settled():
-            last.setdefault((description_keys([card.text])[0], Language(card.lang) if self._lang_col else None), card)
-        return list(last.values())
+            write_table(path, [self._settled()], Form(raw=raw))
+            content = path.read_bytes()
+        headers = {"Content-Disposition": f'attachment; filename="{self._file.name}"'}
+        return Response(content, media_type="text/csv; charset=utf-8", headers=headers)
 
     def state(self) -> Improvement:
         """Return the command that trains on the corrections, and the state of the training."""
         sentence, _, command = next_step(self._model, self._file, self._run).partition("\n")
+        ended = self._process.poll() if self._process else None
         state: State = "idle"
-        lines = ""
+        lines: list[str] = []
         if self._process is not None:
-            ended = self._process.poll()
-            lines = self._log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
             state = "running" if ended is None else "failed" if ended else "done"
-        if state == "running":
-            command = shlex.join(self._words)
-        trained = _new_run(self._words) if state == "done" else None
-        new = trained or (_new_run(shlex.split(command)) if command else None)
+            lines = self._log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n").splitlines()
+        words = self._words if state in ("running", "done") else shlex.split(command)
+        new = Path(words[words.index("--save-path") + 1]) if words else None
         return Improvement(
             corrections=len(self._settled()),
-            command=command or sentence,
+            command=shlex.join(words) if state == "running" else command or sentence,
             is_complete=bool(command),
             serve=shlex.join(["histocoder", "serve", "--model", str(new / BEST_FOLDER)]) if new else None,
             may_train=self.may_train,
             state=state,
-            log="\n".join(lines.splitlines()[-_LOG_LINES:]),
-            gains=_gains(trained) if trained else [],
+            log="\n".join(lines[-_LOG_LINES:]),
+            gains=_gains(new / METRICS_FILE) if new and state == "done" else [],
         )
 
     def keep(self) -> Improvement:
         """Write the corrections to the file that the command names."""
         with replacing(self._file) as temporary:
-            temporary.write_bytes(self.corrections(raw=True))
+            temporary.write_bytes(self.corrections(raw=True).body)
         return self.state()
 
     def train(self) -> Improvement:
@@ -162,21 +146,6 @@ class Improve:
         return self.state()
 
 
-def _new_run(command: list[str]) -> Path:
-    """Return the folder that a training command names."""
-    return Path(command[command.index("--save-path") + 1])
-
-
-def _gains(run: Path) -> list[Gain]:
-    """Return the accuracy before and after training on corrections, as the run's report, if any, has it."""
-    try:
-        found = json.loads((run / METRICS_FILE).read_text(encoding="utf-8")).get("corrections", {})
-    except (OSError, ValueError):
-        return []
-    gains = []
-    for part, what in {"validation": "rows of validation data", "held_out": "corrections that were held out"}.items():
-        if part in found:
-            before, after, interval = (found[part][name]["rows"] for name in ("before", "after", "difference"))
-            ends = {end: interval[end] for end in ("low", "high")}
-            gains.append(Gain(what=what, rows=found[part]["num_rows"], before=before, after=after, **ends))
-    return gains
+def _gains(metrics: Path) -> list[str]:
+    """Return what training on corrections has brought, if the run's report says so."""
+    return gain_in_words(json.loads(metrics.read_text(encoding="utf-8"))) if metrics.is_file() else []

@@ -8,20 +8,22 @@ this on 78.2 %, in a quarter of the time.)
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.svm import LinearSVC
-from tqdm import tqdm
 
+from histocoder.data.codes import LabelRules
+from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import description_keys
-from histocoder.evaluation.evaluate import right_rows
+from histocoder.data.split import SPLIT_FILES
+from histocoder.data.store import EXAMPLES_FILE, EXAMPLES_VERSION, read_prepared
 from histocoder.evaluation.scores import code_sets, score_sets
+from histocoder.files import sha256
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known
 
@@ -29,6 +31,23 @@ MAX_ROWS = 200_000  # maximum number of training rows that the linear model is f
 AFTER_TRAINING = 6_000_000  # training rows × codes where nobody asked for the linear model: 20 to 30 s on one core
 _RESAMPLES = 1000
 _COMMAND = "histocoder evaluate --baselines"
+
+
+def run_rows(run: Path, coder: Coder, *splits: str) -> Examples | None:
+    """Return the rows of some splits of a run's data: its `examples.arrow`, or the tables of an earlier version's run.
+
+    None where the folder has none of them.
+    """
+    record, path = read_prepared(run).get("examples") or {}, run / EXAMPLES_FILE
+    is_current = record and record["made_from"]["version"] == EXAMPLES_VERSION
+    if is_current and path.is_file() and sha256(path) == record["sha256"]:
+        return Examples.open(path, *(name for name in splits if name in record["made_from"]["sources"]))
+    paths = tuple(path for name in splits if (path := run / SPLIT_FILES[name]).is_file())
+    rules = LabelRules(allow_short=True, drop_bad=True)
+    config = coder.model.config
+    if not paths:
+        return None
+    return ExampleFiles(paths, config.target_cols, coder.formatter, known=coder.codes, rules=rules).read()
 
 
 class Baselines:
@@ -43,45 +62,46 @@ class Baselines:
     max_size : float
         Training rows × codes up to which the linear model is fitted; 0: it is not.
 
+    Attributes
+    ----------
+    texts_seen, codes_seen : Counter of str
+        Number of training rows with each description of `examples`, by its key, and with each code.
+
     Examples
     --------
     baselines = Baselines(examples, Known(), max_size=AFTER_TRAINING)
-    for chunk in baselines.watch(train_files.chunks()): ...
+    for chunk in train_files.chunks():
+        baselines.add(chunk)
     found = baselines.compare(right)
     """
 
     def __init__(self, examples: Examples, known: Known, *, max_size: float) -> None:
         self._examples, self._known, self._max_size = examples, known, max_size
         self._asked = set(known.keys(examples.texts))
+        self._keys = set(description_keys(examples.texts))
         self._parts: list[Examples] = []
         self._num_rows = 0
+        self.texts_seen: Counter[str] = Counter()
+        self.codes_seen: Counter[str] = Counter()
 
-    def watch(self, chunks: Iterable[Examples]) -> Iterator[Examples]:
-        """Yield chunks of training rows as they are, and fit exact match to them."""
-        for chunk in chunks:
-            self._known.add(chunk, only=self._asked)
-            self._num_rows += len(chunk)
-            if self._num_rows > MAX_ROWS:
-                self._parts.clear()
-            elif self._max_size > 0:
-                self._parts.append(chunk)
-            yield chunk
+    def add(self, chunk: Examples) -> None:
+        """Count training rows, and fit exact match to them."""
+        self.texts_seen.update(key for key in description_keys(chunk.texts) if key in self._keys)
+        self.codes_seen.update(code_sets(chunk.codes)["code"].value_counts().to_dict())
+        self._known.add(chunk, only=self._asked)
+        self._num_rows += len(chunk)
+        if self._num_rows > MAX_ROWS:
+            self._parts.clear()
+        elif self._max_size > 0:
+            self._parts.append(chunk)
 
     def compare(self, right: np.ndarray) -> dict[str, Any]:
-        """Compare both methods with a model.
+        """Compare both methods with a model, which is exactly right where `right`, of shape (n,), is True.
 
-        Parameters
-        ----------
-        right : ndarray of bool, of shape (n,)
-            Where the model gives exactly the true set of codes.
-
-        Returns
-        -------
-        dict
-            Plain values, for JSON: `model`, `exact_match` and `svc`, each with its share of `rows` and of
-            distinct `texts` that are exactly right. The methods have their `difference` (model - method) in both (see
-            `difference_interval`). `exact_match` has the shares of rows that are `answered`, and of these that are
-            right. Where there is no `svc`, `notice` says why.
+        Return plain values, for JSON: `model`, `exact_match` and `svc`, each with its share of `rows` and of distinct
+        `texts` that are exactly right. The methods have their `difference` (model - method) in both (see
+        `difference_interval`). `exact_match` has the shares of rows that are `answered`, and of these that are right.
+        Where there is no `svc`, `notice` says why.
         """
         examples, texts = self._examples, self._examples.texts
         answers = self._known.find(texts, examples.langs)
@@ -91,13 +111,10 @@ class Baselines:
         def compared(method: np.ndarray) -> dict[str, Any]:
             return {**shares(method, texts), "difference": difference_interval(right, method, texts)}
 
+        right_share = float(exact[answered].mean()) if answered.any() else None
         found: dict[str, Any] = {
             "model": shares(right, texts),
-            "exact_match": {
-                **compared(exact),
-                "answered": float(answered.mean()),
-                "answered_right": float(exact[answered].mean()) if answered.any() else None,
-            },
+            "exact_match": compared(exact) | {"answered": float(answered.mean()), "answered_right": right_share},
         }
         if notice := self._notice():
             return {**found, "notice": notice}
@@ -109,7 +126,7 @@ class Baselines:
             return f"No linear model is fitted, because there are more than {MAX_ROWS:,} training rows."
         if self._max_size == 0:
             return f"{_COMMAND} also compares with a linear model."
-        num_codes = len(set().union(*(_codes_of_rows(part)[1] for part in self._parts)))
+        num_codes = len({code for part in self._parts for codes in _codes_of_rows(part) for code in codes})
         if self._num_rows * num_codes > self._max_size:
             return (
                 f"No linear model is fitted, because with {self._num_rows:,} rows and {num_codes:,} codes it takes "
@@ -123,25 +140,25 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
 
     The language precedes a description where training rows have several.
     """
+    from sklearn.feature_extraction.text import TfidfVectorizer  # here, since it takes a second to import
+    from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.preprocessing import MultiLabelBinarizer
+    from sklearn.svm import LinearSVC
+
     vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
     with_language = len(set(train.langs)) > 1
     features = vectorizer.fit_transform(_inputs(train, with_language))
     distinct, indices = np.unique(np.array(_inputs(asked, with_language), dtype=object), return_inverse=True)
-    asked_features = vectorizer.transform(distinct)
-    rows, codes = _codes_of_rows(train)
-    index, names = pd.factorize(codes, sort=True)
-    values = np.empty((len(distinct), len(names)), dtype=np.float32)
+    codes, binarizer = _codes_of_rows(train), MultiLabelBinarizer(sparse_output=True)
+    has_code = binarizer.fit_transform(codes)
+    names = binarizer.classes_
+    if len(names) == 1:
+        return [(names[0],)] * len(asked)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        for i in tqdm(range(len(names)), desc="linear model", unit="code", disable=None, leave=False):
-            has_code = np.zeros(len(train), dtype=bool)
-            has_code[rows[index == i]] = True
-            if has_code.all():
-                values[:, i] = 1.0
-            else:
-                values[:, i] = LinearSVC(random_state=0).fit(features, has_code).decision_function(asked_features)
-    most = int(np.bincount(rows).max())
-    order = np.argsort(-values, axis=1, kind="stable")[:, :most]
+        warnings.simplefilter("ignore")  # of a code that all rows have, and of optimizers that end early
+        linear = OneVsRestClassifier(LinearSVC(random_state=0)).fit(features, has_code)
+    values = linear.decision_function(vectorizer.transform(distinct)).astype(np.float32)
+    order = np.argsort(-values, axis=1, kind="stable")[:, : max(map(len, codes))]
     given = np.take_along_axis(values, order, axis=1) > 0
     given[:, 0] = True
     sets = [tuple(names[order[row, given[row]]]) for row in range(len(distinct))]
@@ -150,62 +167,19 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
 
 def _is_right(examples: Examples, predicted: Sequence[tuple[str, ...]]) -> np.ndarray:
     """Return where predicted codes are exactly the true ones, of shape (n,)."""
-    codes = np.full((len(predicted), max(map(len, predicted), default=0)), None, dtype=object)
-    for row, given in enumerate(predicted):
-        codes[row, : len(given)] = given
-    return score_sets(code_sets(examples.codes), code_sets(codes), len(examples))["accuracy"].to_numpy()
+    codes = code_sets(pd.DataFrame(predicted, index=range(len(predicted)), dtype=object))
+    return score_sets(code_sets(examples.codes), codes, len(examples))["accuracy"].to_numpy()
 
 
-def _codes_of_rows(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
-    """Return each pair of a row and a code that it has; a missing code, as formatters mark it, is one of them."""
-    values = examples.codes.to_numpy(dtype=object)
-    present = pd.notna(values)
-    return np.nonzero(present)[0], values[present]
+def _codes_of_rows(examples: Examples) -> list[set[str]]:
+    """Return each row's codes; a missing code, as formatters mark it, is one of them."""
+    return [{code for code in row if code is not None} for row in examples.codes.to_numpy(dtype=object)]
 
 
 def _inputs(examples: Examples, with_language: bool) -> list[str]:
     if not with_language:
         return examples.texts
     return [f"{lang} {text}" for text, lang in zip(examples.texts, examples.langs, strict=True)]
-
-
-def gain(
-    before: Coder, after: Coder, validation: Examples, held_out: Examples | None, *, right: np.ndarray
-) -> dict[str, Any]:
-    """Compare a model that was trained on corrections with the one that they correct.
-
-    Parameters
-    ----------
-    before, after : Coder
-    validation : Examples
-        Validation data, without any corrected description.
-    held_out : Examples, optional
-        Corrections that `after` has not been trained on.
-    right : ndarray of bool, of shape (n,)
-        Where `after` gives exactly the true codes of `validation`.
-
-    Returns
-    -------
-    dict
-        Plain values, for JSON: `validation` and, where there is one, `held_out`, each with `num_rows`, `before` and
-        `after` (see `shares`), and their `difference` (see `difference_interval`). `before_has_seen` says whether the
-        model before was trained on validation data, so that the comparison favours it.
-    """
-
-    def compared(examples: Examples, right_after: np.ndarray) -> dict[str, Any]:
-        texts, right_before = examples.texts, right_rows(before, examples)
-        return {
-            "num_rows": len(examples),
-            "before": shares(right_before, texts),
-            "after": shares(right_after, texts),
-            "difference": difference_interval(right_after, right_before, texts),
-        }
-
-    found: dict[str, Any] = {"before_has_seen": before.model.config.fitted_to_validation}
-    found["validation"] = compared(validation, right)
-    if held_out is not None:
-        found["held_out"] = compared(held_out, right_rows(after, held_out))
-    return found
 
 
 def shares(right: np.ndarray, texts: list[str]) -> dict[str, float]:
@@ -217,17 +191,9 @@ def shares(right: np.ndarray, texts: list[str]) -> dict[str, float]:
 def difference_interval(right: np.ndarray, other: np.ndarray, texts: list[str]) -> dict[str, dict[str, float]]:
     """Return the difference of two methods' shares of right rows and of right distinct texts, with 95 % intervals.
 
-    Parameters
-    ----------
-    right, other : ndarray of bool, of shape (n,)
-    texts : list of str, of shape (n,)
-        Descriptions. Rows of one text are drawn together: the intervals are the percentiles of a bootstrap over
-        distinct texts (Efron and Tibshirani 1993, An Introduction to the Bootstrap).
-
-    Returns
-    -------
-    dict
-        `rows` and `texts`: `mean`, `low` and `high`.
+    `right`, `other` and `texts`, the descriptions, are of shape (n,). Rows of one text are drawn together: the
+    intervals are the percentiles of a bootstrap over distinct texts (Efron and Tibshirani 1993, An Introduction to the
+    Bootstrap). Return `rows` and `texts`, each with `mean`, `low` and `high`.
     """
     gain = right.astype(float) - other.astype(float)
     by_text = pd.Series(gain).groupby(description_keys(texts)).agg(["sum", "size", "mean"]).to_numpy()

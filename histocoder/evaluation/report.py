@@ -1,4 +1,7 @@
-"""Write the report of an evaluation: what a person looks at after training."""
+"""Write the report of an evaluation: what a person looks at after training.
+
+Figures are in Okabe and Ito's colours, which the colour-blind tell apart too.
+"""
 
 import base64
 import io
@@ -6,31 +9,43 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 from jinja2 import Environment
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from histocoder import __version__
 from histocoder.checkpoints.run_folder import FIGURES_FOLDER, METRICS_FILE, REPORT_FILE
-from histocoder.config import ALL_LANGUAGES
-from histocoder.evaluation import plots
-from histocoder.evaluation.evaluate import Evaluation
-from histocoder.evaluation.plots import ANSWER, FLAT
+from histocoder.evaluation.evaluator import Evaluation
 from histocoder.evaluation.summary import Metrics, num_descriptions, percent, summary
 from histocoder.files import make_folder, replacing
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
-_DPI = 170
 _MAX_CODES, _MAX_ERRORS = 100, 30  # maximum number of rows of tables
+_DPI, _WIDTH = 170, 8.0  # width in inches
+_BLUE, _ORANGE, _GREEN, _PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+_INK, _GREY, _PALE = "#222222", "#8A8A8A", "#E3E3E3"
+_ACCURACIES = {
+    "greedy_seq_acc": ("decoder", _BLUE, "-", "o"),
+    "flat_acc": ("flat head", _ORANGE, "-.", "s"),
+    "seq_acc": ("decoder, teacher-forced", _GREEN, "--", "^"),
+    "token_acc": ("tokens, teacher-forced", _PINK, ":", "D"),
+}
+_GROUPS = {
+    "languages": ("by_language", "language"),
+    "digits": ("by_digits", "digits compared"),
+    "code_seen": ("by_code_seen", "times that the rarest code occurs in the training data"),
+    "text_seen": ("by_text_seen", "times that the description occurs in the training data"),
+}
 
 
 def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: str, logs: Path | None = None) -> Path:
@@ -40,8 +55,7 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
     """
     make_folder(folder / FIGURES_FOLDER)
     metrics = evaluation.metrics
-    drawings = dict(_figures(metrics, logs))
-    figures = {name: _png(drawing) for name, drawing in drawings.items() if drawing is not None}
+    figures = {name: _png(drawing) for name, drawing in _figures(metrics, logs)}
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"percent": percent, "count": "{:,}".format}
     page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
@@ -53,12 +67,11 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
         descriptions=num_descriptions(metrics),
         summary=summary(metrics),
         max_codes=_MAX_CODES,
-        all_languages=ALL_LANGUAGES,
         date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         versions=f"histocoder {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
     )
-    for name in drawings.keys() - figures.keys():
+    for name in {"training", *_GROUPS} - figures.keys():
         (folder / FIGURES_FOLDER / f"{name}.png").unlink(missing_ok=True)  # an earlier report's
     numbers = json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     files = {METRICS_FILE: numbers.encode(), REPORT_FILE: page.encode()}
@@ -69,25 +82,113 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
     return folder / REPORT_FILE
 
 
-def _figures(metrics: Metrics, logs: Path | None) -> Iterator[tuple[str, Figure | None]]:
-    """Yield all figures by name; None for one without data to show."""
-    answer = metrics["answer"]
-
-    def both(part: str) -> dict[str, Any]:
-        return {ANSWER: answer[part], FLAT: metrics["flat"][part]}
-
+def _figures(metrics: Metrics, logs: Path | None) -> Iterator[tuple[str, Figure]]:
+    """Yield all figures by name; none without data to show."""
     log = pd.read_csv(logs) if logs is not None and logs.exists() else pd.DataFrame()
-    yield "training", plots.training_curves(log) if len(log) else None
-    yield "production", plots.production_curve(both("production"))
-    yield "calibration", plots.reliability(both("calibration"))
-    languages = answer["by_language"]
-    yield "languages", plots.accuracy_by_language(languages) if len(languages) > 1 else None
-    bars = partial(plots.accuracy_by_group, xlabel="digits compared", show_n=False)
-    yield "digits", bars(both("by_digits")) if len(answer["by_digits"]) > 1 else None
-    for part, what in (("code_seen", "the rarest code"), ("text_seen", "the description")):
-        xlabel = f"times that {what} occurs in the training data"
-        several = len(answer.get(f"by_{part}", ())) > 1
-        yield part, plots.accuracy_by_group(both(f"by_{part}"), xlabel=xlabel) if several else None
+    if len(log):
+        yield "training", _training_curves(log)
+    yield "production", _production_curve(metrics["answer"]["production"])
+    yield "calibration", _reliability(metrics["answer"]["calibration"])
+    for name, (part, label) in _GROUPS.items():
+        if len(metrics["answer"].get(part, ())) > 1:
+            yield name, bars(metrics["answer"][part], label)
+
+
+def _training_curves(log: pd.DataFrame) -> Figure:
+    """Draw losses, on a logarithmic axis, and validation accuracies by step, from the columns of `logs.csv`."""
+    figure, (left, right) = _figure(height=4.4, columns=2)
+    for column, label, colour, style in (
+        ("train_loss", "training", _GREY, "--"),
+        ("val_loss", "validation", _BLUE, "-"),
+    ):
+        _line(left, log, column, label=label, color=colour, linestyle=style, marker="o")
+    left.set(xlabel="step", title="Loss", yscale="log")
+    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    left.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else ""))
+    for column, (label, colour, style, marker) in _ACCURACIES.items():
+        _line(right, log, column, label=label, color=colour, linestyle=style, marker=marker)
+    right.set(xlabel="step", ylim=(0, 100), title="Validation accuracy")
+    _percent(right.yaxis)
+    for axes in (left, right):
+        axes.set_xlim(0, 1.03 * log["step"].max())
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        _legend(axes, loc="upper left", bbox_to_anchor=(0, -0.16))
+    return figure
+
+
+def _line(axes: Axes, log: pd.DataFrame, column: str, *, marker: str, **style: Any) -> None:
+    """Draw a column of the log by step, where it was measured; few points are marked."""
+    if column in log:
+        known = log[["step", column]].dropna()
+        axes.plot(known["step"], known[column], linewidth=1.8, marker=marker if len(known) <= 30 else "", **style)
+
+
+def _reliability(calibration: Metrics) -> Figure:
+    """Draw accuracy by confidence, and below how many descriptions have it; see `scores.calibration`."""
+    figure, (upper, lower) = _figure(height=5.6, rows=2, height_ratios=(3, 1), sharex=True)
+    upper.plot([0, 100], [0, 100], color=_GREY, linestyle="--", linewidth=1, label="perfect calibration")
+    bins = pd.DataFrame(calibration["bins"])
+    known = 100 * bins[bins["count"] > 0][["conf", "accuracy"]].astype(float)
+    label = f"this model (calibration error {100 * calibration['ece']:.1f} %)"
+    upper.plot(known["conf"], known["accuracy"], color=_BLUE, marker="o", clip_on=False, label=label)
+    lower.bar(100 * bins["low"] + 1, bins["count"], width=8, align="edge", color=_BLUE)
+    upper.set(ylabel="exactly right", xlim=(0, 100), ylim=(0, 100))
+    _legend(upper, loc="upper left")
+    lower.set(xlabel="confidence", ylabel="descriptions", xticks=range(0, 101, 10))
+    lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    _percent(upper.yaxis)
+    _percent(lower.xaxis)
+    return figure
+
+
+def _production_curve(production: Metrics) -> Figure:
+    """Draw accuracy of what is coded automatically, by the share left to a person; see `scores.production_curve`."""
+    figure, (axes,) = _figure(height=3.8)
+    curve = pd.DataFrame(production).astype(float)
+    axes.plot(100 * (1 - curve["share"]), 100 * curve["accuracy"], color=_BLUE, linewidth=2)
+    axes.set(xlabel="descriptions left to a person, least certain first", ylabel="others exactly right")
+    axes.set(xlim=(0, 100), ylim=(None, 100.8))
+    _percent(axes.xaxis)
+    _percent(axes.yaxis)
+    return figure
+
+
+def bars(groups: Mapping[str, Mapping[str, float]], label: str) -> Figure:
+    """Draw a bar of accuracy for each group, the first on top; see `scores.mean_scores_by`."""
+    figure, (axes,) = _figure(height=1.0 + 0.3 * len(groups))
+    # a group may be the user's text, in which $ begins no formula
+    names = [group.replace("$", r"\$") for group in groups]
+    values = [100 * scores["accuracy"] for scores in groups.values()]
+    drawn = axes.barh(names, values, color=_BLUE, height=0.7)
+    labels = (f"{value:.1f} %   n = {scores['n']:,}" for value, scores in zip(values, groups.values(), strict=True))
+    axes.bar_label(drawn, list(labels), padding=5)
+    axes.set(xlim=(0, 124), xlabel="exactly right", ylabel=label, xticks=range(0, 101, 20))
+    axes.invert_yaxis()
+    axes.grid(visible=False)  # the bars say their values
+    _percent(axes.xaxis)
+    return figure
+
+
+def _figure(*, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
+    """Return a figure and its axes, row by row."""
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained", facecolor="white")
+    panels = figure.subplots(rows, columns, squeeze=False, **grid).ravel().tolist()
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(_GREY)
+        axes.tick_params(color=_GREY, labelcolor=_INK)
+        axes.grid(color=_PALE, linewidth=0.8)
+        axes.set_axisbelow(True)
+    return figure, panels
+
+
+def _percent(axis: Any) -> None:
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+
+
+def _legend(axes: Axes, **location: Any) -> None:
+    axes.legend(frameon=False, fontsize=9.5, labelcolor=_INK, **location)
 
 
 def _png(drawing: Figure) -> bytes:

@@ -1,6 +1,7 @@
-"""Score predicted codes, as sets, against true ones; over tables, where `training.metrics` is over tensors.
+"""Score predicted codes, as sets, against true ones.
 
-A table of code sets has the columns `row` and `code`, and a line for each code of a row's set.
+Sets of codes are a DataFrame with the columns `row`, from 0, and `code`, and a line for each code of a row's set; see
+`code_sets`.
 """
 
 from collections.abc import Sequence
@@ -9,27 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from histocoder.config import ALL_LANGUAGES
 from histocoder.formatters import MISSING
 
-THRESHOLDS = np.arange(1, 100) / 100  # candidates for the threshold of the flat head's probabilities
 _NUM_BINS = 10  # number of bins of confidence, of equal width
-SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
+_SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
 _SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
 
 
 def code_sets(codes: pd.DataFrame | np.ndarray) -> pd.DataFrame:
-    """Return each row's set of codes.
-
-    Parameters
-    ----------
-    codes : DataFrame or ndarray of str, of shape (n, k)
-        A missing code counts as none; a code that a row has twice counts once.
-
-    Returns
-    -------
-    DataFrame
-        `row`, from 0, and `code`.
+    """Return the sets of codes (str) of shape (n, k): a missing code counts as none, and a repeated one once.
 
     Examples
     --------
@@ -44,20 +33,11 @@ def code_sets(codes: pd.DataFrame | np.ndarray) -> pd.DataFrame:
 
 
 def score_sets(truth: pd.DataFrame, predicted: pd.DataFrame, num_rows: int) -> pd.DataFrame:
-    """Return the scores of each row.
+    """Return the scores of each row, of shape (num_rows, 4).
 
-    Parameters
-    ----------
-    truth, predicted : DataFrame
-        See `code_sets`.
-    num_rows : int
-
-    Returns
-    -------
-    DataFrame of shape (num_rows, 4)
-        `accuracy`, whether the sets are equal; `precision`, the share of predicted codes that are true; `recall`, the
-        share of true codes that are predicted; `f1`, their harmonic mean. A row without codes is right where none are
-        predicted (all 1), else wrong (all 0).
+    `accuracy`, whether the sets are equal; `precision`, the share of predicted codes that are true; `recall`, the share
+    of true codes that are predicted; `f1`, their harmonic mean. A row without codes is right where none are predicted
+    (all 1), else wrong (all 0).
     """
     hits = _count(truth.merge(predicted, on=["row", "code"]), num_rows)
     num_true, num_predicted = _count(truth, num_rows), _count(predicted, num_rows)
@@ -73,16 +53,7 @@ def score_sets(truth: pd.DataFrame, predicted: pd.DataFrame, num_rows: int) -> p
 
 
 def cut_codes(sets: pd.DataFrame, digits: int, *, separator: str = "") -> pd.DataFrame:
-    """Cut codes to their first digits; special codes, such as -1, stay whole.
-
-    Parameters
-    ----------
-    sets : DataFrame
-        See `code_sets`.
-    digits : int
-    separator : str
-        Separator of the digits of a code; "" where each character is one.
-    """
+    """Cut codes to their first digits, which `separator` separates; special codes, such as -1, stay whole."""
 
     def cut(code: str) -> str:
         if code.startswith("-"):
@@ -95,31 +66,18 @@ def cut_codes(sets: pd.DataFrame, digits: int, *, separator: str = "") -> pd.Dat
 
 def seen_groups(times: pd.Series) -> pd.Series:
     """Group numbers of times: 0, 1, 2-5, 6-20, 21-100, >100."""
-    return pd.cut(times, _SEEN_EDGES, labels=SEEN_GROUPS)
+    return pd.cut(times, _SEEN_EDGES, labels=_SEEN_GROUPS)
 
 
-def first_true_rank(truth: pd.DataFrame, ranked: pd.DataFrame | np.ndarray) -> np.ndarray:
-    """Return the rank, from 1, of the first true code among ranked codes.
+def first_true_rank(truth: pd.DataFrame, ranked: np.ndarray) -> np.ndarray:
+    """Return the rank, from 1, of the first true code among ranked codes of shape (n, k), the most probable first.
 
-    Parameters
-    ----------
-    truth : DataFrame
-        See `code_sets`.
-    ranked : DataFrame or ndarray of str, of shape (n, k)
-        The most probable first.
-
-    Returns
-    -------
-    ndarray of shape (n,)
-        inf where no true code is among them; NaN for rows without true codes.
+    Of shape (n,): inf where no true code is among them; NaN for rows without true codes.
     """
-    codes = np.asarray(ranked, dtype=object)
-    rows, columns = np.indices(codes.shape)
-    long = pd.DataFrame(
-        {"row": rows.ravel(), "code": pd.Series(codes.ravel(), dtype=object), "rank": columns.ravel() + 1}
-    )
-    first = long.merge(truth, on=["row", "code"]).groupby("row")["rank"].min()
-    ranks = np.full(len(codes), np.nan)
+    found = code_sets(ranked)
+    found["rank"] = found.groupby("row").cumcount() + 1
+    first = found.merge(truth, on=["row", "code"]).groupby("row")["rank"].min()
+    ranks = np.full(len(ranked), np.nan)
     ranks[truth["row"]] = np.inf
     ranks[first.index] = first
     return ranks
@@ -134,16 +92,9 @@ def top_k_accuracy(ranks: np.ndarray, *, k: int) -> dict[str, float]:
 def calibration(conf: np.ndarray, right: np.ndarray) -> dict[str, Any]:
     """Return how far confidence is from accuracy: Guo et al. (2017), On Calibration of Modern Neural Networks.
 
-    Parameters
-    ----------
-    conf : ndarray of shape (n,), from 0 to 1
-    right : ndarray of bool, of shape (n,)
-
-    Returns
-    -------
-    dict
-        `ece`, the mean distance of confidence and accuracy over bins weighted by their rows; `bins`, each with its
-        edges `low` and `high`, `count`, and the means `conf` and `accuracy` (None where it is empty).
+    `conf`, from 0 to 1, and `right` are of shape (n,). Return `ece`, the mean distance of confidence and accuracy over
+    bins weighted by their rows; and `bins`, each with its edges `low` and `high`, `count`, and the means `conf` and
+    `accuracy` (None where it is empty).
     """
     edges = np.arange(_NUM_BINS + 1) / _NUM_BINS
     bin_of_row = np.searchsorted(edges[1:-1], conf)
@@ -157,18 +108,9 @@ def calibration(conf: np.ndarray, right: np.ndarray) -> dict[str, Any]:
 def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 101) -> dict[str, list[float | None]]:
     """Return the accuracy of what is coded automatically when the least certain rows are left to a person.
 
-    Parameters
-    ----------
-    conf, right : ndarray of shape (n,)
-    num_shares : int
-        Number of shares, from 0 to 1.
-
-    Returns
-    -------
-    dict
-        Lists of equal length: `share` that is coded automatically, its `accuracy` (that to be expected where equally
-        certain rows stand on both sides of the line), and the `conf` of its least certain row. The last two are None
-        where no row is coded automatically.
+    `conf` and `right` are of shape (n,). Return lists of `num_shares` values: the `share` that is coded automatically,
+    from 0 to 1, its `accuracy` (that to be expected where equally certain rows stand on both sides of the line), and
+    the `conf` of its least certain row. The last two are None where no row is coded automatically.
     """
     order = np.argsort(-conf, kind="stable")
     expected = pd.Series(right.astype(float)).groupby(conf).transform("mean").to_numpy()
@@ -182,79 +124,14 @@ def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 1
     }
 
 
-def best_thresholds(
-    truth: pd.DataFrame, probable: pd.DataFrame, langs: pd.Series, *, min_rows: int = 100
-) -> dict[str, dict[str, float]]:
-    """Return the threshold of the flat head with the best mean F1, for each language.
-
-    Parameters
-    ----------
-    truth : DataFrame
-        See `code_sets`.
-    probable : DataFrame
-        `row`, `code` and `prob` of all classes above the lowest of `THRESHOLDS`.
-    langs : Series of str, of shape (n,)
-    min_rows : int
-        Languages with fewer rows have no threshold of their own, since it would be chance.
-
-    Returns
-    -------
-    dict
-        Language, and "*" for all rows together, -> `threshold` (the middle one of several equally good), `f1` with it,
-        and `n`, its rows.
-    """
-    num_true = _count(truth, len(langs))
-    is_true = probable.merge(truth.assign(hit=True), on=["row", "code"], how="left")["hit"].notna().to_numpy()
-    rows, probs = probable["row"].to_numpy(), probable["prob"].to_numpy()
-    lang_of_row, names = pd.factorize(langs)
-    sizes = np.bincount(lang_of_row)
-    f1 = np.empty((len(THRESHOLDS), len(sizes) + 1))
-    best_of_row = is_best(probable).to_numpy()
-    for i, threshold in enumerate(THRESHOLDS):
-        above = (probs > threshold) | best_of_row
-        hits = np.bincount(rows[above & is_true], minlength=len(langs))
-        row_f1 = _f1(hits, num_true, np.bincount(rows[above], minlength=len(langs)))
-        f1[i] = [row_f1.mean(), *(np.bincount(lang_of_row, weights=row_f1) / sizes)]
-    found = {}
-    for j, (name, size) in enumerate(zip([ALL_LANGUAGES, *names], [len(langs), *sizes], strict=True)):
-        if j == 0 or size >= min_rows:
-            best = np.flatnonzero(np.isclose(f1[:, j], f1[:, j].max(), rtol=0, atol=1e-12))
-            middle = best[len(best) // 2]
-            found[str(name)] = {"threshold": float(THRESHOLDS[middle]), "f1": float(f1[middle, j]), "n": int(size)}
-    return found
-
-
-def is_best(probable: pd.DataFrame) -> pd.Series:
-    """Return whether a class is the most probable one of its row, which the flat head always gives.
-
-    Parameters
-    ----------
-    probable : DataFrame
-        `row`, `code` and `prob`.
-    """
-    return probable["prob"] == probable.groupby("row")["prob"].transform("max")
-
-
 def confusions(
     truth: pd.DataFrame, predicted: pd.DataFrame, texts: Sequence[str], *, limit: int = 50
 ) -> list[dict[str, Any]]:
-    """Return the pairs of a true and a predicted code that cost most rows.
+    """Return the pairs of a true and a predicted code that cost most rows, at most `limit`.
 
-    The first missed code of a row is paired with its first wrong one, and so on.
-
-    Parameters
-    ----------
-    truth, predicted : DataFrame
-        See `code_sets`.
-    texts : sequence of str, of shape (n,)
-    limit : int
-        Maximum number of pairs.
-
-    Returns
-    -------
-    list of dict
-        `true` and `predicted` codes, None where one has no counterpart; `count` of rows; `of`, the rows that have the
-        true code (None without one); and an `example`, the commonest description among them.
+    The first missed code of a row is paired with its first wrong one, and so on; `texts` are the rows' descriptions. A
+    pair has `true` and `predicted` codes, None where one has no counterpart; `count` of rows; `of`, the rows that have
+    the true code (None without one); and an `example`, the commonest description among them.
     """
     missed, extra = _without(truth, predicted), _without(predicted, truth)
     pairs = missed.merge(extra, on=["row", "index"], how="outer", suffixes=("_true", "_predicted")).fillna("")
@@ -279,20 +156,11 @@ def confusions(
 def scores_by_code(truth: pd.DataFrame, predicted: pd.DataFrame) -> list[dict[str, Any]]:
     """Return how well each true code is found, the commonest first.
 
-    Parameters
-    ----------
-    truth, predicted : DataFrame
-        See `code_sets`.
-
-    Returns
-    -------
-    list of dict
-        `code`; `n` and `predicted`, the rows that have it and those that are given it; `precision` (None where it is
-        given to none), `recall` and `f1`.
+    Each has `code`; `n` and `predicted`, the rows that have it and those that are given it; `precision` (None where it
+    is given to none), `recall` and `f1`.
     """
     both = truth.merge(predicted, on=["row", "code"])
-    given, hits = (sets["code"].value_counts().to_dict() for sets in (predicted, both))
-    counts = truth["code"].value_counts().to_dict()
+    counts, given, hits = (sets["code"].value_counts().to_dict() for sets in (truth, predicted, both))
     found = []
     for code, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         hit, num_given = hits.get(code, 0), given.get(code, 0)
@@ -309,8 +177,7 @@ def mean_scores(scores: pd.DataFrame) -> dict[str, float]:
 
 def mean_scores_by(scores: pd.DataFrame, groups: pd.Series) -> dict[str, dict[str, float]]:
     """Return `mean_scores` of each group that has rows, in the groups' order."""
-    found = scores.groupby(groups, observed=True)
-    return {str(name): mean_scores(part) for name, part in found}
+    return {str(name): mean_scores(part) for name, part in scores.groupby(groups, observed=True)}
 
 
 def _without(sets: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:

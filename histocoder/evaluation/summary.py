@@ -6,8 +6,6 @@ from typing import Any
 from histocoder.errors import counted
 
 TARGET_ACCURACY = 0.95  # wanted accuracy of automatically coded rows; the summary says how many may be coded so
-_MIN_ROWS = 30  # minimum number of rows of a language that is named as best or worst
-_NUMBERS = {1: "one code", 2: "two codes", 3: "three codes", 4: "four codes", 5: "five codes", 0: "no code"}
 
 Metrics = Mapping[str, Any]  # `Evaluation.metrics`, or a part of it
 
@@ -27,20 +25,6 @@ def summary(metrics: Metrics) -> list[str]:
         f"The most probable code is right for {percent(topk['1'])} of them; one of the {last} most probable is right "
         f"for {percent(topk[last])}."
     )
-    by_codes = answer["by_num_codes"]
-    if len(by_codes) > 1:
-        parts = [
-            f"{percent(s['accuracy'])} with {_NUMBERS.get(int(number), f'{number} codes')}"
-            for number, s in by_codes.items()
-        ]
-        lines.append(f"Exactly right by number of true codes: {_and(parts)}.")
-    large = {lang: s["accuracy"] for lang, s in answer["by_language"].items() if s["n"] >= _MIN_ROWS}
-    if len(large) > 1:
-        best, worst = max(large, key=lambda lang: large[lang]), min(large, key=lambda lang: large[lang])
-        lines.append(
-            f"Among languages with {_MIN_ROWS} descriptions or more, “{best}” has the highest accuracy "
-            f"({percent(large[best])}) and “{worst}” the lowest ({percent(large[worst])})."
-        )
     gap = overall["conf"] - overall["accuracy"]
     leaning = "about as confident as it is accurate"
     if abs(gap) > 0.02:
@@ -68,28 +52,38 @@ def summary(metrics: Metrics) -> list[str]:
                 + f" not occur in the training data; of these, {percent(unseen['accuracy'])} are exactly right."
             )
     if "baselines" in metrics:
-        lines += [*comparison(metrics), would_answer(metrics)]
+        lines += comparison(metrics)
     return [*lines, *gain_in_words(metrics)]
 
 
 def comparison(metrics: Metrics) -> list[str]:
     """Compare the model with simple methods (see `Baselines.compare`), and suggest what to try if it is behind."""
-    found = metrics["baselines"]
+    found, num_rows = metrics["baselines"], metrics["num_rows"]
     exact, svc = found["exact_match"], found.get("svc")
-    name, other = ("the linear model", svc) if svc else ("exact match", exact)
-    shares = [(f"this model ({metrics['mode']})", found["model"]), ("exact match with the training data", exact)]
+    shares = {f"this model ({metrics['mode']})": found["model"], "exact match with the training data": exact}
     if svc:
-        shares.insert(1, ("character n-grams with a linear model", svc))
-    parts = [f"{method} {percent(s['rows'])} / {percent(s['texts'])}" for method, s in shares]
-    lines = [f"Exactly right, of rows / of distinct descriptions: {', '.join(parts)}. {_difference(name, other)}"]
+        shares["character n-grams with a linear model"] = svc
+    parts = [f"{method} {percent(s['rows'])} / {percent(s['texts'])}" for method, s in shares.items()]
+    behind = (svc or exact)["difference"]["texts"]
+    mean, low, high = (100 * behind[end] for end in ("mean", "low", "high"))
+    lines = [
+        f"Exactly right, of rows / of distinct descriptions: {', '.join(parts)}. On distinct descriptions the model is "
+        f"{abs(mean):.1f} percentage points {'ahead of' if mean > 0 else 'behind'} "
+        f"{'the linear model' if svc else 'exact match'}{', which may be chance' if low <= 0 <= high else ''} "
+        f"(95\u00a0% confidence interval of the difference: {low:+.1f} to {high:+.1f})."
+    ]
     if "notice" in found:
         lines.append(found["notice"])
-    behind = other["difference"]["texts"]
-    if behind["mean"] < 0:
+    if mean < 0:
         lines.append(
-            f"A simple method {'does' if behind['high'] < 0 else 'may do'} better than this model. Try more epochs "
+            f"A simple method {'does' if high < 0 else 'may do'} better than this model. Try more epochs "
             "(--num-epochs), another encoder (--encoder), or more training data."
         )
+    right = f"; of these, {percent(exact['answered_right'])} are exactly right" if exact["answered"] else ""
+    lines.append(
+        f"histocoder predict --known would take the codes of {round(exact['answered'] * num_rows):,} of the "
+        f"{num_rows:,} descriptions ({percent(exact['answered'])}) from the training data{right}."
+    )
     return lines
 
 
@@ -113,29 +107,6 @@ def gain_in_words(metrics: Metrics) -> list[str]:
             "The earlier model was trained on that validation data as well, so its accuracy there is too high."
         )
     return lines
-
-
-def would_answer(metrics: Metrics) -> str:
-    """Return how many rows a dictionary of the training data answers."""
-    exact, num_rows = metrics["baselines"]["exact_match"], metrics["num_rows"]
-    right = f"; of these, {percent(exact['answered_right'])} are exactly right" if exact["answered"] else ""
-    return (
-        f"histocoder predict --known would take the codes of {round(exact['answered'] * num_rows):,} of the "
-        f"{num_rows:,} descriptions ({percent(exact['answered'])}) from the training data{right}."
-    )
-
-
-def _difference(name: str, other: Metrics) -> str:
-    """Return a sentence on how far the model is from a method."""
-    mean, low, high = (100 * other["difference"]["texts"][end] for end in ("mean", "low", "high"))
-    where = f"{abs(mean):.1f} percentage points {'ahead of' if mean > 0 else 'behind'}"
-    if abs(mean) < 0.05:
-        where = "level with"
-    sure = "" if low > 0 or high < 0 or where == "level with" else ", which may be chance"
-    return (
-        f"On distinct descriptions the model is {where} {name}{sure} (95\u00a0% confidence interval of the difference: "
-        f"{low:+.1f} to {high:+.1f})."
-    )
 
 
 def _target(production: Metrics) -> str:
@@ -168,7 +139,3 @@ def percent(share: float | None) -> str:
     '63.8\xa0%'
     """
     return "\u2013" if share is None else f"{100 * share:.1f}\u00a0%"
-
-
-def _and(parts: list[str]) -> str:
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

@@ -16,7 +16,7 @@ from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import NUM_GREEDY, PredictOptions
 from histocoder.data.examples import Examples
-from histocoder.evaluation.evaluate import right_rows
+from histocoder.evaluation.evaluator import right_rows
 from histocoder.inference.coder import Coder
 from histocoder.inference.combined import CombinedSearch
 from histocoder.inference.predictions import code_columns

@@ -58,8 +58,8 @@ def corrected_model(config: RunConfig) -> Path | None:
 
 def report(trainer: Trainer, data: RunData, before: Path | None = None) -> None:
     """Write `report.html` on the last model and the validation data, or a sample of them; for rank 0."""
-    from histocoder.evaluation.baselines import AFTER_TRAINING, Baselines, gain
-    from histocoder.evaluation.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
+    from histocoder.evaluation.baselines import AFTER_TRAINING, Baselines
+    from histocoder.evaluation.evaluator import evaluate, gain  # here, since drawing takes a second to import
     from histocoder.evaluation.report import write_report
     from histocoder.evaluation.summary import comparison, gain_in_words, summary
     from histocoder.inference.coder import Coder
@@ -70,13 +70,14 @@ def report(trainer: Trainer, data: RunData, before: Path | None = None) -> None:
     coder = load(run.path)
     examples = trainer.val_data.examples.sample(REPORT_ROWS, seed=0)
     baselines = Baselines(examples, Known(languages=coder.model.config.languages), max_size=AFTER_TRAINING)
-    texts_seen, codes_seen = times_seen(baselines.watch(trainer.train_data.examples.chunks()), examples.texts)
-    found = evaluate(coder, examples, texts_seen=texts_seen, codes_seen=codes_seen)
-    right = found.rows["right"].to_numpy()
-    found.metrics["baselines"] = baselines.compare(right)
+    for chunk in trainer.train_data.examples.chunks():
+        baselines.add(chunk)
+    found = evaluate(coder, examples, trained=baselines)
     if before is not None:
         corrections = data.open(HELD_OUT) if HELD_OUT in data.splits else None
-        found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
+        found.metrics["corrections"] = gain(
+            load(before), coder, examples, corrections, right=found.rows["right"].to_numpy()
+        )
     path = write_report(run.path, found, coder, title=run.path.resolve().name, logs=run.logs)
     for line in [*summary(found.metrics)[:2], *comparison(found.metrics), *gain_in_words(found.metrics)]:
         log.info(line)

@@ -13,7 +13,7 @@ from models import save_tiny_model
 from histocoder.config import FinetuneConfig
 from histocoder.data.cells import as_meant, without_formulas
 from histocoder.data.prepare import prepare
-from histocoder.evaluation.review import review
+from histocoder.evaluation.review_file import review
 
 RUN = ["=1+1", "+a", "-daughter", "@SUM(A1)", "\t=x", "\r=x", "'=1", "-1+2"]
 SHOWN = ["-1", "-2", "-3", "61110", "+4.5e3", "-", "--", "a=b", "'tis", "", None]

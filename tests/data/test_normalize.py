@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from histocoder.config import NORMALIZATIONS, PrepareConfig
+from histocoder.data.examples import Examples
 from histocoder.data.normalize import description_keys, normalize
 from histocoder.data.prepare import prepare
+from histocoder.evaluation.baselines import Baselines
+from histocoder.inference.known import Known
 
 NFC, NFD = (unicodedata.normalize(form, "Dräng") for form in ("NFC", "NFD"))
 
@@ -42,3 +45,12 @@ def test_variants_stand_on_one_side_of_the_split(tmp_path: Path):
     train, val = (pd.read_csv(tmp_path / "out" / f"data_{part}.csv")["occ1"].tolist() for part in ("train", "val"))
     assert len(val) == 12 and not set(description_keys(train)) & set(description_keys(val))
     assert sorted(train + val) == sorted(variants)  # the texts themselves are written as they came
+
+
+def test_seen_in_training_in_another_spelling():
+    def examples(*texts: str) -> Examples:
+        return Examples.of(list(texts), ["se"] * len(texts), pd.DataFrame({"hisco_1": ["62105"] * len(texts)}))
+
+    baselines = Baselines(examples("  dräng", "piga"), Known(), max_size=0)
+    baselines.add(examples(NFC, NFD.upper()))
+    assert baselines.texts_seen == {"drang": 2}

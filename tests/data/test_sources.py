@@ -25,7 +25,7 @@ from histocoder.data.output import check_output
 from histocoder.data.prepare import prepare
 from histocoder.data.table import fingerprint, open_table
 from histocoder.errors import UserError
-from histocoder.evaluation.review import review
+from histocoder.evaluation.review_file import review
 
 
 @pytest.fixture(scope="module")

@@ -116,16 +116,6 @@ def decisions(model: Path) -> list[tuple[str, str]]:
     return found
 
 
-def test_three_descriptions_are_coded(model: Path, tmp_path: Path):
-    with serving(model, "--port", 0) as (_, address), browsing(address, tmp_path) as page:
-        assert "token" not in page.driver.current_url
-        Select(page.one("#code-language")).select_by_value("en")
-        page.one("#texts").send_keys("farmer\n<b>baker</b>\nsmith", Keys.CONTROL, Keys.ENTER)
-        page.one(".answer:nth-of-type(3)")
-        assert page.text(".answer:nth-of-type(2) .text") == "<b>baker</b>"
-        assert "Coded by hand" in page.text(".answer:nth-of-type(1)")
-
-
 def test_a_file_survives_a_reload(model: Path, tmp_path: Path):
     source = shared("data/english_occupations.csv")
     expected = tmp_path / "expected.csv"

@@ -8,8 +8,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
 from histocoder.data.examples import Examples
-from histocoder.evaluation.baselines import Baselines, difference_interval, gain, linear_codes
-from histocoder.evaluation.evaluate import evaluate
+from histocoder.evaluation.baselines import Baselines, difference_interval, linear_codes
+from histocoder.evaluation.evaluator import evaluate, gain
 from histocoder.evaluation.report import write_report
 from histocoder.evaluation.summary import gain_in_words
 from histocoder.inference.known import Known
@@ -31,7 +31,8 @@ ASKED = examples(("SMITH", "83110"), ("bakers", "77610"), ("baker, farmer", "776
 def compared(train: Examples, *, max_size: float = np.inf, **known: object) -> dict:
     """What is found of a model that is right of the first row alone."""
     found = Baselines(ASKED, Known(**known), max_size=max_size)
-    assert sum(map(len, found.watch([train.take(np.arange(4)), train.take(np.arange(4, len(train)))]))) == len(train)
+    for rows in (np.arange(4), np.arange(4, len(train))):
+        found.add(train.take(rows))
     return found.compare(np.array([True, False, False, False]))
 
 

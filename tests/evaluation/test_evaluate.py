@@ -12,9 +12,9 @@ from sklearn.preprocessing import MultiLabelBinarizer
 
 from histocoder.data.examples import Examples
 from histocoder.errors import UserError
-from histocoder.evaluation.evaluate import evaluate, times_seen
+from histocoder.evaluation.baselines import Baselines
+from histocoder.evaluation.evaluator import evaluate
 from histocoder.evaluation.scores import (
-    best_thresholds,
     calibration,
     code_sets,
     confusions,
@@ -27,6 +27,7 @@ from histocoder.evaluation.scores import (
     seen_groups,
     top_k_accuracy,
 )
+from histocoder.inference.known import Known
 
 CELLS = st.sampled_from([None, "?", "-1", "61110", "61115", "80110"])
 TABLES = st.integers(1, 12).flatmap(
@@ -111,31 +112,6 @@ def test_production_curve_by_hand():
     assert curve["conf"] == [None, 0.9, 0.5, 0.5, 0.1]
 
 
-@given(CONFIDENCES, st.randoms())
-def test_production_curve_ends_at_accuracy_whatever_the_order(rows, random):
-    def curve(rows):
-        return production_curve(*(np.array(column) for column in zip(*rows, strict=True)))
-
-    shuffled = random.sample(rows, len(rows))
-    assert curve(rows)["accuracy"][-1] == pytest.approx(np.mean([right for _, right in rows]))
-    np.testing.assert_allclose(
-        np.array(curve(rows)["accuracy"], dtype=float), np.array(curve(shuffled)["accuracy"], dtype=float)
-    )
-
-
-def test_thresholds_by_hand():
-    truth = code_sets(array([("a", None), ("b", None), ("a", "b")]))
-    probable = pd.DataFrame(
-        {"row": [0, 0, 1, 2, 2], "code": list("abbab"), "prob": [0.805, 0.305, 0.605, 0.405, 0.205]}
-    )
-    langs = pd.Series(["x", "x", "y"])
-    found = best_thresholds(truth, probable, langs, min_rows=2)
-    assert found["x"] == {"threshold": 0.65, "f1": 1, "n": 2}  # the middle of 0.31 … 0.99: the best class always counts
-    assert "y" not in found and found["*"]["n"] == 3
-    assert found["*"]["f1"] == pytest.approx((1 + 1 + 2 / 3) / 3)
-    assert best_thresholds(truth, probable, langs, min_rows=1)["y"] == {"threshold": 0.11, "f1": 1, "n": 1}
-
-
 def test_confusions_by_hand():
     truth = code_sets(array([("a", None), ("a", None), ("a", None), ("a", "b"), ("c", None), ("d", None)]))
     guess = code_sets(array([("x", None), ("x", None), ("a", None), ("a", None), ("c", "y"), ("d", None)]))
@@ -151,22 +127,22 @@ def test_confusions_by_hand():
 
 def test_evaluation_of_a_model():
     coder, examples = tiny_coder(), few_examples()
-    seen = {"texts_seen": {"farmer": 3}, "codes_seen": pd.Series({"61110": 30, "61115": 200, "80110": 1})}
-    evaluation = evaluate(coder, examples, **seen)
+    trained = Baselines(examples, Known(), max_size=0)
+    for text, code, times in (("farmer", "61110", 3), ("other", "61110", 27), ("y", "61115", 200), ("z", "80110", 1)):
+        trained.add(Examples.of([text] * times, ["en"] * times, pd.DataFrame({"hisco_1": [code] * times})))
+    evaluation = evaluate(coder, examples, trained=trained)
     metrics, rows = evaluation.metrics, evaluation.rows
     json.dumps(metrics, allow_nan=False)
     assert (metrics["num_rows"], metrics["num_texts"]) == (6, 5)
     top = list(metrics["topk"]["overall"].values())
     assert len(top) == 5 and top == sorted(top)
-    for head in ("answer", "flat"):
-        found = metrics[head]
-        assert found["production"]["accuracy"][-1] == pytest.approx(found["overall"]["accuracy"])
-        assert found["by_digits"]["5"]["accuracy"] == found["overall"]["accuracy"]
-        assert {lang: s["n"] for lang, s in found["by_language"].items()} == {"da": 2, "en": 4}
-        assert {group: s["n"] for group, s in found["by_text_seen"].items()} == {"0": 4, "2-5": 2}
-        assert {group: s["n"] for group, s in found["by_code_seen"].items()} == {"0": 1, "1": 2, "21-100": 2}
-        assert {group: s["n"] for group, s in found["by_num_codes"].items()} == {"0": 1, "1": 4, "2": 1}
-    assert list(evaluation.thresholds()) == ["*"]
+    found = metrics["answer"]
+    assert found["production"]["accuracy"][-1] == pytest.approx(found["overall"]["accuracy"])
+    assert found["by_digits"]["5"]["accuracy"] == found["overall"]["accuracy"]
+    assert {lang: s["n"] for lang, s in found["by_language"].items()} == {"da": 2, "en": 4}
+    assert {group: s["n"] for group, s in found["by_text_seen"].items()} == {"0": 4, "2-5": 2}
+    assert {group: s["n"] for group, s in found["by_code_seen"].items()} == {"0": 1, "1": 2, "21-100": 2}
+    assert {group: s["n"] for group, s in found["by_num_codes"].items()} == {"0": 1, "1": 4, "2": 1}
     decoded = coder.predict(examples.texts, examples.langs, progress=False)
     assert rows["predicted_hisco_1"].isna().equals(decoded["hisco_1"].isna())
     np.testing.assert_allclose(rows["conf"], decoded["conf"])
@@ -192,22 +168,10 @@ def test_unknown_languages_are_told_once(recwarn: pytest.WarningsRecorder):
 def test_descriptions_that_all_have_no_code():
     evaluation = evaluate(tiny_coder(), few_examples().take(np.array([5, 5])))
     json.dumps(evaluation.metrics, allow_nan=False)
-    right = [evaluation.metrics[head]["overall"]["accuracy"] for head in ("answer", "flat")]
-    assert right[0] == evaluation.rows["right"].mean() and evaluation.metrics["num_rows"] == 2
-
-
-def test_times_seen_in_training_data():
-    whole = few_examples()
-    texts, codes = times_seen((whole.take(np.arange(4)), whole.take(np.arange(4, 6))), ["farmer", "cobbler", "miner"])
-    assert texts == {"farmer": 2, "cobbler": 1}
-    assert codes == {"61110": 2, "80110": 2, "61115": 1, "77610": 1}
-
-
-def test_the_flat_head_takes_the_models_own_thresholds():
-    examples = few_examples()
-    low = evaluate(tiny_coder(thresholds={"*": 0.01, "da": 0.99}), examples)
-    counts = low.rows["flat"].str.split("&").str.len()
-    assert counts.tolist() == [1 if lang == "da" else 2 for lang in examples.langs]
+    assert (
+        evaluation.metrics["answer"]["overall"]["accuracy"] == evaluation.rows["right"].mean()
+        and evaluation.metrics["num_rows"] == 2
+    )
 
 
 def test_nothing_to_evaluate_on_is_said():

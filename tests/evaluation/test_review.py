@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from histocoder.errors import UserError
-from histocoder.evaluation.review import Columns, review
+from histocoder.evaluation.review_file import Columns, review
 
 
 def reviewed(

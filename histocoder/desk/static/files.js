@@ -98,7 +98,7 @@ async function choose(file) {
       el("button", { type: "button", onclick: () => (form.hidden = true) }, "Not now")),
   ]);
   form.onsubmit = doing(async () => {
-    const options = { input_col: input.value, language_col: column.value || null, known: known.checked, sheet: before.sheet };
+    const options = { input_col: input.value, language_col: column.value || null, known: known.checked, sheet: file.sheet };
     if (!column.value) options.language = language.value;
     await api(`files/${file.id}/code`, { json: options });
     form.hidden = true;
@@ -146,7 +146,7 @@ const remove = (file) => button(file, "Delete", async () => {
 function shown(file) {
   const share = file.num_rows ? file.rows_done / file.num_rows : 0;
   const speed = file.rows_per_second ? `, ${count(file.rows_per_second)} rows/s` : "";
-  const left = file.seconds_left == null ? "" : `, ${duration(file.seconds_left)} left`;
+  const left = file.rows_per_second ? `, ${duration((file.num_rows - file.rows_done) / file.rows_per_second)} left` : "";
   const states = {
     new: "Uploaded. Choose its columns.",
     queued: "Waiting in the queue.",

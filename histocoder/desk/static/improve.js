@@ -1,5 +1,5 @@
 // Train on the corrections: show the command, run it, and show what it brought.
-import { api, count, doing, el, get, percent, say } from "./lib.js";
+import { api, count, doing, el, get, say } from "./lib.js";
 
 let timer;
 
@@ -21,9 +21,6 @@ async function copy(command) {
 
 function draw(now) {
   clearTimeout(timer);
-  const points = (share) => (100 * share).toFixed(1);
-  const gain = (one) => el("p", {}, el("span", { class: "figure" }, `${percent(one.before, 1)} → ${percent(one.after, 1)}`),
-    `right before and after, of the same ${count(one.rows)} ${one.what}; 95 % confidence interval of the difference: ${points(one.low)} to ${points(one.high)} points`);
   const run = now.may_train ? [
     el("div", { class: "row" }, now.state === "running" ? el("button", { onclick: post("stop") }, "Stop training")
       : el("button", { class: "primary", onclick: post("train"), disabled: !now.corrections || !now.is_complete }, "Train now")),
@@ -38,6 +35,6 @@ function draw(now) {
       now.is_complete ? el("button", { onclick: doing(() => copy(now.command)) }, "Copy the command") : null, run.filter(Boolean)),
     el("li", {}, el("strong", {}, "Serve the new model"), ", and code the file again.",
       now.serve ? el("pre", { tabindex: "0", "aria-label": "Command to serve" }, now.serve) : null,
-      el("div", { class: "columns" }, now.gains.map(gain)))));
+      now.gains.map((sentence) => el("p", { class: "gain" }, sentence)))));
   if (now.state === "running" && !get("improve").hidden) timer = setTimeout(show, 2000);
 }

@@ -95,9 +95,9 @@ function draw() {
     el("ul", { class: "chosen" }, chosen.length ? chosen.map((code) => el("li", {}, codeWithBar(code),
       el("button", { class: "plain", "aria-label": `Remove ${code.code}`, onclick: () => toggle(code, true) }, "×"))) : el("li", { class: "none" }, "none chosen")),
     el("div", { class: "row actions" },
-      el("button", { class: "primary", onclick: doing(() => decide("settle")) }, "Accept", el("kbd", {}, "↵")),
-      el("button", { onclick: doing(() => decide("no occupation")), disabled: !about.no_occupation, title: about.no_occupation ? null : "This classification has no code for it" }, "No occupation", el("kbd", {}, "0")),
-      el("button", { onclick: doing(() => decide("unsure")) }, "Unsure", el("kbd", {}, "?")),
+      el("button", { class: "primary", onclick: doing(() => decide(own())) }, "Accept", el("kbd", {}, "↵")),
+      el("button", { onclick: doing(() => decide([about.no_occupation.code])), disabled: !about.no_occupation, title: about.no_occupation ? null : "This classification has no code for it" }, "No occupation", el("kbd", {}, "0")),
+      el("button", { onclick: doing(() => decide(null)) }, "Unsure", el("kbd", {}, "?")),
       el("button", { onclick: doing(undo) }, "Undo", el("kbd", {}, "u")),
       el("button", { "aria-label": "Previous", onclick: doing(() => move(-1)), disabled: at === 0 }, "←"),
       el("button", { "aria-label": "Next, without a decision", onclick: doing(() => move(1)) }, "→")),
@@ -164,13 +164,15 @@ async function alone(action) {
   }
 }
 
-const decide = (action) => alone(async () => {
+const own = () => chosen.map((code) => code.code);
+
+// Decide on codes; null is unsure.
+const decide = (codes) => alone(async () => {
   const one = present();
   if (!one) return;
-  if (action === "settle" && !chosen.length) return say("No code is chosen. Choose one, or press 0 for no occupation or ? for unsure.");
-  const codes = chosen.map((code) => code.code);
+  if (codes && !codes.length) return say("No code is chosen. Choose one, or press 0 for no occupation or ? for unsure.");
   try {
-    one.card = await api(`review/cards/${one.card.id}`, { json: { who: who(), version: one.card.version, action, codes } });
+    one.card = await api(`review/cards/${one.card.id}`, { json: { who: who(), version: one.card.version, codes } });
   } catch (error) {
     if (!(error instanceof Refused && error.status === 409)) throw error;
     one.card = error.body.card;
@@ -220,7 +222,7 @@ function key(event) {
   if (event.repeat) return; // a key that is held down decides once
   const digit = event.code.match(/^(?:Digit|Numpad)([1-9])$/);
   const other = digit && present() && alternatives(present())[digit[1] - 1];
-  const actions = { Enter: () => decide("settle"), 0: () => decide("no occupation"), "?": () => decide("unsure"), u: undo, ArrowLeft: () => move(-1), ArrowRight: () => move(1), "/": () => get("search")?.focus() };
+  const actions = { Enter: () => decide(own()), 0: () => decide([about.no_occupation.code]), "?": () => decide(null), u: undo, ArrowLeft: () => move(-1), ArrowRight: () => move(1), "/": () => get("search")?.focus() };
   const action = event.key === "/" || event.key === "?" ? actions[event.key] : other ? () => toggle(other, event.shiftKey) : actions[event.key];
   if (!action || (event.key === "0" && !about.no_occupation)) return;
   event.preventDefault();
@@ -257,9 +259,9 @@ async function trust(sources) {
     el("p", {}, el("span", { class: "figure" }, `${count(now.rows_settled)} of ${count(now.rows)}`), `rows settled, with ${count(now.cards_settled)} of ${count(now.cards)} descriptions`,
       now.cards_unsure ? `; ${count(now.cards_unsure)} unsure` : ""),
     bar(now.rows ? now.rows_settled / now.rows : 0, "Settled", true),
-    now.rest ? el("p", {}, el("span", { class: "figure" }, percent(now.rest.mean)), `of the ${count(now.rows_open)} rows that are not decided are right, by ${count(now.random_cards)} cards drawn at random; 95 % interval ${percent(now.rest.low)} to ${percent(now.rest.high)}`)
-      : now.rows_open && now.random_cards_needed ? el("p", { class: "quiet" },
-        `Every third card is drawn at random. After ${now.random_cards_needed} of them, this shows how many of the other rows are right: ${count(now.random_cards)} so far.`) : null,
+    now.right ? el("p", {}, el("span", { class: "figure" }, percent(now.right.mean)), `of the file's rows are right as the model coded them, by ${count(now.random_cards)} cards drawn at random; 95 % interval ${percent(now.right.low)} to ${percent(now.right.high)}`)
+      : now.random_cards_needed ? el("p", { class: "quiet" },
+        `Every third card is drawn at random. After ${now.random_cards_needed} of them, this shows how many of the file's rows are right: ${count(now.random_cards)} so far.`) : null,
     el("p", {}, el("a", { href: "/api/corrections.csv", download: true }, "Export settled descriptions (CSV)")),
     el("dl", { class: "keys" }, KEYS.flatMap(([name, meaning]) => [el("dt", {}, el("kbd", {}, name)), el("dd", {}, meaning)])),
     el("label", { class: "inline" }, keys, " Use these keys"),

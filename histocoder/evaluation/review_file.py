@@ -17,9 +17,8 @@ from histocoder.data.output import Form, check_output, write_table
 from histocoder.data.table import TableFile, open_table
 from histocoder.errors import UserError, counted, shown
 from histocoder.files import finetune_command, from_here
+from histocoder.inference.predictions import code_columns
 from histocoder.log import log
-
-_CHUNK_ROWS = 200_000
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def review(
     sheet: str | None = None,
     raw: bool = False,
 ) -> pd.DataFrame:
-    """Write the descriptions whose check is worth most, as a CSV to correct.
+    """Write the descriptions whose check is worth most, as a CSV to correct, and return them.
 
     A description is worth checking by how many rows are likely wrong with it: how often it occurs, times 1 - `conf`.
     `finetune.py --corrections` takes the file, once the column `checked` marks the rows that are right.
@@ -58,11 +57,6 @@ def review(
         run as formulas as they are.
     budget : int
         Maximum number of descriptions.
-
-    Returns
-    -------
-    DataFrame
-        The rows that were written.
 
     Raises
     ------
@@ -97,50 +91,43 @@ def open_coded(predictions: Path, columns: Columns, *, sheet: str | None = None)
 
 def in_order_of_worth(file: TableFile, columns: Columns) -> pd.DataFrame:
     """Return the distinct descriptions of a coded file in the order of `review`, with the columns that it writes."""
-    predictions = file.path
     for notice in file.notices:
         log.info(notice)
     prefix = _prefix(file.header)
-    predicted = _predicted_columns(file.header, prefix, columns.target_cols)
-    input_col = file.column(columns.input_col)
+    predicted = _predicted_columns(file, prefix, columns.target_cols)
+    text_col, conf_col = file.column(columns.input_col), f"{prefix}conf"
     language_col = _language_col(file.header, prefix, predicted, columns.run_language_col)
     if columns.language_col:
         language_col = file.column(columns.language_col)
-    by = [input_col, *([language_col] if language_col else [])]
-    if input_col in (CHECKED_COL, "conf", "times", *predicted.values()):
+    by = [text_col, *([language_col] if language_col else [])]
+    if text_col in (CHECKED_COL, "conf", "times", *predicted.values()):
         raise UserError(
-            f"{predictions}: the file to correct gets a column {input_col!r} of its own. Rename the column of "
+            f"{file.path}: the file to correct gets a column {text_col!r} of its own. Rename the column of "
             "descriptions."
         )
-    needed = [*by, *predicted, f"{prefix}conf"]
-    file.check(needed)
-    if not predicted:
-        raise UserError(f"{predictions} has no column {prefix}prob_1; give the output of histocoder predict.")
-    parts, passed = [], 0
-    for chunk in file.chunks(chunk_rows=_CHUNK_ROWS, columns=needed):
-        frame = chunk.select(needed).to_pandas()
-        cells = frame.pop(f"{prefix}conf")
-        frame["conf"] = pd.to_numeric(cells.astype(str).str.replace(",", "."), errors="coerce")
-        if len(bad := np.flatnonzero(~frame["conf"].between(0, 1) & cells.notna() & (cells != ""))):
-            line = file.lines(bad[:1] + passed)[0]
-            raise UserError(
-                f"{predictions}, line {line}, {prefix}conf: {shown(str(cells[bad[0]]))} is not a number from 0 to 1."
-            )
-        passed += len(frame)
+    parts = []
+    for table in file.tables([*by, *predicted, conf_col]):
+        frame = pd.DataFrame({name: column.to_pandas() for name, column in table.columns.items()}, dtype=object)
+        cells = frame.pop(conf_col)
+        frame["conf"] = pd.to_numeric(cells.str.replace(",", "."), errors="coerce")
+        if len(bad := np.flatnonzero(~frame["conf"].between(0, 1) & cells.notna())):
+            where = f"{file.path}, line {table.lines(bad[:1])[0]}, {conf_col}"
+            raise UserError(f"{where}: {shown(cells[bad[0]])} is not a number from 0 to 1.")
         frame = frame[frame["conf"].notna()].assign(times=1)
         parts.append(_distinct(frame, frame[by]))
-    names = {**predicted, input_col: columns.run_input_col or columns.input_col}
+    found = pd.concat(parts, ignore_index=True)
+    answers = [name for name in predicted if not name.startswith(f"{prefix}alt_")]
+    found = _one_spelling(_distinct(found, found[by]), by, answers)
+    new_names = {**predicted, text_col: columns.run_input_col or columns.input_col}
     if language_col:
-        names[language_col] = columns.run_language_col or columns.language_col or "lang"
-    table = pd.concat(parts, ignore_index=True)
-    table = _one_spelling(_distinct(table, table[by]), by, [c for c in predicted if not c.startswith(f"{prefix}alt_")])
-    table = table.rename(columns=names)
-    own = [name for name in predicted.values() if not name.startswith("alt_")]
+        new_names[language_col] = columns.run_language_col or columns.language_col or "lang"
+    found = found.rename(columns=new_names)
+    own = [predicted[name] for name in answers]
     blank = [name for name in columns.target_cols if name not in own]
-    order = [*table.columns[: len(by)], CHECKED_COL, *own, *blank, *table.columns[len(by) + len(own) :]]
-    table = table.assign(**dict.fromkeys([CHECKED_COL, *blank], ""))[order]
-    worth = (table["times"] * (1 - table["conf"])).sort_values(ascending=False, kind="stable")
-    return table.loc[worth.index].reset_index(drop=True)
+    order = [*found.columns[: len(by)], CHECKED_COL, *own, *blank, *found.columns[len(by) + len(own) :]]
+    found = found.assign(**dict.fromkeys([CHECKED_COL, *blank], ""))[order]
+    worth = (found["times"] * (1 - found["conf"])).sort_values(ascending=False, kind="stable")
+    return found.loc[worth.index].reset_index(drop=True)
 
 
 def _distinct(rows: pd.DataFrame, by: pd.DataFrame) -> pd.DataFrame:
@@ -149,11 +136,11 @@ def _distinct(rows: pd.DataFrame, by: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(times=rows["times"].groupby(group).transform("sum"))[~group.duplicated()]
 
 
-def _one_spelling(rows: pd.DataFrame, by: list[str], answer: list[str]) -> pd.DataFrame:
+def _one_spelling(rows: pd.DataFrame, by: list[str], answers: list[str]) -> pd.DataFrame:
     """Return the most frequent spelling of each description and answer: a correction applies to the others, too."""
     rows = rows.sort_values("times", ascending=False, kind="stable")
     text_col, *lang_cols = by
-    same = rows[[*by, *answer]].assign(**{text_col: description_keys(rows[text_col].fillna("").tolist())})
+    same = rows[[*by, *answers]].assign(**{text_col: description_keys(rows[text_col].fillna("").tolist())})
     for name in lang_cols:
         same[name] = rows[name].fillna("unk").map(Language)
     return _distinct(rows, same).sort_index()
@@ -172,24 +159,26 @@ def _language_col(header: list[str], prefix: str, predicted: Iterable[str], of_r
     return next((name for name in (*before, f"{prefix}lang", "lang", of_run) if name in header), None)
 
 
-def _predicted_columns(header: list[str], prefix: str, target_cols: Sequence[str]) -> dict[str, str]:
+def _predicted_columns(file: TableFile, prefix: str, target_cols: Sequence[str]) -> dict[str, str]:
     """Return the new name of each of a coding's columns of codes, of their meanings, and of alternatives.
 
-    A column of codes precedes its `prob_…`; raises UserError where another one does.
+    A column of codes precedes its `prob_…`; raises UserError where another one does, or there is none.
     """
     names: dict[str, str] = {}
     targets = iter(target_cols)
-    for before, name in itertools.pairwise(["", *header]):
-        number = name.removeprefix(f"{prefix}prob_")
-        if number != name and number.isdigit():
-            if before.removeprefix(prefix) not in target_cols and not before.endswith(f"_{number}"):
+    for code, prob in code_columns(file.header).items():
+        number, own = prob.removeprefix(f"{prefix}prob_"), code.removeprefix(prefix)
+        if number.isdigit():
+            if own not in target_cols and not code.endswith(f"_{number}"):
                 raise UserError(
-                    f"The column before {name!r} must be that of its codes, as histocoder predict writes them."
+                    f"The column before {prob!r} must be that of its codes, as histocoder predict writes them."
                 )
-            names[before] = next(targets, before.removeprefix(prefix))
-            if (meaning := f"{prefix}desc_{number}") in header:
+            names[code] = next(targets, own)
+            if (meaning := f"{prefix}desc_{number}") in file.header:
                 names[meaning] = meaning.removeprefix(prefix)
-    alternatives = (name for name in header if name.startswith(f"{prefix}alt_"))
+    if not names:
+        raise UserError(f"{file.path} has no column {prefix}prob_1; give the output of histocoder predict.")
+    alternatives = (name for name in file.header if name.startswith(f"{prefix}alt_"))
     return {**names, **{name: name.removeprefix(prefix) for name in alternatives}}
 
 
