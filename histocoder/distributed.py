@@ -343,6 +343,6 @@ def announced_end() -> int:
     return 0
 
 
-def is_lost_contact(error: RuntimeError) -> bool:
+def is_lost_contact(error: Exception) -> bool:
     """Return whether an error means that another process has ended or can't be reached."""
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)

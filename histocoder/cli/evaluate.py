@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from histocoder import distributed
-from histocoder.checkpoints.hub import local_folder
-from histocoder.checkpoints.model_files import change_config
+from histocoder.checkpoints.model_files import change_config, local_folder
 from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of
 from histocoder.checkpoints.training_state import is_checkpoint
 from histocoder.cli.flags import EvaluateFlags

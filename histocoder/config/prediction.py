@@ -23,7 +23,7 @@ def names_of_alternatives(names: Sequence[str]) -> list[str]:
 class BatchOptions(Settings):
     """Number of descriptions in a batch."""
 
-    batch_size: int = free(256, "descriptions per batch; halved if memory runs out", at_least=1)
+    batch_size: int = free(256, "descriptions per batch; a smaller one takes less memory", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)

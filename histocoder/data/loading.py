@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from histocoder.config import LoaderConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import BucketSampler
-from histocoder.errors import MachineError
-from histocoder.signals import ignore_stop_signals, in_main_thread
+from histocoder.errors import MachineError, ignore_stop_signals, in_main_thread
 
 _END_SECONDS = 0.3  # between the end of a process' pipes and its own
 _GRACE_SECONDS = 1.0  # given to torch to notice by itself that a batch is late

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -17,8 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from histocoder.checkpoints.hub import local_folder, model_card, push_folder
-from histocoder.checkpoints.model_files import CARD_FILE, load_model, save_model
+from histocoder.checkpoints.model_files import CARD_FILE, load_model, local_folder, model_card, save_model
 from histocoder.config import PredictOptions
 from histocoder.errors import Cancelled
 from histocoder.inference.decoding import Decoding, Encoded, encode
@@ -28,7 +26,6 @@ from histocoder.inference.predictions import Prediction, column_names
 from histocoder.inference.reading import readings, thresholds_of
 from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
-from histocoder.ops.memory import RowsAtOnce
 
 _ENCODED_AT_ONCE = 64
 """Number of descriptions that fits a CPU's caches. Decoding reads all weights at each step, and prefers more."""
@@ -135,18 +132,6 @@ class Coder:
         model = self.model
         save_model(Path(folder), model.config, model.state_dict(), tokenizer=model.tokenizer, card=self.card)
 
-    def push_to_hub(self, repo_id: str, *, private: bool = False) -> str:
-        """Upload the model to a Hugging Face hub repo, model card included; return the address.
-
-        Raises
-        ------
-        UserError
-            If the hub can't be reached, or refuses.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            return push_folder(Path(folder), repo_id, private=private)
-
     @property
     def mode(self) -> str:
         """The mode chosen in validation, the default of `predict`."""
@@ -191,7 +176,7 @@ class Coder:
         min_confidence : float
             Rows with a lower `conf` get missing codes; they keep their `conf`.
         batch_size : int
-            Maximum number of descriptions per forward pass; reduced when memory runs out.
+            Maximum number of descriptions per forward pass.
         progress : bool or callable
             Whether to show a progress bar on a terminal; or a function that is called after each batch with its number
             of distinct descriptions.
@@ -333,9 +318,9 @@ class Coder:
         """Yield the indices (B,) of each batch of descriptions of similar lengths, and the result of `work` on it.
 
         `work` takes token ids, thresholds of the flat head, and characters for the linear expert; see `predict_batch`.
-        Batches are divided if memory is short. `cancel` is asked before each batch; see `predict`.
+        `cancel` is asked before each batch; see `predict`.
         """
-        config, at_once = self.model.config, RowsAtOnce(self.device)
+        config = self.model.config
         thresholds = torch.from_numpy(thresholds_of(config, langs, options.threshold))
         sizes = {"at_least": self._encoded_at_once, "at_most": options.batch_size}
         for rows, ids, characters in readings(texts, langs, config, self.model.tokenizer, **sizes):
@@ -344,6 +329,5 @@ class Coder:
             of_linear = None if characters is None else torch.from_numpy(characters).to(self.device)
             given = torch.from_numpy(ids).to(self.device), thresholds[rows].to(self.device), of_linear
             with self.turn:
-                results = list(at_once.each(work, *given))
-            for some, result in results:
-                yield rows[some], result
+                result = work(*given)
+            yield rows, result

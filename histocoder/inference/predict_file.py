@@ -15,7 +15,7 @@ import pyarrow.csv
 from tqdm import tqdm
 
 from histocoder import distributed
-from histocoder.checkpoints.lock import holding
+from histocoder.checkpoints.run_folder import holding
 from histocoder.config import PredictConfig
 from histocoder.data.examples import LANG_COL
 from histocoder.data.output import Form, check_output, write_table

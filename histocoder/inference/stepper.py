@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.model.decoder import Decoder, DecoderLayer, seen_memory
+from histocoder.model.decoder import Decoder, DecoderLayer, Prior, PriorSteps, seen_memory
 from histocoder.model.layers import linear
-from histocoder.model.prior import Prior, PriorSteps
 
 _WORTH_COPYING = 0.75  # memory of rows that have ended is dropped if no more than this share remains
 
@@ -46,7 +45,7 @@ class Stepper:
         self._decoder = decoder
         memory, memory_mask = seen_memory(memory, memory_mask)
         self._mask = None if memory_mask is None else memory_mask[:, None, None, :]
-        self._layers = [_Layer(layer, memory) for layer in decoder.decoder.layers]  # type: ignore[arg-type]
+        self._layers = [_Layer(layer, memory) for layer in decoder.layers]
         self._prior = None if prior is None else PriorSteps(prior)
         self._batch = len(memory)
         self._rows = torch.arange(self._batch, device=memory.device)  # those that have nodes still
@@ -149,7 +148,7 @@ class _Layer:
     def attend_to_memory(self, x: Tensor, nodes: _Nodes, memory_mask: Tensor | None) -> Tensor:
         """Return the rest of the layer for `x` (N, dim); `memory_mask` is of shape (R, 1, 1, S)."""
         layer, attention = self._layer, self._layer.multihead_attn
-        queries = attention.heads(nodes.spread(F.linear(x, *attention.query_projection(x.dtype))))
+        queries = attention.heads(nodes.spread(F.linear(x, *attention.projections(x.dtype)[0])))
         mixed = nodes.collect(attention.mix(queries, *self._memory, attn_mask=memory_mask))
         x = layer.norm2(linear(mixed, attention.out_proj).add_(x))
         return layer.norm3(linear(linear(x, layer.linear1).relu_(), layer.linear2).add_(x))

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder import __version__
-from histocoder.checkpoints.hub import local_folder
+from histocoder.checkpoints.model_files import local_folder
 from histocoder.config import PredictConfig
 from histocoder.data.languages import chosen_language, language_code
 from histocoder.data.table import strings

@@ -6,8 +6,7 @@ is imported only to load its models, since the import takes seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from histocoder.errors import UserError
 from histocoder.model.layers import (
+    EncoderConfig,
     TransformerLayer,
     add_norm,
     additive,
@@ -30,14 +30,13 @@ from histocoder.model.layers import (
 if TYPE_CHECKING:
     from transformers import CanineModel
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 _PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
 """Multipliers of CANINE's hash functions (section 3.1)."""
 POSITIONS = "char_embeddings.char_position_embeddings.weight"  # in a `Canine`'s state dict
 
 
 @dataclass
-class CanineConfig:
+class CanineConfig(EncoderConfig):
     """Sizes of a CANINE under transformers' names; by default those of CANINE-s."""
 
     model_type: ClassVar[str] = "canine"
@@ -60,23 +59,8 @@ class CanineConfig:
     local_transformer_stride: int = 128
 
     def __post_init__(self) -> None:
-        if self.hidden_act not in _ACTIVATIONS:
-            raise UserError(
-                f"CANINE with hidden_act {self.hidden_act!r} is not supported; hidden_act must be gelu or relu."
-            )
-
-    @classmethod
-    def from_dict(cls, config: dict[str, Any]) -> CanineConfig:
-        """Return the sizes among the fields of a config file, and ignore the other fields."""
-        return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
-
-    def to_diff_dict(self) -> dict[str, Any]:
-        """Return the fields of a config file; the name is that of `PretrainedConfig`'s method."""
-        return {"model_type": self.model_type, **asdict(self)}
-
-    @property
-    def activation(self) -> Callable[[Tensor], Tensor]:
-        return _ACTIVATIONS[self.hidden_act]
+        if self.hidden_act != "gelu":
+            raise UserError(f"CANINE with hidden_act {self.hidden_act!r} is not supported; hidden_act must be gelu.")
 
 
 class Canine(nn.Module):
@@ -226,7 +210,7 @@ class CanineLayer(TransformerLayer):
             dropout_p=attention_p,
         )
         x = add_norm(x, linear(mixed, output.dense), output.LayerNorm, hidden_p)
-        update = linear(config.activation(linear(x, self.intermediate.dense)), self.output.dense)
+        update = linear(F.gelu(linear(x, self.intermediate.dense)), self.output.dense)
         return add_norm(x, update, self.output.LayerNorm, hidden_p)
 
 
@@ -263,7 +247,7 @@ class _CharsToMolecules(_Convolution):
         """Return CLS and one molecule for every `rate` characters of `chars` (B, L, dim)."""
         weight, bias = self.weights(chars.dtype)
         windows = chars.unflatten(1, (-1, weight.shape[2])).flatten(2)  # (B, L / rate, rate * dim)
-        molecules = self.config.activation(F.linear(windows, weight.permute(0, 2, 1).flatten(1), bias))
+        molecules = F.gelu(F.linear(windows, weight.permute(0, 2, 1).flatten(1), bias))
         molecules = molecules[:, :-1] if drop_last else molecules
         return layer_norm(torch.cat([chars[:, :1], molecules], dim=1), self.LayerNorm)
 
@@ -286,4 +270,4 @@ class _MoleculesToChars(_Convolution):
         for k in range(taps):
             ahead = k - before
             out = out + F.pad(by_tap[:, :, k].repeat_interleave(rate, dim=1), (0, 0, -ahead, ahead))
-        return layer_norm(self.config.activation(out)[:, :num_encoded], self.LayerNorm)
+        return layer_norm(F.gelu(out)[:, :num_encoded], self.LayerNorm)

@@ -95,7 +95,6 @@ def fit(
     config: FinetuneConfig | MixerConfig, files: dict[str, ExampleFiles], *, run: RunFolder, device: torch.device
 ) -> None:
     """Build the model and the data, and fit; resumes from a checkpoint if there is one."""
-    run.raise_if_interrupted()
     checkpoint = run.checkpoint(config.resume, overwrite=config.overwrite)
     tokenizer = choose_tokenizer(config, checkpoint)
     data = open_data(config, files, run)

@@ -97,25 +97,13 @@ def end_together(outs: list[Path], *extra: object, steps: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rendezvous", [STATIC, NAMED])
+@pytest.mark.parametrize("rendezvous", [STATIC, DYNAMIC])
 def test_two_nodes_equal_one(nodes: list[str], one_node: Path, tmp_path: Path, rendezvous: tuple[str, ...]):
     out = tmp_path / "out"
     printed = on_two_nodes(nodes, [out, out], rendezvous)
     assert_same_end(one_node, out)
     assert "step 8/8" in printed[0] and "step" not in printed[1]
-    assert files_of(out) == files_of(one_node) | {".launcher"}
-
-
-@pytest.mark.slow
-def test_two_nodes_without_a_shared_folder(nodes: list[str], one_node: Path, tmp_path: Path):
-    outs = [tmp_path / "a" / "out", tmp_path / "b" / "out"]
-    for out in outs:
-        out.parent.mkdir()
-    printed = on_two_nodes(nodes, outs, DYNAMIC)
-    assert_same_end(one_node, outs[0])
-    assert "step 8/8" in printed[0] and "step" not in printed[1]
-    assert files_of(outs[0]) == files_of(one_node) | {".launcher"}
-    assert files_of(outs[1]) == EXAMPLES  # a copy of them, and nothing of the run
+    assert files_of(out) == files_of(one_node)
 
 
 def files_of(folder: Path) -> set[str]:
@@ -133,31 +121,10 @@ def apart(tmp_path: Path) -> list[Path]:
     return outs
 
 
-@pytest.mark.slow
-def test_checkpoints_of_rank_0s_node_are_resumed(apart: list[Path], together: Path):
-    end_together(apart, steps=24)
-    shutil.rmtree(apart[0] / "checkpoints" / "step-0000024")  # as if it had been killed before
-    assert "Resuming from step 20" in end_together(apart, steps=24)
-    assert_same_end(together, apart[0])
-    assert {path.name for path in apart[1].iterdir()} == {"cache"}
-
-
-def test_outputs_of_a_frozen_encoder_are_sent(apart: list[Path]):
-    end_together(apart, "--freeze-encoder", "--augmentation-prob", 0, "--unk-lang-prob", 0, steps=4)
-    encodings = [path for path in files_of(apart[1]) if path not in EXAMPLES]
-    assert len(encodings) == 10  # of training and validation data
-    assert all((apart[0] / path).read_bytes() == (apart[1] / path).read_bytes() for path in encodings)
-
-
-def test_damaged_copies_are_sent_again(apart: list[Path]):
-    end_together(apart, steps=1)
-    (path,) = apart[1].glob("cache/examples/examples.arrow")
-    whole, sent = path.read_bytes(), path.stat().st_mtime_ns
-    end_together(apart, steps=2)
-    assert path.stat().st_mtime_ns == sent
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    end_together(apart, steps=3)
-    assert path.read_bytes() == whole == (apart[0] / "examples.arrow").read_bytes()
+def test_training_needs_a_shared_folder(apart: list[Path]):
+    ended = two_ranks(*map(training, apart), check=False, each_a_node=True)
+    assert [one.returncode for one in ended] == [2, 2]
+    assert "Name one that all nodes see." in ended[0].stderr and "Traceback" not in ended[0].stderr
 
 
 def test_differing_flags_are_named(apart: list[Path]):

@@ -231,12 +231,9 @@ def test_without_a_whole_checkpoint_nothing_is_deleted(saved: Path):
     assert len(list_checkpoints(saved)) == 2
 
 
-@pytest.mark.parametrize(
-    ("version", "message"), [(3, "Update histocoder"), (1, "Resume it with the histocoder that wrote it")]
-)
-def test_checkpoints_of_another_version_are_refused(saved: Path, version: int, message: str):
-    change_state(list_checkpoints(saved)[-1], lambda state: state.update(format_version=version))
-    with pytest.raises(UserError, match=f"format version {version}.*{message}"):
+def test_checkpoints_of_another_version_are_refused(saved: Path):
+    change_state(list_checkpoints(saved)[-1], lambda state: state.update(format_version=3))
+    with pytest.raises(UserError, match=r"format version 3; this histocoder reads 2.*--initial-checkpoint"):
         find_checkpoint(saved, "auto")
 
 

@@ -1,6 +1,5 @@
 import json
 import math
-import re
 import warnings
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from histocoder.checkpoints.occcanine import initial_weights, save_published, wi
 from histocoder.config import PredictOptions
 from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
-from histocoder.errors import Notice, UserError
+from histocoder.errors import UserError
 from histocoder.formatters import MISSING, PAD, build_formatter
 from histocoder.inference.convert_occcanine import save_occcanine
 from histocoder.inference.ranked import predict_ranked
@@ -84,28 +83,6 @@ def test_small_batches_encode_and_large_ones_decode(coder: Coder, monkeypatch: p
         np.testing.assert_allclose(after[numbers], before[numbers], atol=1e-6)
         assert after.drop(columns=numbers).equals(before.drop(columns=numbers))
     assert decoded[0] == 48
-
-
-@pytest.mark.parametrize("mode", ["combined", "topk"])
-def test_prediction_continues_with_smaller_batches(coder: Coder, mode: str, monkeypatch: pytest.MonkeyPatch):
-    texts = [f"{a}{b}r" for a in "abcdefgh" for b in "klmnop"]
-    easily = coder.predict(texts, "en", mode=mode)
-    encode, room = MixerModel.encode, 20
-
-    def encode_what_fits(model: MixerModel, ids: torch.Tensor) -> object:
-        if len(ids) > room:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return encode(model, ids)
-
-    monkeypatch.setattr(MixerModel, "encode", encode_what_fits)
-    monkeypatch.setattr(coder, "_encoded_at_once", 64)
-    with pytest.warns(Notice) as notices:
-        pd.testing.assert_frame_equal(coder.predict(texts, "en", mode=mode), easily, atol=1e-6, rtol=0)
-    sizes = [re.findall(r"with (\d+) descriptions at once; continuing with (\d+)", str(one.message)) for one in notices]
-    assert sizes == [[("48", "24")], [("24", "12")]]
-    room = 0
-    with pytest.warns(Notice), pytest.raises(UserError, match="a single description"):
-        coder.predict(texts, "en", mode=mode)
 
 
 @pytest.mark.parametrize(

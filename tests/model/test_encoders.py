@@ -86,7 +86,8 @@ def test_a_run_needs_no_other_folder(encoder: Path, table: Path, tmp_path: Path)
     predict = ("-m", "histocoder", "predict", "--model", tmp_path / "copy", "--mode", "topk", "--language", "en")
     assert "hisco_1" in run(*predict, "farmer").stdout
     card = (tmp_path / "copy" / "README.md").read_text()
-    assert "2 layers of width 32" in card and "CANINE" not in card and f"{MAX_LEN} tokens" in card
+    assert f"(`{encoder.name.replace('xlm-r', 'xlm-roberta').replace('byt5', 't5')}`)" in card
+    assert f"{MAX_LEN} tokens" in card
 
 
 def test_resumed_without_its_folder_it_ends_identically(table: Path, tmp_path: Path):
@@ -203,9 +204,6 @@ def test_mistakes_are_said(table: Path, tmp_path: Path):
     assert "--gradient-checkpointing: transformers does not support it for BertModel" in refused(
         "-c", code, *training(table, tmp_path / "out", bert, "--max-len", 32, "--gradient-checkpointing")
     )
-    (bert / "vocab.txt").write_text((bert / "vocab.txt").read_text() + "more\n")
-    assert "do not match" in refused(*training(table, tmp_path / "out", bert, "--max-len", 32))
-    assert not (tmp_path / "out" / "config.json").exists()
     byt5 = save_pretrained("byt5", tmp_path / "byt5")
     for missing in (bert / "vocab.txt", byt5 / "tokenizer_config.json", xlm_r / "tokenizer.json"):
         missing.unlink()

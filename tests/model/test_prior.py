@@ -9,7 +9,7 @@ from histocoder.inference.greedy import greedy
 from histocoder.inference.search import TrieSearch
 from histocoder.inference.trie import CodeTrie
 from histocoder.model import Decoder, Prior
-from histocoder.model.prior import class_blocks
+from histocoder.model.decoder import class_blocks
 
 HISCO = build_formatter("hisco", num_blocks=3)
 CODES = ["61110", "61115", "61220", "-1", "-2", "01110", "95410", "95440", "95120", "99999"]
