@@ -10,7 +10,6 @@ import re
 import socket
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -72,11 +71,6 @@ def is_primary() -> bool:
     return _launch.rank == 0
 
 
-def is_local_primary() -> bool:
-    """Return whether this is the first process of its node."""
-    return _launch.local_rank == 0
-
-
 def backend() -> str | None:
     """Return the backend for gradients, "nccl" or "gloo"; None without a process group."""
     return dist.get_backend() if _group is not None else None
@@ -94,11 +88,6 @@ def read_launch(env: Mapping[str, str] = os.environ, *, local_rank: int | None =
         total, nodes = int(env["SLURM_STEP_NUM_TASKS"]), int(env.get("SLURM_STEP_NUM_NODES", 1))
         return Launch(int(env["SLURM_PROCID"]), total, int(env["SLURM_LOCALID"]), -(-total // nodes), True)
     return Launch()
-
-
-def launcher() -> int | None:
-    """Return the process id of the torchrun that has started this process, if any."""
-    return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def restarts() -> int:
@@ -124,8 +113,6 @@ def start(
     is_grouped = is_adopted or grouped or _launch.world_size > 1
     if chosen.type == "cuda" and is_grouped:
         torch.cuda.set_device(chosen)
-    if not is_adopted and (parent := launcher()) is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     if _group is None and is_grouped:
         _group = _connect(chosen, timedelta(seconds=rank_timeout), is_adopted=is_adopted)
     return chosen
@@ -141,15 +128,6 @@ def stop() -> None:
                 _wait_until(lambda store: store.add("stop", 0) == world_size(), "ending", seconds=_GRACE_SECONDS)
         dist.destroy_process_group()
     _group = None
-
-
-def _end_with(parent: int) -> None:
-    """End this process once its launcher is gone, which nobody else would notice."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    again = "Run the same command again to resume from the last checkpoint."
-    print(f"error: rank {rank()} stops, because its launcher has ended. {again}", file=sys.stderr, flush=True)
-    os._exit(1)
 
 
 def choose_device(name: str, launch: Launch) -> torch.device:

@@ -119,8 +119,7 @@ class AttentionKernel:
         self._sources = sources = [source.contiguous() for source in sources]
         self._width = sum(source.shape[-1] for source in sources) // 3
         batch, num_queries, num_keys = len(sources[0]), sources[0].shape[1], sources[-1].shape[1]
-        if mask is None:
-            mask = torch.ones(num_keys, dtype=torch.bool)
+        mask = torch.ones(num_keys, dtype=torch.bool) if mask is None else mask
         mask = mask.expand(batch, 1, num_queries, num_keys)
         self._mask = mask = mask if mask.stride(-1) == 1 else mask.contiguous()
         self._call = _Attention(

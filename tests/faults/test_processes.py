@@ -22,7 +22,6 @@ from jobs import (
     Torchrun,
     assert_same_end,
     change_state,
-    children_of,
     end_of,
     faulty,
     finetune,
@@ -243,22 +242,6 @@ def test_suspended_ranks_continue(tmp_path: Path):
             time.sleep(8)
         wait_for_step(first, int(logs(tmp_path / "out")[-1]["step"]) + 50)
         assert second.is_running()
-
-
-@pytest.mark.slow
-def test_ranks_end_with_a_killed_launcher(tmp_path: Path):
-    loaders = ("--num-workers", 1, "--persistent-workers")
-    with Torchrun(training(tmp_path / "out", *loaders, steps=10**6)) as job:
-        job.wait_for_step(3)
-        workers = job.workers()
-        family = [*workers, *(child for pid in workers for child in children_of(pid))]
-        assert len(workers) == 2 and len(family) >= 4
-        try:
-            job.process.kill()
-            wait_until(lambda: not any(map(is_alive, family)))
-        finally:
-            for pid in filter(is_alive, family):
-                os.kill(pid, signal.SIGKILL)
 
 
 # Rank 0's own work
