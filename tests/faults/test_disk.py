@@ -55,59 +55,52 @@ import sys
 from pathlib import Path
 import torch
 from models import tiny_model
+from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint, LearnerState, TrainState, checkpoint_path, save_checkpoint
-model, out, step = tiny_model(), Path(sys.argv[1]), int(sys.argv[2])
-out.mkdir(exist_ok=True)
+model, run, step = tiny_model(), RunFolder(Path(sys.argv[1])), int(sys.argv[2])
+run.path.mkdir(exist_ok=True)
 learner = LearnerState(model.state_dict(), {"x": torch.ones(9)}, {}, {})
-path, ranks = checkpoint_path(out, step), {"rng": torch.ones(1, 9)}
-checkpoint = Checkpoint(path, TrainState(step=step), learner, ranks, {}, model.config, model.tokenizer)
-save_checkpoint(checkpoint, keep=1)
+path, ranks = checkpoint_path(run.path, step), {"rng": torch.ones(1, 9)}
+save_checkpoint(Checkpoint(path, TrainState(step=step), learner, ranks, {}, model.config, model.tokenizer), keep=1)
+model.linear_decoder.bias.data.fill_(step)
+for folder in (run.best, run.path):
+    run.save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer, card=None)
 """
 
 
 @pytest.fixture(scope="module")
 def first_saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one checkpoint."""
+    """A folder with one checkpoint, a best model and a last one."""
     out = tmp_path_factory.mktemp("saved") / "out"
     run("-c", SAVE, out, 1)
     return out
 
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_killed_save_leaves_one_checkpoint_whole(first_saved: Path, tmp_path: Path, every: int):
+def test_a_killed_save_leaves_old_or_new(first_saved: Path, tmp_path: Path, every: int):
     def save(out: Path) -> list[str]:
         shutil.copytree(first_saved, out)
         return ["-c", SAVE, str(out), "2"]
 
-    found = [find_checkpoint(out, "auto") for out in killed_at_changes(save, tmp_path, every=every)]
-    steps = [checkpoint.name[-1] for checkpoint in found if checkpoint is not None]
-    assert len(steps) == len(found) and steps == sorted(steps) and {*steps} == {"1", "2"}
+    found = []
+    for out in killed_at_changes(save, tmp_path, every=every):
+        for folder in (out, out / "checkpoints"):
+            remove_leftovers(folder)
+        checkpoint = find_checkpoint(out, "auto")
+        assert checkpoint is not None and not leftovers(out)
+        best, last = (bias_of(folder) for folder in (out / "best", out))
+        found.append((int(checkpoint.name[-1]), best or 0, last))
+    assert {step for step, _, _ in found} == {best for _, best, _ in found} == {1, 2}
+    assert {last for _, _, last in found} <= {1, 2, None} and found[-1] == (2, 2, 2)  # None: refused as damaged
+    assert found == sorted(found, key=lambda one: one[:2])
 
 
-REPLACE = """
-import sys
-from pathlib import Path
-from histocoder.files import replacing_folder
-with replacing_folder(Path(sys.argv[1], "best")) as new:
-    for name in "ab":
-        (new / name).write_text("new")
-"""
-
-
-def test_a_folder_replaced_is_old_or_new(tmp_path: Path):
-    def replace(out: Path) -> list[str]:
-        (out / "best").mkdir(parents=True)
-        for name in "ab":
-            (out / "best" / name).write_text("old")
-        return ["-c", REPLACE, str(out)]
-
-    contents = []
-    for out in killed_at_changes(replace, tmp_path, every=1):
-        remove_leftovers(out)
-        assert not leftovers(out)
-        contents.append([path.read_text() for path in (out / "best" / name for name in "ab")])
-    assert contents == sorted(contents, reverse=True) and contents[0] == ["old", "old"]
-    assert contents[-1] == ["new", "new"] and ["old", "new"] not in contents
+def bias_of(folder: Path) -> int | None:
+    """The step at which a model was saved; None if it is damaged."""
+    try:
+        return int(load_model(folder).linear_decoder.bias[0])
+    except DamagedError:
+        return None
 
 
 @pytest.mark.parametrize(
@@ -214,13 +207,6 @@ def test_others_may_read_models(tmp_path: Path, first_saved: Path):
     for folder in (save_tiny_model(tmp_path / "model"), *list_checkpoints(first_saved)):
         modes = {path.name: path.stat().st_mode for path in folder.iterdir()}
         assert set(modes.values()) == {modes["config.json"]}, modes
-
-
-def test_leftovers_that_are_links_are_removed(tmp_path: Path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / ".x.1.tmp").symlink_to(tmp_path / "elsewhere")
-    remove_leftovers(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
 
 
 def test_without_a_whole_checkpoint_nothing_is_deleted(saved: Path):
