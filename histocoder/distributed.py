@@ -9,7 +9,6 @@ import os
 import re
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,7 +28,6 @@ from histocoder.log import log
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
-_NOTICE_SECONDS = 30.0
 _GRACE_SECONDS = 5.0
 
 
@@ -125,7 +123,7 @@ def stop() -> None:
         with suppress(RuntimeError, MachineError):  # another rank has ended, perhaps the store with it
             _group.store.add("stop", 1)
             if is_primary():  # which may hold the store
-                _wait_until(lambda store: store.add("stop", 0) == world_size(), "ending", seconds=_GRACE_SECONDS)
+                _wait_until(lambda store: store.add("stop", 0) == world_size(), seconds=_GRACE_SECONDS)
         dist.destroy_process_group()
     _group = None
 
@@ -260,7 +258,7 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
     _group.num_calls += 1
     key, message, signum = f"primary/{_group.num_calls}", "", 0
     if not is_primary():
-        _wait_until(lambda store: store.check([key]), doing)
+        _wait_until(lambda store: store.check([key]))
         message, signum = json.loads(_group.store.get(key))
         if message:
             raise Interrupted(message, signum) if signum else UserError(message)
@@ -283,25 +281,22 @@ def broadcast_from_primary(work: Callable[[], T], *, doing: str) -> T:
     return result
 
 
-def barrier(*, doing: str) -> None:
+def barrier() -> None:
     """Wait until every process has called this, however long that takes."""
     if _group is not None:
         _group.num_calls += 1
         key = f"barrier/{_group.num_calls}"
         _group.store.add(key, 1)
-        _wait_until(lambda store: store.add(key, 0) == world_size(), doing)
+        _wait_until(lambda store: store.add(key, 0) == world_size())
 
 
-def _wait_until(condition: Callable[[dist.Store], bool], doing: str, *, seconds: float = float("inf")) -> None:
+def _wait_until(condition: Callable[[dist.Store], bool], *, seconds: float = float("inf")) -> None:
     """Wait for what other ranks put into the store; raise a MachineError if one has announced its end."""
     assert _group is not None
-    started = noticed = time.monotonic()
-    while not condition(_group.store) and (now := time.monotonic()) - started < seconds:
+    deadline = time.monotonic() + seconds
+    while not condition(_group.store) and time.monotonic() < deadline:
         if announced_end():
             raise MachineError("another process has ended.")
-        if now - noticed > _NOTICE_SECONDS:
-            noticed = now
-            print(f"rank {rank()} has waited {now - started:.0f} s for others ({doing})", file=sys.stderr, flush=True)
         time.sleep(_POLL_SECONDS)
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -48,11 +47,8 @@ class CountedNotice(Notice):
 
 
 def warn_user(notice: Notice) -> None:
-    """Issue a notice, attributed to the nearest caller outside the package."""
-    package, level = __name__.partition(".")[0], 1
-    while sys._getframe(level).f_globals.get("__name__", "").partition(".")[0] == package:
-        level += 1
-    warnings.warn(notice, stacklevel=level + 1)
+    """Issue a notice."""
+    warnings.warn(notice, stacklevel=3)
 
 
 def shown(text: str) -> str:

@@ -187,12 +187,8 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
     """
     if resume == "never":
         return None
-    path = folder if resume == "auto" else Path(resume)
-    if resume != "auto" and is_checkpoint(path):
-        verify_checkpoint(path)
-        return path
-    damage = ""
-    for checkpoint in reversed(list_checkpoints(path)):
+    path, damage = folder if resume == "auto" else Path(resume), ""
+    for checkpoint in [path] if is_checkpoint(path) else reversed(list_checkpoints(path)):
         try:
             verify_checkpoint(checkpoint)
         except DamagedError as error:

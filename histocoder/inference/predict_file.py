@@ -88,7 +88,7 @@ def predict_file(
                     f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see."
                 )
             _code(tables, parts, progress=progress, cancel=cancel)
-            distributed.barrier(doing="coding its share")
+            distributed.barrier()
         distributed.run_on_primary(partial(_write, tables, parts, form, join, say=say), doing="writing the output")
 
 

@@ -75,7 +75,7 @@ class Stepper:
         real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
         ancestors = self._index.gather(1, parents)[real]  # (N,), of the N nodes there are
         self._index = (real.flatten().cumsum(0) - 1).view_as(real)
-        x = self._decoder.token_emb(tokens[real]) + self._decoder.positional_encoding.pos_embedding[self._depth, 0]
+        x = self._decoder.embed(tokens[real], self._depth)
         is_shared = len(tokens) < batch
         real = real.expand(batch, -1)
         self._drop_rows(real.any(1))

@@ -99,36 +99,6 @@ def seen_memory(memory: Tensor, memory_mask: Tensor | None) -> tuple[Tensor, Ten
     return memory[:, :num_kept], memory_mask[:, :num_kept]
 
 
-class TokenEmbedding(nn.Module):
-    """Token embeddings scaled by the square root of their width (Vaswani et al. 2017, section 3.4)."""
-
-    def __init__(self, vocab_size: int, dim: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocab_size, dim)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of `tokens` (B, L), of shape (B, L, dim)."""
-        return self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim)
-
-
-class PositionalEncoding(nn.Module):
-    """Sinusoidal positions (Vaswani et al. 2017, section 3.5)."""
-
-    pos_embedding: Tensor
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        with torch.device("cpu"):  # see `without_weights`
-            frequencies = torch.exp(-torch.arange(0, dim, 2) * math.log(10000) / dim)
-            angles = torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies  # (MAX_TARGET_LEN, dim / 2)
-        table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
-        self.register_buffer("pos_embedding", table.unsqueeze(1))  # as published, (MAX_TARGET_LEN, 1, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add positions 0, 1, … to `x` (B, L, dim)."""
-        return x + self.pos_embedding[: x.shape[1], 0]
-
-
 class Decoder(nn.Module):
     """Predicts each token of a target sequence from the tokens before it and the encoder's memory of width `dim`.
 
@@ -146,8 +116,9 @@ class Decoder(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.token_emb = TokenEmbedding(vocab_size, dim)
-        self.positional_encoding = PositionalEncoding(dim)
+        self.token_emb: Any = nn.ModuleDict({"embedding": nn.Embedding(vocab_size, dim)})
+        self.positional_encoding: Any = nn.Module()
+        self.positional_encoding.register_buffer("pos_embedding", sinusoids(dim))
         self.dropout = nn.Dropout(dropout)
         layers = [DecoderLayer(dim, num_heads, dim_feedforward or dim, dropout) for _ in range(num_layers)]
         self.decoder = nn.ModuleDict({"layers": nn.ModuleList(layers)})  # named as in published state dicts
@@ -155,6 +126,15 @@ class Decoder(nn.Module):
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
+
+    def embed(self, tokens: Tensor, positions: slice | int) -> Tensor:
+        """Return the embeddings (…, dim) of tokens, scaled by the root of their width, plus those of their positions.
+
+        See Vaswani et al. 2017, sections 3.4 and 3.5.
+        """
+        embedding: nn.Embedding = self.token_emb.embedding
+        scaled = embedding(tokens) * math.sqrt(embedding.embedding_dim)
+        return scaled + self.positional_encoding.pos_embedding[positions, 0]
 
     @property
     def layers(self) -> list[DecoderLayer]:
@@ -176,12 +156,20 @@ class Decoder(nn.Module):
         prior : Prior, optional
             Logarithms of shares that are added to the logits.
         """
-        x = self.dropout(self.positional_encoding(self.token_emb(tokens))).to(memory.dtype)
+        x = self.dropout(self.embed(tokens, slice(tokens.shape[1]))).to(memory.dtype)
         mask = None if memory_mask is None else memory_mask[:, None, None, :]
         for layer in self.layers:
             x = layer(x, memory, mask)
         logits = linear(x.float(), self.head)
         return logits if prior is None else logits + prior.following(tokens)
+
+
+def sinusoids(dim: int) -> Tensor:
+    """Return the sines and cosines of positions, of shape (MAX_TARGET_LEN, 1, dim) as published."""
+    with torch.device("cpu"):  # see `without_weights`
+        frequencies = torch.exp(-torch.arange(0, dim, 2) * math.log(10000) / dim)
+        angles = torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies  # (MAX_TARGET_LEN, dim / 2)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).unsqueeze(1)
 
 
 class Prior(NamedTuple):
