@@ -29,7 +29,7 @@ from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.errors import DamagedError, UserError
 from histocoder.files import replacing_folder
 from histocoder.log import log
-from histocoder.model import MixerModel, Tokenizer
+from histocoder.model import Tokenizer
 
 OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
 LAST_BIN_FILE = "last.bin"
@@ -220,8 +220,3 @@ def load_checkpoint(path: Path) -> Checkpoint:
         model_config=read_model_config(path),
         tokenizer=read_tokenizer(path),
     )
-
-
-def checkpoint_bytes(model: MixerModel) -> int:
-    """Return the size of a model's checkpoint on disk: weights, and two moments of each trained weight."""
-    return sum(p.nbytes * (3 if p.requires_grad else 1) for p in model.parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -24,14 +25,13 @@ from jobs import (
     two_ranks,
     wait_for_step,
 )
-from models import save_tiny_model, tiny_model
+from models import save_tiny_model
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.checkpoints.training_state import find_checkpoint, list_checkpoints, verify_checkpoint
 from histocoder.errors import DamagedError, UserError
 from histocoder.files import remove_leftovers
-from histocoder.training import train
 
 # Programs that are killed
 
@@ -185,6 +185,11 @@ def test_damaged_checkpoints_are_named_and_passed_over(saved: Path, capsys: pyte
             assert str(newest if path.name == "manifest.json" else path) in capsys.readouterr().out
         path.write_bytes(whole)
     assert find_checkpoint(saved, "auto") == newest
+    for checkpoint in list_checkpoints(saved):
+        (checkpoint / "optimizer.pt").unlink()
+    with pytest.raises(UserError, match=r"step-0000002/optimizer.pt is missing.* start a new run in another folder"):
+        find_checkpoint(saved, "auto")
+    assert len(list_checkpoints(saved)) == 2
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -209,30 +214,10 @@ def test_others_may_read_models(tmp_path: Path, first_saved: Path):
         assert set(modes.values()) == {modes["config.json"]}, modes
 
 
-def test_without_a_whole_checkpoint_nothing_is_deleted(saved: Path):
-    for checkpoint in list_checkpoints(saved):
-        (checkpoint / "optimizer.pt").unlink()
-    with pytest.raises(UserError, match=r"step-0000002/optimizer.pt is missing.* start a new run in another folder"):
-        find_checkpoint(saved, "auto")
-    assert len(list_checkpoints(saved)) == 2
-
-
 def test_checkpoints_of_another_version_are_refused(saved: Path):
     change_state(list_checkpoints(saved)[-1], lambda state: state.update(format_version=3))
     with pytest.raises(UserError, match=r"format version 3; this histocoder reads 2.*--initial-checkpoint"):
         find_checkpoint(saved, "auto")
-
-
-def test_a_run_resumes_from_the_newest_whole_checkpoint(alone: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    shutil.copytree(alone, out)
-    shutil.copy(alone.parent / "table.csv", tmp_path)
-    newest = list_checkpoints(out)[-1]
-    (newest / "model.safetensors").write_bytes(b"")
-    again = run(*training(out, batch_size=8))
-    assert f"Warning: The file {newest}/model.safetensors is missing or damaged" in again.stdout
-    assert "Resuming from step 20" in again.stdout
-    assert_same_end(alone, out)
 
 
 # Disks
@@ -255,16 +240,15 @@ def test_a_full_disk_keeps_the_last_checkpoint(together: Path, tmp_path: Path):
     assert_same_end(together, out)
 
 
-@pytest.mark.parametrize("kind", ["ENOSPC", pytest.param("EROFS", marks=pytest.mark.slow)])
-def test_a_folder_that_became_read_only(tmp_path: Path, kind: str):
+def test_a_full_disk_ends_in_one_sentence(tmp_path: Path):
     out = tmp_path / "out"
     run(*training(out, batch_size=8, steps=5))
     for number in range(1, 12):
-        ended = run(*faulty(training(out, batch_size=8, steps=10), f"{kind}:os.replace:{number}"), check=False)
+        ended = run(*faulty(training(out, batch_size=8, steps=10), f"ENOSPC:os.replace:{number}"), check=False)
         if ended.returncode == 0:
             break
         assert ended.returncode == 2 and "Traceback" not in ended.stderr
-        assert os.strerror({"ENOSPC": 28, "EROFS": 30}[kind]) in ended.stderr
+        assert os.strerror(errno.ENOSPC) in ended.stderr
         assert not leftovers(out)
         verify_checkpoint(list_checkpoints(out)[0])
     assert number > 3
@@ -278,13 +262,3 @@ def test_a_removed_folder_ends_the_run(tmp_path: Path):
         ended = [end_of(process) for process in started]
     assert ended[0].returncode == 2 and ended[1].returncode > 0 and "Traceback" not in ended[0].stderr
     assert "Could not" in ended[0].stderr and str(tmp_path / "out") in ended[0].stderr
-
-
-def test_a_small_disk_is_warned_of(table: Path, tmp_path: Path, monkeypatch, capsys):
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10_000))
-    train.warn_of_a_small_disk(tmp_path, tiny_model())
-    assert "Warning: two checkpoints take" in capsys.readouterr().out
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**12))
-    train.warn_of_a_small_disk(tmp_path, tiny_model())
-    assert not capsys.readouterr().out

@@ -213,19 +213,6 @@ def test_a_hung_rank_ends_the_run(tmp_path: Path):
     assert "Timed out waiting 5000ms" in ended.stderr and "Traceback" not in ended.stderr
 
 
-@pytest.mark.slow
-def test_suspended_ranks_continue(tmp_path: Path):
-    args = training(tmp_path / "out", steps=10**6)
-    with ranks(args, args) as (first, second):
-        wait_for_step(first, 3)
-        for signum in (signal.SIGSTOP, signal.SIGCONT):
-            for process in (second, first):
-                process.send(signum)
-            time.sleep(8)
-        wait_for_step(first, int(logs(tmp_path / "out")[-1]["step"]) + 50)
-        assert second.is_running()
-
-
 # Rank 0's own work
 
 
