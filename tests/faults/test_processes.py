@@ -34,11 +34,8 @@ from jobs import (
     wait_until,
 )
 from safetensors.torch import load_file
-from trainers import begin, dataset
 
 from histocoder.checkpoints.training_state import list_checkpoints
-from histocoder.errors import Interrupted
-from histocoder.training.tracking import Tracker
 
 # A process is killed or signalled
 
@@ -146,20 +143,6 @@ def test_changed_columns_and_labels_are_refused(tmp_path: Path):
 
 
 # Signals
-
-
-def test_a_signal_in_the_last_validation_counts(table: Path, tmp_path: Path):
-    data = dataset(tmp_path / "cache", table, ("hisco_1",))
-    (tmp_path / "out").mkdir()
-    trainer = begin(tmp_path / "out", data, precision="fp32", num_classes=8, max_steps=2)
-
-    class Asks(Tracker):
-        def log(self, step: int, values: dict[str, float]) -> None:
-            if "val_loss" in values:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted, match="SIGTERM: saved at step 2 of 2"):
-        trainer.fit(Asks())
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -1,6 +1,5 @@
 """What the decoder starts from: the flat head's beliefs, along every way in which codes are decoded."""
 
-import pytest
 import torch
 
 from histocoder.formatters import BOS, PAD, build_formatter
@@ -66,12 +65,3 @@ def test_likely_second_codes_are_written():
     is_code = torch.tensor([[code is not None for code in row] for row in codes])
     conf = set_probability(decoder, memory[:2], None, tokens[:, 1:], probabilities, prior, is_code=is_code)
     assert conf[0] > 0.95 and conf[1] > probabilities[1, :10].prod()  # of both orders
-
-
-@pytest.mark.parametrize("rows", [torch.tensor([2, 0]), slice(1, 3)])
-@torch.no_grad()
-def test_rows_of_a_batch_have_their_own_prior(rows: torch.Tensor | slice):
-    decoder, memory, prior = decoder_and_prior()
-    search = TrieSearch(decoder, CodeTrie(CODES, HISCO))
-    whole = search.full(memory, None, prior)
-    torch.testing.assert_close(search.full(memory[rows], None, prior.rows(rows)), whole[rows])
