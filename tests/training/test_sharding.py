@@ -98,27 +98,6 @@ def test_sharded_training_is_that_of_one_process(
     assert_same_weights(tmp_path / "out", alone, tolerance=100 * tolerance)
 
 
-COMPILED = """
-import functools, runpy, sys
-import torch
-from torch._dynamo.utils import counters
-torch.compile = functools.partial(torch.compile, backend="aot_eager")
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-print("graphs", counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
-"""
-
-
-@pytest.mark.slow
-def test_compiled_layers_are_sharded(alone: Path, data: Path, tmp_path: Path):
-    flags = ("--fsdp", "full_shard", "--gradient-checkpointing", "--compile")
-    args = finetune(data, tmp_path / "out", *STEPS, "--batch-size", 6, *flags)
-    ended = two_ranks(["-c", COMPILED, *args])
-    assert all(" 0\n" in one.stdout.split("graphs")[1] for one in ended)
-    for column in ("train_loss", "val_loss"):
-        assert logged(tmp_path / "out", column) == pytest.approx(logged(alone, column), abs=2e-5)  # of six digits
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "precision"), [("xlm-r", "bf16"), ("byt5", "fp32")])
 def test_other_encoders_are_sharded_too(table: Path, tmp_path: Path, kind: str, precision: str):
