@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 
 from histocoder import Coder
-from histocoder.checkpoints.hub import local_folder
+from histocoder.checkpoints.model_files import local_folder
 from histocoder.data.examples import Examples
 from histocoder.inference.onnx_coder import MODES, OnnxCoder
 from histocoder.inference.onnx_export import export, quantize

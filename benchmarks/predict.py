@@ -28,8 +28,7 @@ from histocoder.config import PRECISIONS, ModelConfig
 from histocoder.formatters import BOS, build_formatter
 from histocoder.formatters.tokenizers import join_language, tokenize
 from histocoder.model import MixerModel, load_encoder
-from histocoder.model.devices import device_name
-from histocoder.ops.memory import peak_gpu_memory
+from histocoder.model.devices import device_name, peak_gpu_memory
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"

@@ -48,9 +48,8 @@ from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import tokenize
 from histocoder.log import log
 from histocoder.model import MixerModel, MixerOutput, load_encoder
-from histocoder.model.devices import device_name
+from histocoder.model.devices import device_name, peak_gpu_memory
 from histocoder.ops import kernels
-from histocoder.ops.memory import peak_gpu_memory
 from histocoder.training.losses import mixed_loss
 from histocoder.training.trainer import Trainer
 

@@ -9,8 +9,6 @@ import os
 import re
 import socket
 import struct
-import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -30,7 +28,6 @@ from histocoder.log import log
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
-_NOTICE_SECONDS = 30.0
 _GRACE_SECONDS = 5.0
 
 
@@ -72,11 +69,6 @@ def is_primary() -> bool:
     return _launch.rank == 0
 
 
-def is_local_primary() -> bool:
-    """Return whether this is the first process of its node."""
-    return _launch.local_rank == 0
-
-
 def backend() -> str | None:
     """Return the backend for gradients, "nccl" or "gloo"; None without a process group."""
     return dist.get_backend() if _group is not None else None
@@ -94,11 +86,6 @@ def read_launch(env: Mapping[str, str] = os.environ, *, local_rank: int | None =
         total, nodes = int(env["SLURM_STEP_NUM_TASKS"]), int(env.get("SLURM_STEP_NUM_NODES", 1))
         return Launch(int(env["SLURM_PROCID"]), total, int(env["SLURM_LOCALID"]), -(-total // nodes), True)
     return Launch()
-
-
-def launcher() -> int | None:
-    """Return the process id of the torchrun that has started this process, if any."""
-    return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def restarts() -> int:
@@ -124,8 +111,6 @@ def start(
     is_grouped = is_adopted or grouped or _launch.world_size > 1
     if chosen.type == "cuda" and is_grouped:
         torch.cuda.set_device(chosen)
-    if not is_adopted and (parent := launcher()) is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     if _group is None and is_grouped:
         _group = _connect(chosen, timedelta(seconds=rank_timeout), is_adopted=is_adopted)
     return chosen
@@ -138,18 +123,9 @@ def stop() -> None:
         with suppress(RuntimeError, MachineError):  # another rank has ended, perhaps the store with it
             _group.store.add("stop", 1)
             if is_primary():  # which may hold the store
-                _wait_until(lambda store: store.add("stop", 0) == world_size(), "ending", seconds=_GRACE_SECONDS)
+                _wait_until(lambda store: store.add("stop", 0) == world_size(), seconds=_GRACE_SECONDS)
         dist.destroy_process_group()
     _group = None
-
-
-def _end_with(parent: int) -> None:
-    """End this process once its launcher is gone, which nobody else would notice."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    again = "Run the same command again to resume from the last checkpoint."
-    print(f"error: rank {rank()} stops, because its launcher has ended. {again}", file=sys.stderr, flush=True)
-    os._exit(1)
 
 
 def choose_device(name: str, launch: Launch) -> torch.device:
@@ -282,7 +258,7 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
     _group.num_calls += 1
     key, message, signum = f"primary/{_group.num_calls}", "", 0
     if not is_primary():
-        _wait_until(lambda store: store.check([key]), doing)
+        _wait_until(lambda store: store.check([key]))
         message, signum = json.loads(_group.store.get(key))
         if message:
             raise Interrupted(message, signum) if signum else UserError(message)
@@ -305,25 +281,22 @@ def broadcast_from_primary(work: Callable[[], T], *, doing: str) -> T:
     return result
 
 
-def barrier(*, doing: str) -> None:
+def barrier() -> None:
     """Wait until every process has called this, however long that takes."""
     if _group is not None:
         _group.num_calls += 1
         key = f"barrier/{_group.num_calls}"
         _group.store.add(key, 1)
-        _wait_until(lambda store: store.add(key, 0) == world_size(), doing)
+        _wait_until(lambda store: store.add(key, 0) == world_size())
 
 
-def _wait_until(condition: Callable[[dist.Store], bool], doing: str, *, seconds: float = float("inf")) -> None:
+def _wait_until(condition: Callable[[dist.Store], bool], *, seconds: float = float("inf")) -> None:
     """Wait for what other ranks put into the store; raise a MachineError if one has announced its end."""
     assert _group is not None
-    started = noticed = time.monotonic()
-    while not condition(_group.store) and (now := time.monotonic()) - started < seconds:
+    deadline = time.monotonic() + seconds
+    while not condition(_group.store) and time.monotonic() < deadline:
         if announced_end():
             raise MachineError("another process has ended.")
-        if now - noticed > _NOTICE_SECONDS:
-            noticed = now
-            print(f"rank {rank()} has waited {now - started:.0f} s for others ({doing})", file=sys.stderr, flush=True)
         time.sleep(_POLL_SECONDS)
 
 
@@ -343,6 +316,6 @@ def announced_end() -> int:
     return 0
 
 
-def is_lost_contact(error: RuntimeError) -> bool:
+def is_lost_contact(error: Exception) -> bool:
     """Return whether an error means that another process has ended or can't be reached."""
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 PACKAGE = ROOT / "histocoder"
 PARTS = (
-    *("errors", "files", "log", "signals", "config", "distributed", "formatters", "ops", "model"),
+    *("errors", "files", "log", "config", "distributed", "formatters", "ops", "model"),
     *("data", "checkpoints", "inference", "ray", "spark", "evaluation", "training", "desk", "cli"),
 )
 """From the lowest to the highest."""

@@ -1,56 +1,75 @@
-"""Models on disk: each file is written aside and renamed, and checked by its SHA-256 when it is read."""
+"""Models on disk and on the Hugging Face hub, with their cards; each file is checked by its SHA-256 when it is read."""
 
 import json
+import os
 import pickle
-from collections.abc import Iterable
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import Environment
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from histocoder.config import MODEL_TYPE, ModelConfig
+from histocoder.config import MODEL_TYPE, NUM_GREEDY, ModelConfig
+from histocoder.data.languages import Language
 from histocoder.errors import DamagedError, UserError, misfit
-from histocoder.files import replacing, sha256, write_text
+from histocoder.files import sha256, sync, temporary_folder, write_text
 from histocoder.formatters import build_formatter
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, reads_characters
+from histocoder.model.encoder import hub_answers
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER, CARD_FILE = "config.json", "model.safetensors", "tokenizer", "README.md"
-MANIFEST_FILE = "manifest.json"  # SHA-256 of each file of a model or a checkpoint, by its path in the folder
+MANIFEST_FILE = "manifest.json"  # SHA-256 of each file of a model or a checkpoint but the card, by its path
+HUB_PREFIX = "hf://"
+_CARD = Path(__file__).with_name("card.md.jinja")
+
+
+def write_model(
+    folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer, card: str | None = None
+) -> None:
+    """Write a model's files into a new folder, the manifest of all files there, and the model's card, if given.
+
+    Raises an OSError if the disk is full.
+    """
+    tokenizer.save(folder / TOKENIZER_FOLDER)
+    write_tensors(weights, folder / WEIGHTS_FILE)
+    save_config(folder, config)
+    written = sorted(path for path in folder.rglob("*") if path.is_file())
+    _write_sums(folder, {path.relative_to(folder).as_posix(): sha256(path) for path in written})
+    if card is not None:
+        write_text(folder / CARD_FILE, card)
 
 
 def save_model(
     folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer, card: str | None = None
 ) -> None:
-    """Write a model's files, their manifest and its card, if given, into a folder, each whole or not at all."""
+    """Write a model aside, then move its files into a folder, which may hold others, such as those of a run.
+
+    The manifest is moved first: a model of which only some files were moved is refused, as damaged.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    _write_sums(folder, {})  # a save that is killed must not leave the sums of the files before
-    save_model_files(folder, config, weights, tokenizer=tokenizer)
-    written = sorted(path for path in (folder / TOKENIZER_FOLDER).rglob("*") if path.is_file())
-    save_manifest(folder, [folder / CONFIG_FILE, folder / WEIGHTS_FILE, *written])
-    if card is not None:
-        write_text(folder / CARD_FILE, card)
-
-
-def save_model_files(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer) -> None:
-    """Write config, tokenizer (unless the encoder reads characters) and weights (unless there are none)."""
-    tokenizer.save(folder / TOKENIZER_FOLDER)
-    if weights:
-        with replacing(folder / WEIGHTS_FILE) as temporary:
-            try:
-                write_tensors({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
-            except SafetensorError as error:
-                raise UserError(f"Could not write {folder / WEIGHTS_FILE}: {error}.") from error
-    save_config(folder, config)
+    with temporary_folder(folder / WEIGHTS_FILE) as new:
+        write_model(new, config, weights, tokenizer=tokenizer, card=card)
+        for path in (*new.rglob("*"), new):
+            sync(path)
+        for path in sorted(new.iterdir(), key=lambda path: path.name != MANIFEST_FILE):
+            if (folder / path.name).is_dir():
+                shutil.rmtree(folder / path.name)
+            os.replace(path, folder / path.name)
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write tensors into a file with the permissions of the umask; `save_file` alone makes it private."""
     path.touch()
     mode = path.stat().st_mode
-    save_file(tensors, path)
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
     path.chmod(mode)
 
 
@@ -62,16 +81,11 @@ def save_config(folder: Path, config: ModelConfig) -> None:
 def change_config(folder: Path, config: ModelConfig) -> None:
     """Replace `config.json` in a model's folder, and its sum in the manifest if there is one."""
     sums = _read_sums(folder)
-    if sums:
+    if sums:  # without the sum, which may be the old file's or the new one's
         _write_sums(folder, {name: digest for name, digest in sums.items() if name != CONFIG_FILE})
     save_config(folder, config)
     if sums:
         _write_sums(folder, {**sums, CONFIG_FILE: sha256(folder / CONFIG_FILE)})
-
-
-def save_manifest(folder: Path, files: Iterable[Path]) -> None:
-    """Write `manifest.json` with the sums of some files of a folder."""
-    _write_sums(folder, {path.relative_to(folder).as_posix(): sha256(path) for path in files})
 
 
 def _write_sums(folder: Path, sums: dict[str, str]) -> None:
@@ -84,12 +98,10 @@ def _read_sums(folder: Path) -> dict[str, str]:
     return read_json(path) if path.is_file() else {}
 
 
-def verify_manifest(folder: Path, *, model_only: bool = False) -> None:
-    """Raise a DamagedError if a file of a folder, or of its model, differs from the manifest; takes 1 s per GB."""
+def verify_manifest(folder: Path) -> None:
+    """Raise a DamagedError if a file of a model or a checkpoint differs from the manifest; takes 1 s per GB."""
     try:
         for name, digest in _read_sums(folder).items():
-            if model_only and name not in (CONFIG_FILE, WEIGHTS_FILE) and not name.startswith(f"{TOKENIZER_FOLDER}/"):
-                continue
             if not (folder / name).is_file() or sha256(folder / name) != digest:
                 raise DamagedError(f"The file {folder / name} is missing or damaged: its checksum differs.")
     except OSError as error:
@@ -99,7 +111,7 @@ def verify_manifest(folder: Path, *, model_only: bool = False) -> None:
 def verify_model(folder: Path) -> None:
     """Raise a DamagedError, which says what to do, if a file of a model differs from the manifest."""
     try:
-        verify_manifest(folder, model_only=True)
+        verify_manifest(folder)
     except DamagedError as error:
         raise DamagedError(
             f"{error} Get another copy of the model; if you changed the file yourself, delete {MANIFEST_FILE} there."
@@ -107,10 +119,7 @@ def verify_model(folder: Path) -> None:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        raise UserError(f"{folder} holds no model: it has no {CONFIG_FILE}.")
-    return ModelConfig.from_dict(read_json(path))
+    return ModelConfig.from_dict(read_json(_existing(folder, CONFIG_FILE)))
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -121,13 +130,17 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read `model.safetensors` of a model's folder."""
-    path = folder / WEIGHTS_FILE
-    if not path.is_file():
-        raise UserError(f"{folder} holds no model: it has no {WEIGHTS_FILE}.")
+    path = _existing(folder, WEIGHTS_FILE)
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged ({error}).") from error
+
+
+def _existing(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
+        raise UserError(f"{folder} holds no model: it has no {name}.")
+    return folder / name
 
 
 def load_model(folder: Path, *, verify: bool = True) -> MixerModel:
@@ -172,3 +185,49 @@ def read_json(path: Path, kind: type = dict) -> Any:
     if not isinstance(content, kind):
         raise DamagedError(f"{path} can't be read (it holds no JSON {'object' if kind is dict else 'list'}).")
     return content
+
+
+def model_card(
+    config: ModelConfig, *, num_train: int | None = None, num_val: int = 0, metrics: Mapping[str, float] | None = None
+) -> str:
+    """Return the text of a model's README.md, with the results of `validation.validate` if they are known."""
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment.filters["iso_code"] = iso_code
+    return environment.from_string(_CARD.read_text(encoding="utf-8")).render(
+        config=config,
+        num_train=num_train,
+        num_val=num_val,
+        num_greedy=NUM_GREEDY,
+        metrics=metrics,
+        system=config.system,
+        languages=[lang for lang in config.languages if lang != "unk"],
+        encoder=config.encoder.get("model_type", "canine"),
+        unit="characters" if reads_characters(config.encoder) else "tokens",
+    )
+
+
+def is_on_hub(name: str) -> bool:
+    """Return whether a name is that of a repository on the hub, such as hf://owner/name."""
+    return name.startswith(HUB_PREFIX)
+
+
+def local_folder(path_or_url: str | Path) -> Path:
+    """Return a model's folder; `hf://owner/name` is downloaded from the hub.
+
+    A name without the prefix is never looked up there: a misspelt path could be a repository of somebody else's.
+    """
+    name = str(path_or_url)
+    if not is_on_hub(name):
+        if Path(name).is_dir():
+            return Path(name)
+        advice = f" For a repository on the Hugging Face hub, write {HUB_PREFIX}{name}." if name.count("/") == 1 else ""
+        raise UserError(f"There is no model folder {name}.{advice}")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    is_reached = hub_answers()
+    try:
+        return Path(snapshot_download(name.removeprefix(HUB_PREFIX), local_files_only=not is_reached))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = "has no such repository" if is_reached else "can't be reached, and there is no cached copy"
+        raise UserError(f"Could not open the model {name}: the Hugging Face hub {reason}.") from error

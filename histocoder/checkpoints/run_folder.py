@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
 import signal
-import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from histocoder import distributed
-from histocoder.checkpoints.lock import LOCK_FILE, holding
 from histocoder.checkpoints.model_files import (
     CARD_FILE,
     CONFIG_FILE,
@@ -25,8 +24,8 @@ from histocoder.checkpoints.model_files import (
     TOKENIZER_FOLDER,
     WEIGHTS_FILE,
     save_model,
+    write_model,
 )
-from histocoder.checkpoints.nodes import on_each_node
 from histocoder.checkpoints.training_state import (
     BEST_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -36,27 +35,26 @@ from histocoder.checkpoints.training_state import (
     find_checkpoint,
     list_checkpoints,
     load_checkpoint,
-    step_of,
 )
 from histocoder.config import ModelConfig
 from histocoder.data.prepare import PREPARED_TABLES
 from histocoder.data.store import PREPARED_FILE
-from histocoder.errors import Interrupted, UserError
+from histocoder.errors import Interrupted, UserError, handling_stop_signals
 from histocoder.files import is_same_file, make_folder, remove_leftovers, replacing_folder, write_text
 from histocoder.model import Tokenizer
-from histocoder.signals import handling_stop_signals
 
 REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"
 LOG_FILE, WANDB_ID_FILE = "logs.csv", "wandb_run_id"
 TENSORBOARD_FOLDER, PROFILE_FOLDER = "tensorboard", "profile"
 CACHE_FOLDER = "cache"
-INTERRUPTED_FILE, LAUNCHER_FILE = "interrupted.json", ".launcher"
+LOCK_FILE = ".lock"
 ARGS_FILE = "args.yaml"
 """First file that training writes; in a folder that holds it, the files and folders below belong to a run."""
 _MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, CARD_FILE)
 _FILES = (*_MODEL_FILES, LAST_BIN_FILE, LOG_FILE, WANDB_ID_FILE, METRICS_FILE, REPORT_FILE)
 _FOLDERS = (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, FIGURES_FOLDER, TENSORBOARD_FOLDER, PROFILE_FOLDER)
 """Folders that a new run deletes; prepared data and `cache/` stay."""
+_LATE_SECONDS = 5.0  # time after which a network disk shows a file that another machine has written
 
 
 def run_of(model: Path) -> Path:
@@ -73,6 +71,52 @@ def run_settings(run: Path) -> dict[str, Any]:
     return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
+@contextmanager
+def holding(lock: Path, *, path: Path, instead: str) -> Iterator[None]:
+    """Hold a lock file, shared by all ranks; a second run that tries to take it ends at once.
+
+    The operating system or the file server releases the lock when its process ends, however it ends, so the file of a
+    killed run blocks nobody. Loader workers do not inherit it. On a file system without locks, nothing is held.
+    The error says that `path` is in use, and what to choose `instead`.
+    """
+    held = FileLock(lock, timeout=0.2, fallback_to_soft=False)  # a run that is just ending deletes its file
+
+    def take() -> None:
+        try:
+            held.acquire()
+        except Timeout as error:
+            raise UserError(f"{path} is in use by another run. Wait until it ends, or choose {instead}.") from error
+        except OSError:
+            pass  # the file system has no locks
+
+    distributed.run_on_primary(take, doing="locking the folder")
+    try:
+        yield
+    finally:
+        if distributed.is_primary():
+            with suppress(OSError):
+                lock.unlink()  # while the lock is held, so that no other run's file is deleted
+        held.release()
+
+
+def check_shared(path: Path) -> None:
+    """Raise a UserError, on all ranks, unless each sees a file as rank 0 does."""
+
+    def content() -> bytes | None:
+        return path.read_bytes() if path.is_file() else None
+
+    original, deadline = distributed.broadcast(content()), time.monotonic() + _LATE_SECONDS
+    while content() != original and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if not all(distributed.gather_objects(content() == original)):
+        raise UserError(f"{path.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
+
+
+def _stop(signum: int, _frame: object) -> NoReturn:
+    """End a run at a stop signal before or after training, which saves first."""
+    raise Interrupted(f"{signal.Signals(signum).name}: stopped. Run the same command again to resume.", signum)
+
+
 class RunFolder:
     """A folder that a run writes to, with the paths of what the run keeps there."""
 
@@ -81,13 +125,12 @@ class RunFolder:
         self.best, self.cache = path / BEST_FOLDER, path / CACHE_FOLDER
         self.profile, self.tensorboard = path / PROFILE_FOLDER, path / TENSORBOARD_FOLDER
         self.logs, self.wandb_id = path / LOG_FILE, path / WANDB_ID_FILE
-        self._args, self._interrupted = path / ARGS_FILE, path / INTERRUPTED_FILE
-        self._launcher = path / LAUNCHER_FILE
+        self._args = path / ARGS_FILE
 
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[RunFolder]:
-        """Make a run's folder and lock it; a stop signal ends the run and is recorded in `interrupted.json`.
+        """Make a run's folder and lock it; a stop signal ends the run.
 
         All ranks raise a UserError if another run holds the folder, it can't be written to, or a run would replace or
         delete files that histocoder did not create.
@@ -95,10 +138,7 @@ class RunFolder:
         run, is_new = cls(path), not path.exists()
         distributed.run_on_primary(lambda: make_folder(path), doing="making the run's folder")
         try:
-            with (
-                holding(path / LOCK_FILE, path=path, instead="another folder"),
-                run._marking_interruptions(),
-            ):
+            with holding(path / LOCK_FILE, path=path, instead="another folder"), handling_stop_signals(_stop):
                 distributed.run_on_primary(run._refuse_others_files, doing="looking at the run's folder")
                 yield run
         finally:
@@ -128,13 +168,10 @@ class RunFolder:
                 shutil.rmtree(self.path / name, ignore_errors=True)
             for name in _FILES:
                 (self.path / name).unlink(missing_ok=True)
-        self._interrupted.unlink(missing_ok=True)
-        if distributed.launcher() is not None:
-            write_text(self._launcher, _launcher())
         write_text(self._args, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
     def checkpoint(self, resume: str, *, overwrite: bool = False) -> Checkpoint | None:
-        """Find a checkpoint on rank 0 and load it on every rank; nodes that do not see it receive a copy.
+        """Find a checkpoint on rank 0 and load it on every rank.
 
         Processes that their launcher has restarted resume their own run, whatever `resume` is. The validation results
         in another run's checkpoint are dropped: the best model that they refer to is not in this folder.
@@ -143,29 +180,22 @@ class RunFolder:
         """
         asked = "never" if overwrite and resume == "auto" else resume
 
-        def find() -> tuple[str, bool]:
-            began_here = distributed.restarts() > 0 and _read(self._launcher) == _launcher()
-            found = find_checkpoint(self.path, "auto") if began_here else None
+        def find() -> str:
+            is_restarted = distributed.restarts() > 0
+            found = find_checkpoint(self.path, "auto") if is_restarted else None
             found = found or find_checkpoint(self.path, asked)
-            is_own = found is not None and self._is_own(found)
-            if not (is_own or overwrite or began_here):
+            if not (is_restarted or overwrite or (found is not None and self._is_own(found))):
                 self._refuse_to_delete(resume)
-            return str(found or ""), is_own
+            return str(found or "")
 
-        found, is_own = distributed.broadcast_from_primary(find, doing="verifying checkpoints")
+        found = distributed.broadcast_from_primary(find, doing="verifying checkpoints")
         if not found:
             return None
-        copy = self.path / f".{Path(found).name}.copy.tmp"
-        path = on_each_node(Path(found), marker=MANIFEST_FILE, copy=copy, files=("**/*",))
-        checkpoint = load_checkpoint(path)
-        if not is_own:
+        check_shared(Path(found) / MANIFEST_FILE)
+        checkpoint = load_checkpoint(Path(found))
+        if not self._is_own(checkpoint.path):
             state = checkpoint.state
             state.best_accuracy, state.best_val_loss, state.num_worse, state.results = -math.inf, math.inf, 0, None
-        distributed.barrier(doing="loading the checkpoint")
-        if path == copy and distributed.is_local_primary():
-            shutil.rmtree(copy)
-            with suppress(OSError):
-                self.path.rmdir()  # succeeds if this node keeps nothing else
         return checkpoint
 
     def _is_own(self, checkpoint: Path) -> bool:
@@ -184,51 +214,14 @@ class RunFolder:
         self, folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer, card: str | None
     ) -> None:
         """Write a model and its card: best/ as a whole, the run's own folder file by file, as it holds more."""
-        whole = replacing_folder(folder) if folder == self.best else nullcontext(folder)
-        with whole as target:
-            save_model(target, config, weights, tokenizer=tokenizer, card=card)
+        if folder != self.best:
+            save_model(folder, config, weights, tokenizer=tokenizer, card=card)
+            return
+        with replacing_folder(folder) as new:
+            write_model(new, config, weights, tokenizer=tokenizer, card=card)
 
     def forget_results(self) -> None:
         """Delete what an earlier end of the run wrote about its model: the report, and last.bin."""
         for name in (REPORT_FILE, METRICS_FILE, LAST_BIN_FILE):
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.path / FIGURES_FOLDER, ignore_errors=True)
-
-    def mark_interrupted(self, *, step: int, signum: int) -> None:
-        """Write `interrupted.json` with the signal that ended a run, and the step that was saved."""
-        record = {"step": step, "reason": signal.Signals(signum).name, "status": 128 + signum}
-        write_text(self._interrupted, json.dumps(record, indent=2) + "\n")
-
-    @contextmanager
-    def _marking_interruptions(self) -> Iterator[None]:
-        """End the run with a message and `interrupted.json` at a stop signal before or after training."""
-
-        def end(signum: int, _frame: object) -> None:
-            raise Interrupted(f"{signal.Signals(signum).name}: stopped. Run the same command again to resume.", signum)
-
-        try:
-            with handling_stop_signals(end):
-                yield
-        except Interrupted as error:
-            if (self.path / LOCK_FILE).exists() and not self._interrupted.exists():  # on rank 0's node
-                step = max(map(step_of, list_checkpoints(self.path)), default=0)
-                with suppress(UserError):
-                    self.mark_interrupted(step=step, signum=error.signum)
-            raise
-
-    def raise_if_interrupted(self) -> None:
-        """Raise Interrupted, on all ranks, if a launcher restarts (--max-restarts) a run that was asked to stop."""
-        record = distributed.broadcast_from_primary(
-            lambda: _read(self._interrupted) if distributed.restarts() else "", doing="reading interrupted.json"
-        )
-        if record:
-            values = json.loads(record)
-            raise Interrupted(f"{values['reason']}: saved at step {values['step']}.", values["status"] - 128)
-
-
-def _launcher() -> str:
-    return f"process {distributed.launcher()} of {socket.gethostname()}"
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""

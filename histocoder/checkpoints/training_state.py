@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -21,9 +20,8 @@ from histocoder.checkpoints.model_files import (
     read_model_config,
     read_tokenizer,
     read_weights,
-    save_manifest,
-    save_model_files,
     verify_manifest,
+    write_model,
     write_tensors,
 )
 from histocoder.checkpoints.occcanine import save_published, with_all_positions
@@ -31,7 +29,7 @@ from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.errors import DamagedError, UserError
 from histocoder.files import replacing_folder
 from histocoder.log import log
-from histocoder.model import MixerModel, Tokenizer
+from histocoder.model import Tokenizer
 
 OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
 LAST_BIN_FILE = "last.bin"
@@ -102,7 +100,7 @@ def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
         final.parent.mkdir(parents=True, exist_ok=True)
         with replacing_folder(final) as folder:
             _write_files(folder, checkpoint)
-    except (OSError, SafetensorError, RuntimeError, UserError) as error:  # torch.save: a full disk is a RuntimeError
+    except (OSError, RuntimeError, UserError) as error:  # torch.save: a full disk is a RuntimeError
         raise UserError(
             f"Could not save the checkpoint {final} ({error}). Older checkpoints are intact. Make room, or fix "
             "the folder, and run the same command again."
@@ -114,13 +112,12 @@ def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint's files into a folder, and last their manifest."""
     learner = checkpoint.learner
-    save_model_files(folder, checkpoint.model_config, learner.weights, tokenizer=checkpoint.tokenizer)
     rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
     torch.save(rest, folder / OPTIMIZER_FILE)
     write_tensors(checkpoint.ranks, folder / RANKS_FILE)
     record = {"format_version": CHECKPOINT_VERSION, **asdict(checkpoint.state), "settings": checkpoint.settings}
     (folder / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    save_manifest(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
+    write_model(folder, checkpoint.model_config, learner.weights, tokenizer=checkpoint.tokenizer)
 
 
 def save_last_bin(
@@ -176,13 +173,9 @@ def verify_checkpoint(path: Path) -> None:
     verify_manifest(path)
     version = read_json(path / STATE_FILE)["format_version"]
     if version != CHECKPOINT_VERSION:
-        advice = (
-            f"Resume it with the histocoder that wrote it, or start a new run from its weights, in another folder, "
-            f"with --initial-checkpoint {path}."
-        )
         raise UserError(
-            f"The checkpoint {path} has format version {version}; this histocoder reads {CHECKPOINT_VERSION}. "
-            + ("Update histocoder." if version > CHECKPOINT_VERSION else advice)
+            f"The checkpoint {path} has format version {version}; this histocoder reads {CHECKPOINT_VERSION}. Resume "
+            f"it with the version that wrote it, or start a new run, with --initial-checkpoint {path}."
         )
 
 
@@ -194,12 +187,8 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
     """
     if resume == "never":
         return None
-    path = folder if resume == "auto" else Path(resume)
-    if resume != "auto" and is_checkpoint(path):
-        verify_checkpoint(path)
-        return path
-    damage = ""
-    for checkpoint in reversed(list_checkpoints(path)):
+    path, damage = folder if resume == "auto" else Path(resume), ""
+    for checkpoint in [path] if is_checkpoint(path) else reversed(list_checkpoints(path)):
         try:
             verify_checkpoint(checkpoint)
         except DamagedError as error:
@@ -231,8 +220,3 @@ def load_checkpoint(path: Path) -> Checkpoint:
         model_config=read_model_config(path),
         tokenizer=read_tokenizer(path),
     )
-
-
-def checkpoint_bytes(model: MixerModel) -> int:
-    """Return the size of a model's checkpoint on disk: weights, and two moments of each trained weight."""
-    return sum(p.nbytes * (3 if p.requires_grad else 1) for p in model.parameters())

@@ -22,10 +22,9 @@ from histocoder.cli.flags import DoctorFlags
 from histocoder.errors import UserError
 from histocoder.files import make_folder
 from histocoder.log import log
-from histocoder.model.devices import check_compiler, device_name, has_bf16
+from histocoder.model.devices import check_compiler, device_name, has_bf16, total_bytes
 from histocoder.model.encoder import hub_answers
 from histocoder.ops import kernels
-from histocoder.ops.memory import total_bytes
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 """Marks of findings: with a note something works less well, or not at all, that training can do without."""

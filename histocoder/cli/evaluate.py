@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from histocoder import distributed
-from histocoder.checkpoints.hub import local_folder
+from histocoder.checkpoints.model_files import local_folder
 from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of
 from histocoder.cli.flags import EvaluateFlags
 from histocoder.data.codes import LabelRules

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from histocoder.checkpoints.hub import local_folder
+from histocoder.checkpoints.model_files import local_folder
 from histocoder.checkpoints.run_folder import run_of
 from histocoder.cli.flags import ExportFlags
 from histocoder.data.codes import LabelRules

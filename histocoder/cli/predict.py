@@ -6,8 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from histocoder import distributed
-from histocoder.checkpoints.hub import local_folder
-from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
+from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE, local_folder
 from histocoder.checkpoints.run_folder import run_of
 from histocoder.cli.arguments import config_of
 from histocoder.cli.flags import PredictFlags

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from histocoder.checkpoints.hub import local_folder
-from histocoder.checkpoints.model_files import read_model_config
+from histocoder.checkpoints.model_files import local_folder, read_model_config
 from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.cli.flags import ReviewFlags
 from histocoder.evaluation.review_file import Columns, next_step, review

@@ -60,19 +60,17 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
             end = "Stopped, because the program that read the output has ended.", _NOBODY_READS
         case OSError() if _is_full(error):
             end = f"error: The output can't be written ({error.strerror}). Make room, and run the command again.", 2
-        case RuntimeError():
+        case RuntimeError() | MemoryError():
             end = _ending_of_torch(error)
     return end
 
 
-def _ending_of_torch(error: RuntimeError) -> tuple[str, int] | None:
-    import torch
-
+def _ending_of_torch(error: RuntimeError | MemoryError) -> tuple[str, int] | None:
     from histocoder import distributed
-    from histocoder.training.out_of_memory import full_gpu_message
+    from histocoder.training.out_of_memory import full_memory_message, is_out_of_memory
 
-    if isinstance(error, torch.OutOfMemoryError):
-        return f"error: {full_gpu_message(error)}", 2
+    if is_out_of_memory(error):
+        return f"error: {full_memory_message(error)}", 2
     if distributed.is_lost_contact(error):
         reason = str(error).splitlines()[0]
         again = "Run the same command again to resume from the last checkpoint."

@@ -9,9 +9,8 @@ import webbrowser
 from pathlib import Path
 
 from histocoder import distributed
-from histocoder.checkpoints.hub import local_folder
-from histocoder.checkpoints.lock import holding
-from histocoder.checkpoints.run_folder import run_of
+from histocoder.checkpoints.model_files import local_folder
+from histocoder.checkpoints.run_folder import holding, run_of
 from histocoder.cli.flags import ServeFlags
 from histocoder.errors import UserError
 from histocoder.files import make_folder

@@ -75,7 +75,7 @@ class ModelConfig:
     pooling: str = "auto"  # of Hugging Face's encoders: "mean", or "auto", the first token if it stands for the text
     flat_loss: str = "bce-mean"  # on which the meaning of the flat head's logits depends; see `losses.flat_loss`
     mode: str = "greedy"  # the best in validation, the default of `Coder.predict`
-    decoder_prior: bool = False  # whether the decoder starts from what the flat head expects; see `model.prior`
+    decoder_prior: bool = False  # whether the decoder starts from what the flat head expects; see `Prior`
     experts: dict[str, float] = field(default_factory=dict)  # their weights; see `CombinedSearch`
     num_linear_features: int = 0  # n-grams of the linear expert; 0: there is none
     fitted_to_validation: bool = False  # whether it was trained on the validation data as well, once measured

@@ -17,7 +17,7 @@ RAW_HELP = "do not put an apostrophe before texts that a spreadsheet would run a
 class BatchOptions(Settings):
     """Number of descriptions in a batch."""
 
-    batch_size: int = free(256, "descriptions per batch; halved if memory runs out", at_least=1)
+    batch_size: int = free(256, "descriptions per batch; a smaller one takes less memory", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)

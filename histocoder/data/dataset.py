@@ -22,10 +22,9 @@ from histocoder.data.augment import Augmenter
 from histocoder.data.encoder_outputs import EncoderOutput, StoredOutputs
 from histocoder.data.examples import Examples
 from histocoder.data.samplers import BucketSampler, Share
-from histocoder.errors import MachineError
+from histocoder.errors import MachineError, ignore_stop_signals, in_main_thread
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
 from histocoder.formatters.tokenizers import CHARACTERS, CLS_ID, SEP_ID, UNKNOWN, Tokenizer, join_language, tokenize
-from histocoder.signals import ignore_stop_signals, in_main_thread
 
 _ROWS_AT_ONCE = 1 << 18
 _END_SECONDS = 0.3  # between the end of a process' pipes and its own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -17,8 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from histocoder.checkpoints.hub import local_folder, model_card, push_folder
-from histocoder.checkpoints.model_files import CARD_FILE, load_model, save_model
+from histocoder.checkpoints.model_files import CARD_FILE, load_model, local_folder, model_card, save_model
 from histocoder.checkpoints.occcanine import model_from_occcanine
 from histocoder.config import PredictOptions
 from histocoder.errors import Cancelled
@@ -28,7 +26,6 @@ from histocoder.inference.onnx_coder import OnnxCoder
 from histocoder.inference.predictions import Prediction
 from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
-from histocoder.ops.memory import RowsAtOnce
 
 _ENCODED_AT_ONCE = 64
 """Number of descriptions that fits a CPU's caches. Decoding reads all weights at each step, and prefers more."""
@@ -138,18 +135,6 @@ class Coder:
         """Write what `save_model` writes, and the model card; `from_pretrained` reads them."""
         model = self.model
         save_model(Path(folder), model.config, model.state_dict(), tokenizer=model.tokenizer, card=self.card)
-
-    def push_to_hub(self, repo_id: str, *, private: bool = False) -> str:
-        """Upload the model to a Hugging Face hub repo, model card included; return the address.
-
-        Raises
-        ------
-        UserError
-            If the hub can't be reached, or refuses.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            return push_folder(Path(folder), repo_id, private=private)
 
     @property
     def mode(self) -> str:
@@ -324,9 +309,9 @@ class Coder:
         """Yield the indices (B,) of each batch of descriptions of similar lengths, and the result of `work` on it.
 
         `work` takes token ids, thresholds of the flat head, and characters for the linear expert; see `predict_batch`.
-        Batches are divided if memory is short. `cancel` is asked before each batch; see `predict`.
+        `cancel` is asked before each batch; see `predict`.
         """
-        config, at_once = self.model.config, RowsAtOnce(self.device)
+        config = self.model.config
         thresholds = torch.from_numpy(thresholds_of(config, langs, options.threshold))
         sizes = {"at_least": self._encoded_at_once, "at_most": options.batch_size}
         for rows, ids, characters in readings(texts, langs, config, self.model.tokenizer, **sizes):
@@ -335,9 +320,8 @@ class Coder:
             of_linear = None if characters is None else torch.from_numpy(characters).to(self.device)
             given = torch.from_numpy(ids).to(self.device), thresholds[rows].to(self.device), of_linear
             with self.turn:
-                results = list(at_once.each(work, *given))
-            for some, result in results:
-                yield rows[some], result
+                result = work(*given)
+            yield rows, result
 
 
 def load_occcanine(path: str | Path, **settings: Any) -> Coder:

@@ -20,7 +20,7 @@ import pyarrow.feather
 from tqdm import tqdm
 
 from histocoder import distributed
-from histocoder.checkpoints.lock import holding
+from histocoder.checkpoints.run_folder import holding
 from histocoder.config import PredictConfig
 from histocoder.data.examples import LANG_COL
 from histocoder.data.output import Form, check_output, write_table
@@ -88,7 +88,7 @@ def predict_file(
                     f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see."
                 )
             _code(tables, parts, progress=progress, cancel=cancel)
-            distributed.barrier(doing="coding its share")
+            distributed.barrier()
         distributed.run_on_primary(partial(_write, tables, parts, form, say), doing="writing the output")
         if known is not None and distributed.is_primary():
             rows = counted(parts.num_rows, "row", "rows")

@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.model.decoder import Decoder, DecoderLayer, seen_memory
+from histocoder.model.decoder import Decoder, DecoderLayer, Prior, PriorSteps, seen_memory
 from histocoder.model.layers import linear
-from histocoder.model.prior import Prior, PriorSteps
 
 _WORTH_COPYING = 0.75  # memory of rows that have ended is dropped if no more than this share remains
 
@@ -53,7 +52,7 @@ class Stepper:
         self._decoder = decoder
         memory, memory_mask = seen_memory(source.memory, source.memory_mask)
         self._mask = None if memory_mask is None else memory_mask[:, None, None, :]
-        self._layers = [_Layer(layer, memory) for layer in decoder.decoder.layers]  # type: ignore[arg-type]
+        self._layers = [_Layer(layer, memory) for layer in decoder.layers]
         self._prior = None if source.prior is None else PriorSteps(source.prior)
         self._batch = len(memory)
         self._rows = torch.arange(self._batch, device=memory.device)  # those that have nodes still
@@ -83,7 +82,7 @@ class Stepper:
         real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
         ancestors = self._index.gather(1, parents)[real]  # (N,), of the N nodes there are
         self._index = (real.flatten().cumsum(0) - 1).view_as(real)
-        x = self._decoder.token_emb(tokens[real]) + self._decoder.positional_encoding.pos_embedding[self._depth, 0]
+        x = self._decoder.embed(tokens[real], self._depth)
         is_shared = len(tokens) < batch
         real = real.expand(batch, -1)
         self._drop_rows(real.any(1))
@@ -156,7 +155,7 @@ class _Layer:
     def attend_to_memory(self, x: Tensor, nodes: _Nodes, memory_mask: Tensor | None) -> Tensor:
         """Return the rest of the layer for `x` (N, dim); `memory_mask` is of shape (R, 1, 1, S)."""
         layer, attention = self._layer, self._layer.multihead_attn
-        queries = attention.heads(nodes.spread(F.linear(x, *attention.query_projection(x.dtype))))
+        queries = attention.heads(nodes.spread(F.linear(x, *attention.projections(x.dtype)[0])))
         mixed = nodes.collect(attention.mix(queries, *self._memory, attn_mask=memory_mask))
         x = layer.norm2(linear(mixed, attention.out_proj).add_(x))
         return layer.norm3(linear(linear(x, layer.linear1).relu_(), layer.linear2).add_(x))

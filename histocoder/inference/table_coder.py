@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.checkpoints.hub import local_folder
+from histocoder.checkpoints.model_files import local_folder
 from histocoder.config import PredictConfig
 from histocoder.data.languages import Language, chosen_language
 from histocoder.data.table import strings

@@ -1,7 +1,7 @@
 """Encoders, decoder, and the model that holds both."""
 
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, trimmed_length
-from histocoder.model.decoder import Decoder
+from histocoder.model.decoder import Decoder, Prior
 from histocoder.model.encoder import (
     PRESETS,
     Encoder,
@@ -13,4 +13,3 @@ from histocoder.model.encoder import (
 )
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.ngram import NgramEncoder
-from histocoder.model.prior import Prior

@@ -6,8 +6,7 @@ is imported only to load its models, since the import takes seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from histocoder.errors import UserError
 from histocoder.model.layers import (
+    EncoderConfig,
     TransformerLayer,
     add_norm,
     additive,
@@ -30,14 +30,14 @@ from histocoder.model.layers import (
 if TYPE_CHECKING:
     from transformers import CanineModel
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 _PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
 """Multipliers of CANINE's hash functions (section 3.1)."""
+_HASH_TABLE = "HashBucketCodepointEmbedder_"
 POSITIONS = "char_embeddings.char_position_embeddings.weight"  # in a `Canine`'s state dict
 
 
 @dataclass
-class CanineConfig:
+class CanineConfig(EncoderConfig):
     """Sizes of a CANINE under transformers' names; by default those of CANINE-s."""
 
     model_type: ClassVar[str] = "canine"
@@ -60,23 +60,8 @@ class CanineConfig:
     local_transformer_stride: int = 128
 
     def __post_init__(self) -> None:
-        if self.hidden_act not in _ACTIVATIONS:
-            raise UserError(
-                f"CANINE with hidden_act {self.hidden_act!r} is not supported; hidden_act must be gelu or relu."
-            )
-
-    @classmethod
-    def from_dict(cls, config: dict[str, Any]) -> CanineConfig:
-        """Return the sizes among the fields of a config file, and ignore the other fields."""
-        return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
-
-    def to_diff_dict(self) -> dict[str, Any]:
-        """Return the fields of a config file; the name is that of `PretrainedConfig`'s method."""
-        return {"model_type": self.model_type, **asdict(self)}
-
-    @property
-    def activation(self) -> Callable[[Tensor], Tensor]:
-        return _ACTIVATIONS[self.hidden_act]
+        if self.hidden_act != "gelu":
+            raise UserError(f"CANINE with hidden_act {self.hidden_act!r} is not supported; hidden_act must be gelu.")
 
 
 class Canine(nn.Module):
@@ -90,13 +75,13 @@ class Canine(nn.Module):
     def __init__(self, config: CanineConfig) -> None:
         super().__init__()
         self.config = config
-        self.char_embeddings = _Embeddings(config)
-        self.initial_char_encoder = _Encoder(config, num_layers=1)
-        self.chars_to_molecules = _CharsToMolecules(config, inputs=1, taps=config.downsampling_rate)
-        self.encoder = _Encoder(config, num_layers=config.num_hidden_layers)
-        self.projection = _MoleculesToChars(config, inputs=2, taps=config.upsampling_kernel_size)
-        self.final_char_encoder = _Encoder(config, num_layers=1)
-        self.pooler = _Dense(config.hidden_size, config.hidden_size)
+        self.char_embeddings = _embeddings(config)
+        self.initial_char_encoder = _layers(config, 1)
+        self.chars_to_molecules = _convolution(config, inputs=1, taps=config.downsampling_rate)
+        self.encoder = _layers(config, config.num_hidden_layers)
+        self.projection = _convolution(config, inputs=2, taps=config.upsampling_kernel_size)
+        self.final_char_encoder = _layers(config, 1)
+        self.pooler = _dense(config.hidden_size, config.hidden_size)
         self.apply(self._initialize)
 
     @classmethod
@@ -136,15 +121,53 @@ class Canine(nn.Module):
         rate, length = self.config.downsampling_rate, input_ids.shape[1]
         num_chars, num_encoded = (length - rate, length - rate - 2) if trimmed else (length, length)
 
-        chars = F.dropout(self.char_embeddings(input_ids[:, :num_chars]).to(dtype), p)
+        chars = F.dropout(self._embedded(input_ids[:, :num_chars]).to(dtype), p)
         mask = input_ids.ne(0)
         molecule_mask = mask.unflatten(1, (-1, rate)).any(-1)  # of L / rate, CLS included
         molecule_mask, mask = (attention_mask(m[:, None, None], chars) for m in (molecule_mask, mask))
-        chars = self.initial_char_encoder(chars, self._within_blocks(mask[..., :num_chars], dtype))
-        molecules = self.encoder(self.chars_to_molecules(chars, drop_last=not trimmed), molecule_mask)
+        chars = _apply(self.initial_char_encoder, chars, self._within_blocks(mask[..., :num_chars], dtype))
+        molecules = _apply(self.encoder, self._molecules(chars, drop_last=not trimmed), molecule_mask)
         pooled = torch.tanh(linear(molecules[:, 0], self.pooler.dense))
-        encoded = F.dropout(self.projection(chars, molecules[:, 1:], num_encoded), p)
-        return self.final_char_encoder(encoded, mask[..., :num_encoded]), pooled
+        encoded = F.dropout(self._projected(chars, molecules[:, 1:], num_encoded), p)
+        return _apply(self.final_char_encoder, encoded, mask[..., :num_encoded]), pooled
+
+    def _embedded(self, input_ids: Tensor) -> Tensor:
+        """Return embeddings of characters, by several hashes of each, of positions, and of the first token type."""
+        config, tables = self.config, self.char_embeddings
+        hashes = (input_ids.long() + 1)[..., None] * _primes(config.num_hash_functions, input_ids.device)
+        hashes = hashes % config.num_hash_buckets
+        shards = [tables[f"{_HASH_TABLE}{i}"](hashes[..., i]) for i in range(config.num_hash_functions)]
+        positions = tables.char_position_embeddings.weight[: input_ids.shape[1]]
+        return tables.LayerNorm(torch.cat(shards, dim=-1) + (positions + tables.token_type_embeddings.weight[0]))
+
+    def _molecules(self, chars: Tensor, *, drop_last: bool) -> Tensor:
+        """Return CLS and one molecule for every `rate` characters of `chars` (B, L, dim)."""
+        conv = self.chars_to_molecules.conv
+        windows = chars.unflatten(1, (-1, self.config.downsampling_rate)).flatten(2)  # (B, L / rate, rate * dim)
+        weight = conv.weight.to(chars.dtype).permute(0, 2, 1).flatten(1)
+        molecules = F.gelu(F.linear(windows, weight, conv.bias.to(chars.dtype)))
+        molecules = molecules[:, :-1] if drop_last else molecules
+        return layer_norm(torch.cat([chars[:, :1], molecules], dim=1), self.chars_to_molecules.LayerNorm)
+
+    def _projected(self, chars: Tensor, molecules: Tensor, num_encoded: int) -> Tensor:
+        """Convolve over the first characters (B, L, dim), each beside its molecule of (B, M, dim)."""
+        conv = self.projection.conv
+        weight = conv.weight.to(chars.dtype)  # (dim, 2 * dim, taps), for characters, then for molecules
+        dim, _, taps = weight.shape
+        of_chars, of_molecules = weight.split(dim, dim=1)
+        before, length, rate = (taps - 1) // 2, chars.shape[1], self.config.downsampling_rate
+        padded = F.pad(chars, (0, 0, before, taps - 1 - before))
+        windows = torch.cat([padded[:, k : k + length] for k in range(taps)], dim=-1)  # (B, L, taps * dim)
+        out = F.linear(windows, of_chars.permute(0, 2, 1).flatten(1), conv.bias.to(chars.dtype))
+        # contiguous, or torch copies the weight for each row of the batch when no gradients are needed
+        by_tap = F.linear(molecules.contiguous(), of_molecules.permute(2, 0, 1).flatten(0, 1))
+        by_tap = by_tap.unflatten(-1, (taps, dim))  # (B, M, taps, dim)
+        missing = length // rate - molecules.shape[1]  # the last molecule stands in for one that was dropped
+        by_tap = torch.cat([by_tap, by_tap[:, -1:].expand(-1, missing, -1, -1)], dim=1) if missing else by_tap
+        for k in range(taps):
+            ahead = k - before
+            out = out + F.pad(by_tap[:, :, k].repeat_interleave(rate, dim=1), (0, 0, -ahead, ahead))
+        return layer_norm(F.gelu(out)[:, :num_encoded], self.projection.LayerNorm)
 
     def _within_blocks(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         """Restrict `mask` (B, 1, 1, L) to attention within blocks, if there are several."""
@@ -155,48 +178,11 @@ class Canine(nn.Module):
         return additive(mask, dtype).masked_fill(block[:, None] != block, -torch.inf)
 
 
-def _norm(config: CanineConfig) -> nn.LayerNorm:
-    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-
-class _Embeddings(nn.Module):
-    """Embeddings of characters, by several hashes of each, of positions, and of the first token type."""
-
-    def __init__(self, config: CanineConfig) -> None:
-        super().__init__()
-        self.config = config
-        dim = config.hidden_size // config.num_hash_functions
-        for i in range(config.num_hash_functions):
-            setattr(self, f"HashBucketCodepointEmbedder_{i}", nn.Embedding(config.num_hash_buckets, dim))
-        self.char_position_embeddings = nn.Embedding(config.num_hash_buckets, config.hidden_size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.LayerNorm = _norm(config)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        num_hashes = self.config.num_hash_functions
-        hashes = (input_ids.long() + 1)[..., None] * _primes(num_hashes, input_ids.device)
-        hashes = hashes % self.config.num_hash_buckets
-        shards = [getattr(self, f"HashBucketCodepointEmbedder_{i}")(hashes[..., i]) for i in range(num_hashes)]
-        positions = self.char_position_embeddings.weight[: input_ids.shape[1]]
-        return self.LayerNorm(torch.cat(shards, dim=-1) + (positions + self.token_type_embeddings.weight[0]))
-
-
 @cache
 def _primes(num: int, device: torch.device) -> Tensor:
     """Return the first `num` primes, copied to a GPU once instead of for each batch."""
     with torch.inference_mode(mode=False):
         return torch.tensor(_PRIMES[:num], device=device)
-
-
-class _Encoder(nn.Module):
-    def __init__(self, config: CanineConfig, *, num_layers: int) -> None:
-        super().__init__()
-        self.layer = nn.ModuleList(CanineLayer(config) for _ in range(num_layers))
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        for layer in self.layer:
-            x = layer(x, mask)
-        return x
 
 
 class CanineLayer(TransformerLayer):
@@ -207,83 +193,54 @@ class CanineLayer(TransformerLayer):
         dim, wide = config.hidden_size, config.intermediate_size
         self.config = config
         projections = nn.ModuleDict({name: nn.Linear(dim, dim) for name in ("query", "key", "value")})
-        self.attention = nn.ModuleDict({"self": projections, "output": _Update(dim, config)})
-        self.intermediate = _Dense(dim, wide)
-        self.output = _Update(wide, config)
+        self.attention: Any = nn.ModuleDict({"self": projections, "output": _dense(dim, dim, _norm(config))})
+        self.intermediate = _dense(dim, wide)
+        self.output = _dense(wide, dim, _norm(config))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Compute the layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it."""
-        config = self.config
+        config, update = self.config, self.attention.output
         hidden_p, attention_p = config.hidden_dropout_prob, config.attention_probs_dropout_prob
         if not self.training:
             hidden_p = attention_p = 0.0
-        projections: Any = self.attention["self"]
-        output: Any = self.attention["output"]
-        mixed = attention(
-            *(linear(x, one) for one in projections.values()),
-            num_heads=config.num_attention_heads,
-            mask=mask,
-            dropout_p=attention_p,
-        )
-        x = add_norm(x, linear(mixed, output.dense), output.LayerNorm, hidden_p)
-        update = linear(config.activation(linear(x, self.intermediate.dense)), self.output.dense)
-        return add_norm(x, update, self.output.LayerNorm, hidden_p)
+        sources = [linear(x, projection) for projection in self.attention["self"].values()]
+        mixed = attention(*sources, num_heads=config.num_attention_heads, mask=mask, dropout_p=attention_p)
+        x = add_norm(x, linear(mixed, update.dense), update.LayerNorm, hidden_p)
+        wide = F.gelu(linear(x, self.intermediate.dense))
+        return add_norm(x, linear(wide, self.output.dense), self.output.LayerNorm, hidden_p)
 
 
-class _Dense(nn.Module):
-    def __init__(self, width: int, out: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(width, out)
+# Parts of the model: containers that name their weights as transformers does, in its order
 
 
-class _Update(_Dense):
-    """End of a residual branch: a linear layer and a layer norm."""
-
-    def __init__(self, width: int, config: CanineConfig) -> None:
-        super().__init__(width, config.hidden_size)
-        self.LayerNorm = _norm(config)
+def _norm(config: CanineConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
 
-class _Convolution(nn.Module):
-    """Weights of a convolution over `taps` neighbours of `inputs` vectors each, and the norm behind it."""
-
-    def __init__(self, config: CanineConfig, *, inputs: int, taps: int) -> None:
-        super().__init__()
-        self.config = config
-        self.conv = nn.Conv1d(inputs * config.hidden_size, config.hidden_size, taps)
-        self.LayerNorm = _norm(config)
-
-    def weights(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the weight (dim, inputs * dim, taps) and the bias (dim,)."""
-        return self.conv.weight.to(dtype), self.conv.bias.to(dtype)  # type: ignore[union-attr]
+def _dense(width: int, out: int, norm: nn.LayerNorm | None = None) -> Any:
+    """Return a linear layer; with a norm, the end of a residual branch."""
+    return nn.ModuleDict({"dense": nn.Linear(width, out), **({} if norm is None else {"LayerNorm": norm})})
 
 
-class _CharsToMolecules(_Convolution):
-    def forward(self, chars: Tensor, *, drop_last: bool) -> Tensor:
-        """Return CLS and one molecule for every `rate` characters of `chars` (B, L, dim)."""
-        weight, bias = self.weights(chars.dtype)
-        windows = chars.unflatten(1, (-1, weight.shape[2])).flatten(2)  # (B, L / rate, rate * dim)
-        molecules = self.config.activation(F.linear(windows, weight.permute(0, 2, 1).flatten(1), bias))
-        molecules = molecules[:, :-1] if drop_last else molecules
-        return layer_norm(torch.cat([chars[:, :1], molecules], dim=1), self.LayerNorm)
+def _layers(config: CanineConfig, number: int) -> Any:
+    return nn.ModuleDict({"layer": nn.ModuleList(CanineLayer(config) for _ in range(number))})
 
 
-class _MoleculesToChars(_Convolution):
-    def forward(self, chars: Tensor, molecules: Tensor, num_encoded: int) -> Tensor:
-        """Convolve over the first characters (B, L, dim), each beside its molecule of (B, M, dim)."""
-        weight, bias = self.weights(chars.dtype)  # for characters, then for molecules
-        dim, _, taps = weight.shape
-        of_chars, of_molecules = weight.split(dim, dim=1)
-        before, length, rate = (taps - 1) // 2, chars.shape[1], self.config.downsampling_rate
-        padded = F.pad(chars, (0, 0, before, taps - 1 - before))
-        windows = torch.cat([padded[:, k : k + length] for k in range(taps)], dim=-1)  # (B, L, taps * dim)
-        out = F.linear(windows, of_chars.permute(0, 2, 1).flatten(1), bias)
-        # contiguous, or torch copies the weight for each row of the batch when no gradients are needed
-        by_tap = F.linear(molecules.contiguous(), of_molecules.permute(2, 0, 1).flatten(0, 1))
-        by_tap = by_tap.unflatten(-1, (taps, dim))  # (B, M, taps, dim)
-        missing = length // rate - molecules.shape[1]  # the last molecule stands in for one that was dropped
-        by_tap = torch.cat([by_tap, by_tap[:, -1:].expand(-1, missing, -1, -1)], dim=1) if missing else by_tap
-        for k in range(taps):
-            ahead = k - before
-            out = out + F.pad(by_tap[:, :, k].repeat_interleave(rate, dim=1), (0, 0, -ahead, ahead))
-        return layer_norm(self.config.activation(out)[:, :num_encoded], self.LayerNorm)
+def _apply(layers: Any, x: Tensor, mask: Tensor) -> Tensor:
+    for layer in layers.layer:
+        x = layer(x, mask)
+    return x
+
+
+def _convolution(config: CanineConfig, *, inputs: int, taps: int) -> Any:
+    """Return a convolution over `taps` neighbours of `inputs` vectors each, and the norm behind it."""
+    conv = nn.Conv1d(inputs * config.hidden_size, config.hidden_size, taps)
+    return nn.ModuleDict({"conv": conv, "LayerNorm": _norm(config)})
+
+
+def _embeddings(config: CanineConfig) -> Any:
+    dim, buckets = config.hidden_size // config.num_hash_functions, config.num_hash_buckets
+    tables = {f"{_HASH_TABLE}{i}": nn.Embedding(buckets, dim) for i in range(config.num_hash_functions)}
+    tables["char_position_embeddings"] = nn.Embedding(buckets, config.hidden_size)
+    tables["token_type_embeddings"] = nn.Embedding(config.type_vocab_size, config.hidden_size)
+    return nn.ModuleDict({**tables, "LayerNorm": _norm(config)})

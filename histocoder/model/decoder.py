@@ -1,17 +1,24 @@
-"""A transformer decoder over code tokens.
+"""A transformer decoder over code tokens, and the prior that the flat head's probabilities give it.
 
 Parameters have the names of `torch.nn.TransformerDecoder`, so that published state dicts load unchanged.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.config import MAX_TARGET_LEN
+from histocoder.formatters import PAD, build_formatter
 from histocoder.model.layers import TransformerLayer, add_norm, attention, linear
-from histocoder.model.prior import Prior
+
+_NUM_CLASSES = 64  # number of classes of a row that the prior knows, the most probable ones
+_LEAST = 1e-4  # share that is added to each token's, so that the decoder can always disagree
 
 
 class Attention(nn.Module):
@@ -30,17 +37,12 @@ class Attention(nn.Module):
         """Split `x` (B, L, dim) into heads, of shape (B, heads, L, dim / heads)."""
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-    def query_projection(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of the projection to queries."""
-        return self._projections(dtype)[0]
-
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of `x` (B, L, dim), each of shape (B, heads, L, dim / heads)."""
-        weight, bias = self._projections(x.dtype)[1]
-        keys, values = F.linear(x, weight, bias).chunk(2, dim=-1)
+        keys, values = F.linear(x, *self.projections(x.dtype)[1]).chunk(2, dim=-1)
         return self.heads(keys), self.heads(values)
 
-    def _projections(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    def projections(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """Return weight and bias of the projection to queries, and of that to keys and values."""
         dim = self.in_proj_weight.shape[1]
         both = (x.to(dtype).split((dim, 2 * dim)) for x in (self.in_proj_weight, self.in_proj_bias))
@@ -56,7 +58,7 @@ class Attention(nn.Module):
         if source is None:
             sources = [F.linear(x, self.in_proj_weight.to(x.dtype), self.in_proj_bias.to(x.dtype))]
         else:
-            of_queries, of_source = self._projections(x.dtype)
+            of_queries, of_source = self.projections(x.dtype)
             sources = [F.linear(x, *of_queries), F.linear(source, *of_source)]
         return linear(attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj)
 
@@ -97,44 +99,6 @@ def seen_memory(memory: Tensor, memory_mask: Tensor | None) -> tuple[Tensor, Ten
     return memory[:, :num_kept], memory_mask[:, :num_kept]
 
 
-class TokenEmbedding(nn.Module):
-    """Token embeddings scaled by the square root of their width (Vaswani et al. 2017, section 3.4)."""
-
-    def __init__(self, vocab_size: int, dim: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocab_size, dim)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of `tokens` (B, L), of shape (B, L, dim)."""
-        return self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim)
-
-
-class PositionalEncoding(nn.Module):
-    """Sinusoidal positions (Vaswani et al. 2017, section 3.5)."""
-
-    pos_embedding: Tensor
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        with torch.device("cpu"):  # see `without_weights`
-            frequencies = torch.exp(-torch.arange(0, dim, 2) * math.log(10000) / dim)
-            angles = torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies  # (MAX_TARGET_LEN, dim / 2)
-        table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
-        self.register_buffer("pos_embedding", table.unsqueeze(1))  # as published, (MAX_TARGET_LEN, 1, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add positions 0, 1, … to `x` (B, L, dim)."""
-        return x + self.pos_embedding[: x.shape[1], 0]
-
-
-class DecoderStack(nn.Module):
-    """Container that names the layers as published state dicts do."""
-
-    def __init__(self, layers: list[DecoderLayer]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-
 class Decoder(nn.Module):
     """Predicts each token of a target sequence from the tokens before it and the encoder's memory of width `dim`.
 
@@ -152,16 +116,29 @@ class Decoder(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.token_emb = TokenEmbedding(vocab_size, dim)
-        self.positional_encoding = PositionalEncoding(dim)
+        self.token_emb: Any = nn.ModuleDict({"embedding": nn.Embedding(vocab_size, dim)})
+        self.positional_encoding: Any = nn.Module()
+        self.positional_encoding.register_buffer("pos_embedding", sinusoids(dim))
         self.dropout = nn.Dropout(dropout)
-        self.decoder = DecoderStack(
-            [DecoderLayer(dim, num_heads, dim_feedforward or dim, dropout) for _ in range(num_layers)]
-        )
+        layers = [DecoderLayer(dim, num_heads, dim_feedforward or dim, dropout) for _ in range(num_layers)]
+        self.decoder = nn.ModuleDict({"layers": nn.ModuleList(layers)})  # named as in published state dicts
         self.head = nn.Linear(dim, vocab_size)
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
+
+    def embed(self, tokens: Tensor, positions: slice | int) -> Tensor:
+        """Return the embeddings (…, dim) of tokens, scaled by the root of their width, plus those of their positions.
+
+        See Vaswani et al. 2017, sections 3.4 and 3.5.
+        """
+        embedding: nn.Embedding = self.token_emb.embedding
+        scaled = embedding(tokens) * math.sqrt(embedding.embedding_dim)
+        return scaled + self.positional_encoding.pos_embedding[positions, 0]
+
+    @property
+    def layers(self) -> list[DecoderLayer]:
+        return [module for module in self.decoder.modules() if isinstance(module, DecoderLayer)]
 
     def forward(
         self, tokens: Tensor, memory: Tensor, memory_mask: Tensor | None = None, prior: Prior | None = None
@@ -179,9 +156,88 @@ class Decoder(nn.Module):
         prior : Prior, optional
             Logarithms of shares that are added to the logits.
         """
-        x = self.dropout(self.positional_encoding(self.token_emb(tokens))).to(memory.dtype)
+        x = self.dropout(self.embed(tokens, slice(tokens.shape[1]))).to(memory.dtype)
         mask = None if memory_mask is None else memory_mask[:, None, None, :]
-        for layer in self.decoder.layers:
+        for layer in self.layers:
             x = layer(x, memory, mask)
         logits = linear(x.float(), self.head)
         return logits if prior is None else logits + prior.following(tokens)
+
+
+def sinusoids(dim: int) -> Tensor:
+    """Return the sines and cosines of positions, of shape (MAX_TARGET_LEN, 1, dim) as published."""
+    with torch.device("cpu"):  # see `without_weights`
+        frequencies = torch.exp(-torch.arange(0, dim, 2) * math.log(10000) / dim)
+        angles = torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies  # (MAX_TARGET_LEN, dim / 2)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).unsqueeze(1)
+
+
+class Prior(NamedTuple):
+    """The K most probable classes of each row of a batch, before its codes are decoded."""
+
+    shares: Tensor  # softmax of the flat logits, of shape (B, K)
+    classes: Tensor  # classes, of shape (B, K)
+    blocks: Tensor  # tokens of each class, of shape (B, K, block_size)
+    vocab_size: int
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, blocks: Tensor, vocab_size: int) -> Prior:
+        """Build the prior from flat logits (B, num_classes) and the classes' blocks (num_classes, block_size)."""
+        best = logits.float().softmax(-1).topk(min(_NUM_CLASSES, logits.shape[1]))
+        return cls(best.values, best.indices, blocks[best.indices], vocab_size)
+
+    def rows(self, rows: Tensor | slice) -> Prior:
+        return Prior(self.shares[rows], self.classes[rows], self.blocks[rows], self.vocab_size)
+
+    def following(self, tokens: Tensor) -> Tensor:
+        """Return the log shares (B, L, vocab_size) of what follows each target token (B, L), BOS first."""
+        steps = PriorSteps(self)
+        return torch.cat([steps.step(token, torch.zeros_like(token)) for token in tokens.split(1, dim=1)], dim=1)
+
+
+class PriorSteps:
+    """The prior along growing sequences, from BOS on, in step with `Stepper`.
+
+    Within a block, a token's share is that of the classes that begin with the block's tokens so far. Behind a code, the
+    classes written so far make up the share of PAD, which ends the row; the others compete for the next code.
+    """
+
+    def __init__(self, prior: Prior) -> None:
+        self._shares, self._blocks = prior.shares[:, None], prior.blocks[:, None]  # (B, 1, K), (B, 1, K, size)
+        self._vocab_size = prior.vocab_size
+        self._left = torch.ones_like(self._shares, dtype=torch.bool)  # not written yet, of shape (B, W, K)
+        self._fits = self._left  # those of them that begin with the block's tokens
+        self._ended = torch.zeros_like(self._shares[..., 0], dtype=torch.bool)  # by an unused block, (B, W)
+        self._depth = 0
+
+    def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Return the log shares (B, W, vocab_size) of what follows each node of the next level; see `Stepper`."""
+        position = self._depth % self._blocks.shape[3]
+        if self._depth:
+            index = parents.long()[..., None].expand(-1, -1, self._fits.shape[2])
+            self._left, self._fits = self._left.gather(1, index), self._fits.gather(1, index)
+            self._ended = self._ended.gather(1, parents.long()) | tokens.eq(PAD)
+            self._fits = self._fits & (self._blocks[..., position - 1] == tokens[..., None])
+        is_behind_code = self._depth > 0 and position == 0
+        if is_behind_code:
+            self._left = self._left & ~self._fits
+            self._fits = self._left
+        masses = self._shares.new_zeros(*tokens.shape, self._vocab_size)
+        following = self._blocks[..., position].expand(self._fits.shape)
+        masses.scatter_add_(2, following, self._shares * self._fits)
+        if is_behind_code:
+            masses[..., PAD] += (self._shares * ~self._left).sum(-1)
+        masses[..., PAD] = masses[..., PAD].masked_fill(self._ended, 1.0)
+        self._depth += 1
+        return log_shares(masses)
+
+
+def class_blocks(codes: Sequence[str], formatter: dict[str, Any]) -> Tensor:
+    """Return the tokens of each class, of shape (num_classes, block_size); PAD for a blank one."""
+    system = build_formatter(**formatter).system
+    return torch.tensor([system.to_block(code) if code else [PAD] * system.block_size for code in codes])
+
+
+def log_shares(masses: Tensor) -> Tensor:
+    """Normalize the masses of tokens (…, vocab_size) to shares, and return their logarithms."""
+    return (masses / masses.sum(-1, keepdim=True).clamp(min=_LEAST) + _LEAST).log()

@@ -1,4 +1,4 @@
-"""Devices: names, precision, requirements of compilation, and deterministic algorithms."""
+"""Devices: names, precision, memory, requirements of compilation, and deterministic algorithms."""
 
 import importlib.util
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from histocoder import distributed
 from histocoder.config import PRECISIONS
 from histocoder.errors import UserError
 
@@ -33,6 +34,22 @@ def _cpu_info(field: str) -> list[str]:
     except OSError:
         return []
     return next((line.partition(":")[2].split() for line in lines if line.startswith(field)), [])
+
+
+def peak_gpu_memory(device: torch.device) -> dict[str, float]:
+    """Return the peak of the memory of tensors in GB, on the GPU that uses most; nothing without GPUs."""
+    if device.type != "cuda":
+        return {}
+    mine = torch.tensor(torch.cuda.max_memory_allocated(device) / 1e9, dtype=torch.float64)
+    return {"gpu_memory_gb": float(distributed.all_reduce(mine, "max"))}
+
+
+def total_bytes() -> float:
+    """Return the machine's memory; infinity if it is unknown."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError, AttributeError):  # the last on Windows
+        return float("inf")
 
 
 def check_compiler(device: torch.device) -> None:

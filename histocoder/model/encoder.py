@@ -1,11 +1,13 @@
 """Encoders and their tokenizers: presets trained from scratch, and Hugging Face's, from the hub or a folder.
 
-An encoder is a module, `Canine`, `NgramEncoder` or a `PreTrainedModel`, whose `config` builds it again.
+An encoder is a module whose `config` builds it again: `Canine`, `NgramEncoder`, or a `PreTrainedModel` such as BERT,
+XLM-R and the encoders of T5 and ByT5. transformers is imported where it is needed, since the import takes seconds.
 """
 
 from __future__ import annotations
 
 import socket
+import sys
 import tempfile
 import urllib.parse
 import urllib.request
@@ -15,23 +17,21 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from safetensors import SafetensorError
+from torch import Tensor, nn
 
 from histocoder.config import MODEL_TYPE
 from histocoder.errors import UserError
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, auto_tokenizer, contents
 from histocoder.model.canine import Canine, CanineConfig
 from histocoder.model.ngram import NgramConfig, NgramEncoder
-from histocoder.model.pretrained import full_config, load_pretrained, num_positions, pretrained_from_config, read_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 Encoder: TypeAlias = "Canine | NgramEncoder | PreTrainedModel"
-_NAMES = {
-    **{"canine": "CANINE", "ngram": "word n-grams"},
-    **{"bert": "BERT", "roberta": "RoBERTa", "xlm-roberta": "XLM-R", "t5": "T5", "mt5": "mT5"},
-}
+_MISSING_SHOWN = 3
 
 PRESETS: dict[str, dict[str, Any]] = {
     # for a laptop: words as hashed n-grams; minutes for tens of thousands of rows
@@ -74,23 +74,23 @@ def reads_characters(config: dict[str, Any]) -> bool:
     return is_canine(config) or is_ngram(config)
 
 
-def encoder_sizes(config: dict[str, Any]) -> dict[str, Any]:
-    """Return `name`, `num_layers` and `hidden_size` of the encoder of a config."""
-    build = CanineConfig.from_dict if is_canine(config) else NgramConfig.from_dict if is_ngram(config) else full_config
-    sizes: Any = build(config)
-    name = _NAMES.get(sizes.model_type, sizes.model_type)
-    return {"name": name, "num_layers": sizes.num_hidden_layers, "hidden_size": sizes.hidden_size}
-
-
 def encoder_from_config(config: dict[str, Any]) -> Encoder:
-    """Build the encoder of a config with random weights."""
+    """Build the encoder of a config with random weights in fp32."""
     if is_ngram(config):
         return NgramEncoder(NgramConfig.from_dict(config))
-    return Canine(CanineConfig.from_dict(config)) if is_canine(config) else pretrained_from_config(config)
+    if is_canine(config):
+        return Canine(CanineConfig.from_dict(config))
+    from transformers import AutoConfig
+
+    fields = dict(config)
+    found = _without_kernels(AutoConfig.for_model(fields.pop("model_type"), **fields))
+    with torch.device("cpu"):  # some have buffers that no state dict holds
+        model = _auto_class(found).from_config(found, trust_remote_code=False)
+    return _encoder_within(model.float())  # a config may name another precision
 
 
 def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Encoder:
-    """Load an encoder with its weights; raise a UserError if that fails.
+    """Load an encoder with its weights in fp32; raise a UserError if that fails.
 
     Parameters
     ----------
@@ -108,17 +108,22 @@ def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Enco
         # CANINE's table of positions has as many rows as it has hash buckets
         buckets = max(sizes["num_hash_buckets"], max_len)
         return encoder_from_config({**sizes, "num_hash_buckets": buckets, "max_position_embeddings": buckets})
-    config = read_encoder_config(name)
+    is_own = is_canine(read_encoder_config(name))
     with _loading(name) as options:
-        encoder = _load_canine(name, options) if is_canine(config) else load_pretrained(name, options)
+        from transformers import AutoConfig, CanineModel
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()  # no warnings of weights that an encoder has no use for, such as a head's
+        options |= {"trust_remote_code": False}  # the default asks on a terminal
+        config = _without_kernels(AutoConfig.from_pretrained(name, **options))
+        kind = CanineModel if is_own else _auto_class(config)
+        model, found = kind.from_pretrained(name, config=config, output_loading_info=True, **options)
+        missing = sorted(key for key in found["missing_keys"] if "pooler." not in key)
+        if missing and not is_own:
+            raise ValueError(f"it has no weights {', '.join(missing[:_MISSING_SHOWN])}")
+        encoder = Canine.from_transformers(model) if is_own else _encoder_within(model.float())
     check_positions(encoder, max_len, name=name)
     return encoder
-
-
-def _load_canine(name: str, options: dict[str, Any]) -> Canine:
-    from transformers import CanineModel  # here and below: the import takes seconds, and most runs don't need it
-
-    return Canine.from_transformers(CanineModel.from_pretrained(name, config=read_config(name, options), **options))
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -128,17 +133,6 @@ def load_tokenizer(name: str) -> Tokenizer:
     with _loading(name) as options, tempfile.TemporaryDirectory() as folder:
         auto_tokenizer(name, options).save_pretrained(folder)
         return PretrainedTokenizer(contents(Path(folder)))
-
-
-def check_vocabulary(encoder: Encoder, tokenizer: Tokenizer, *, name: str) -> None:
-    """Raise a UserError if a tokenizer has ids that its encoder has no embedding for."""
-    if isinstance(encoder, Canine | NgramEncoder) or not isinstance(tokenizer, PretrainedTokenizer):
-        return
-    if tokenizer.num_ids > encoder.config.vocab_size:
-        raise UserError(
-            f"The tokenizer of {name} has {tokenizer.num_ids:,} tokens, its encoder has {encoder.config.vocab_size:,}; "
-            "they do not match. Name a folder in which they do."
-        )
 
 
 def read_encoder_config(name: str) -> dict[str, Any]:
@@ -171,18 +165,6 @@ def _loading(name: str) -> Iterator[dict[str, Any]]:
         ) from error
 
 
-def check_positions(encoder: Encoder, max_len: int, *, name: str) -> None:
-    """Raise a UserError if an encoder has fewer than `max_len` positions."""
-    if isinstance(encoder, NgramEncoder):
-        return
-    if isinstance(encoder, Canine):
-        positions = min(encoder.config.num_hash_buckets, encoder.config.max_position_embeddings)
-    else:
-        positions = num_positions(encoder)
-    if max_len > positions:
-        raise UserError(f"The encoder of {name} has {positions} positions; set --max-len to that or less.")
-
-
 def hub_answers() -> bool:
     """Return whether the hub can be reached; its own client would retry for half a minute."""
     from huggingface_hub import constants
@@ -197,3 +179,68 @@ def hub_answers() -> bool:
             return True
     except OSError:
         return False
+
+
+def check_positions(encoder: Encoder, max_len: int, *, name: str) -> None:
+    """Raise a UserError if an encoder has fewer than `max_len` positions."""
+    positions = sys.maxsize  # as where positions are relative
+    if isinstance(encoder, Canine):
+        positions = min(encoder.config.num_hash_buckets, encoder.config.max_position_embeddings)
+    elif not isinstance(encoder, NgramEncoder):
+        for module_name, module in encoder.named_modules():
+            if module_name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+                # RoBERTa's first position follows that of padding
+                positions = module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+                break
+    if max_len > positions:
+        raise UserError(f"The encoder of {name} has {positions} positions; set --max-len to that or less.")
+
+
+def encode_pretrained(
+    model: PreTrainedModel, input_ids: Tensor, mask: Tensor, *, dtype: torch.dtype, pooling: str
+) -> tuple[Tensor, Tensor]:
+    """Return the encoding (B, L, dim) of a batch by one of Hugging Face's encoders, and the pooled encoding (B, dim).
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    input_ids : Tensor of int, of shape (B, L)
+    mask : Tensor of bool, of shape (B, L)
+        False for padding.
+    dtype : torch.dtype
+        Precision of matrix products; the weights stay in their own.
+    pooling : {"cls", "mean"}
+        Pooled encoding: the first token's, or the mean over all tokens.
+    """
+    is_cast = dtype != next(model.parameters()).dtype
+    with torch.autocast(input_ids.device.type, dtype=dtype if is_cast else None, enabled=is_cast):
+        encoded = model(input_ids=input_ids.long(), attention_mask=mask.long()).last_hidden_state
+    if pooling == "cls":
+        pooled = encoded[:, 0]
+    else:
+        real = mask[..., None]
+        pooled = encoded.float().masked_fill(~real, 0.0).sum(1) / real.sum(1)
+    return encoded.to(dtype), pooled.to(dtype)
+
+
+def _without_kernels(config: PretrainedConfig) -> PretrainedConfig:
+    """Set transformers' default attention, since other names can run code from the hub."""
+    for name in ("_attn_implementation", "_experts_implementation"):
+        if hasattr(config, name):
+            setattr(config, name, None)  # also sets that of nested configs
+    return config
+
+
+def _auto_class(config: PretrainedConfig) -> Any:
+    """Return transformers' auto class for the encoder alone if there is one, as for T5; else for the whole model."""
+    from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, AutoModel, AutoModelForTextEncoding
+
+    return AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
+
+
+def _encoder_within(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the encoder without its pooler, which has no influence on the output here."""
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    # T5's class for its encoder holds the embeddings twice: beside the encoder, and in it
+    return model.encoder if isinstance(getattr(model, "shared", None), nn.Embedding) else model

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from histocoder.ops import kernels
+
+Config = TypeVar("Config", bound="EncoderConfig")
 
 
 @contextmanager
@@ -27,6 +30,22 @@ class _WithoutInit(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         return kwargs["tensor"] if getattr(func, "__module__", "") == nn.init.__name__ else func(*args, **kwargs)
+
+
+@dataclass
+class EncoderConfig:
+    """Base of the sizes of an encoder, which are the fields of its config file."""
+
+    model_type: ClassVar[str]
+
+    @classmethod
+    def from_dict(cls: type[Config], config: dict[str, Any]) -> Config:
+        """Return the sizes among the fields of a config file, and ignore the other fields."""
+        return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Return the fields of a config file; the name is that of `PretrainedConfig`'s method."""
+        return {"model_type": self.model_type, **asdict(self)}
 
 
 class TransformerLayer(nn.Module):

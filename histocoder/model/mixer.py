@@ -14,13 +14,11 @@ from histocoder.config import ModelConfig
 from histocoder.errors import UserError
 from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 from histocoder.model.canine import POSITIONS, Canine, CanineLayer
-from histocoder.model.decoder import Decoder
-from histocoder.model.encoder import Encoder, encoder_from_config
+from histocoder.model.decoder import Decoder, Prior, class_blocks
+from histocoder.model.encoder import Encoder, encode_pretrained, encoder_from_config
 from histocoder.model.layers import TransformerLayer, linear, without_weights
 from histocoder.model.linear_expert import LinearExpert
 from histocoder.model.ngram import NgramEncoder
-from histocoder.model.pretrained import pretrained
-from histocoder.model.prior import Prior, class_blocks
 
 
 class MixerOutput(NamedTuple):
@@ -126,30 +124,22 @@ class MixerModel(nn.Module):
                 layer.compile(dynamic=True)
         self.is_compiled = True
 
-    @property
-    def can_checkpoint_layers(self) -> bool:
-        """Whether the encoder supports `checkpoint_layers`."""
-        return isinstance(self.encoder, Canine | NgramEncoder) or bool(self.encoder.supports_gradient_checkpointing)
-
     def checkpoint_layers(self) -> None:
         """Keep only the input of each layer for the backward pass, which computes the rest again, bit for bit."""
         if not isinstance(self.encoder, Canine | NgramEncoder):
-            options = {"use_reentrant": False}
-            if hasattr(self.encoder, "activation_checkpointing_enable"):
-                self.encoder.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
-            else:  # older transformers
-                self.encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+            name = "activation_checkpointing_enable"
+            enable = getattr(self.encoder, name if hasattr(self.encoder, name) else "gradient_checkpointing_enable")
+            enable({"use_reentrant": False})
         for module in self.modules():
             if isinstance(module, TransformerLayer):
                 module.is_checkpointed = True
 
     def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         """Return the transformer layers of the encoder, and those of the decoder."""
-        if isinstance(self.encoder, Canine | NgramEncoder):
-            of_encoder: list[nn.Module] = [m for m in self.encoder.modules() if isinstance(m, CanineLayer)]
-        else:  # their first list is that of the layers
+        of_encoder: list[nn.Module] = [m for m in self.encoder.modules() if isinstance(m, CanineLayer)]
+        if not of_encoder:  # others' first list is that of the layers
             of_encoder = list(next(m for m in self.encoder.modules() if isinstance(m, nn.ModuleList)))
-        return of_encoder, list(self.decoder.decoder.layers)
+        return of_encoder, list(self.decoder.layers)
 
     def encode(
         self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None
@@ -181,7 +171,7 @@ class MixerModel(nn.Module):
             trimmed = self.config.mask_memory and not is_exporting() and input_ids.shape[1] < self.config.max_len
             return *self.encoder(input_ids, dtype=self.dtype, trimmed=trimmed), mask
         pooling = "cls" if self.config.pooling == "auto" and self.tokenizer.begins_with_cls else self.config.pooling
-        return *pretrained(self.encoder, input_ids, mask, dtype=self.dtype, pooling=pooling), mask
+        return *encode_pretrained(self.encoder, input_ids, mask, dtype=self.dtype, pooling=pooling), mask
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Return the flat head's logits (B, num_classes) of pooled encodings (B, dim), in fp32."""

@@ -6,7 +6,7 @@ Byte Latent Transformer's (Pagnoni et al. 2024, https://arxiv.org/abs/2412.09871
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from histocoder.config import LANG_SEP
 from histocoder.errors import UserError
 from histocoder.model.canine import CanineConfig, CanineLayer
-from histocoder.model.layers import attention_mask, layer_norm
+from histocoder.model.layers import EncoderConfig, attention_mask, layer_norm
 
 _FNV_OFFSET, _FNV_PRIME, _MASK = 0x811C9DC5, 16777619, 0xFFFFFFFF
 """Constants of FNV-1a in 32 bits; products fit into int64, so that every device computes the same hashes."""
@@ -30,8 +30,8 @@ _PUNCTUATION = tuple(ord(c) for c in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~¡«·»
 _LETTER, _MARK, _BREAK, _END = range(4)  # kinds of characters
 
 
-@dataclass(frozen=True)
-class NgramConfig:
+@dataclass
+class NgramConfig(EncoderConfig):
     """Sizes of an n-gram encoder."""
 
     model_type: ClassVar[str] = "ngram"
@@ -55,15 +55,6 @@ class NgramConfig:
             raise UserError("config.json describes an n-gram encoder that can't be built; check its sizes.")
         if not 0 <= self.ngram_dropout_prob < 1:
             raise UserError(f"--ngram-dropout is {self.ngram_dropout_prob:g}; it must be 0 or more and less than 1.")
-
-    @classmethod
-    def from_dict(cls, config: dict[str, Any]) -> NgramConfig:
-        """Return the sizes among the fields of a config file."""
-        return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
-
-    def to_diff_dict(self) -> dict[str, Any]:
-        """Return the fields of a config file; the name is that of `PretrainedConfig`'s method."""
-        return {"model_type": self.model_type, **asdict(self)}
 
 
 class Ngrams(NamedTuple):

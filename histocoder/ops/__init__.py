@@ -1,1 +1,1 @@
-"""Kernels in C that replace torch's operators on CPUs, and the memory of the machine."""
+"""Kernels in C that replace torch's operators on CPUs."""

@@ -42,7 +42,7 @@ class _Attention(ctypes.Structure):
 
 
 @cache
-def library() -> ctypes.CDLL | None:
+def library() -> Any:
     """Return the functions compiled for this processor; None if there are none, or of another version alone."""
     kinds = list(_KINDS)
     found = (_load(_KINDS[kind]) for kind in kinds[kinds.index(kind_of_cpu()) :])
@@ -95,7 +95,7 @@ def adamw_rows(
     rows, gradient = rows.contiguous(), gradient.float().contiguous()
     pointers = [x.data_ptr() for x in (table, mean, square, gradient, rows)]
     step_size, correction = lr / (1 - betas[0] ** step), math.sqrt(1 - betas[1] ** step)
-    _library().adamw_rows(*pointers, *gradient.shape, *betas, eps, step_size, correction)
+    library().adamw_rows(*pointers, *gradient.shape, *betas, eps, step_size, correction)
 
 
 class AttentionKernel:
@@ -119,8 +119,7 @@ class AttentionKernel:
         self._sources = sources = [source.contiguous() for source in sources]
         self._width = sum(source.shape[-1] for source in sources) // 3
         batch, num_queries, num_keys = len(sources[0]), sources[0].shape[1], sources[-1].shape[1]
-        if mask is None:
-            mask = torch.ones(num_keys, dtype=torch.bool)
+        mask = torch.ones(num_keys, dtype=torch.bool) if mask is None else mask
         mask = mask.expand(batch, 1, num_queries, num_keys)
         self._mask = mask = mask if mask.stride(-1) == 1 else mask.contiguous()
         self._call = _Attention(
@@ -160,16 +159,10 @@ class AttentionKernel:
         return results
 
     def _run(self, *, backward: bool) -> None:
-        if _library().attention(ctypes.byref(self._call), backward):
+        if library().attention(ctypes.byref(self._call), backward):
             raise MemoryError("The kernels' working memory could not be allocated.")
 
     def _point(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
         parts = [part for tensor in tensors for part in tensor.split(self._width, dim=-1)]
         for name, part in zip(names, parts, strict=True):
             setattr(self._call, name, part.data_ptr())
-
-
-def _library() -> ctypes.CDLL:
-    found = library()
-    assert found is not None
-    return found

@@ -1,17 +1,15 @@
 """Lines with which a run describes itself before it trains."""
 
-import shutil
 import socket
 import sys
 from collections import Counter
 from pathlib import Path
 
 from histocoder import distributed
-from histocoder.checkpoints.training_state import Checkpoint, checkpoint_bytes
+from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import RunConfig
 from histocoder.errors import counted
 from histocoder.log import log
-from histocoder.model import MixerModel
 from histocoder.model.devices import computing_dtype, device_name, precision_name
 from histocoder.training.trainer import Trainer
 
@@ -55,16 +53,6 @@ def say_resumed(config: RunConfig, checkpoint: Checkpoint) -> None:
         flags = "--initial-checkpoint and --only-encoder have" if config.only_encoder else "--initial-checkpoint has"
         log.info(
             f"Notice: {flags} no effect on a resumed run. To start a new run from those weights, choose another folder."
-        )
-
-
-def warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:
-    """Warn if there is no room for two checkpoints: the last one, and the one that is being written."""
-    needed, free = 2 * checkpoint_bytes(model), shutil.disk_usage(folder).free
-    if free < needed:
-        log.info(
-            f"Warning: two checkpoints take {needed / 1e9:,.1f} GB, and {folder} has room for {free / 1e9:,.1f} GB. "
-            "Saving may fail."
         )
 
 

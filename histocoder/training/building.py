@@ -22,7 +22,7 @@ from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import UNKNOWN, tokenize
 from histocoder.log import log
 from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, Tokenizer, is_canine, is_ngram
-from histocoder.model.encoder import check_positions, check_vocabulary, load_encoder, load_tokenizer
+from histocoder.model.encoder import check_positions, load_encoder, load_tokenizer
 from histocoder.training.optimizer import is_table
 
 
@@ -46,7 +46,7 @@ def seeded_model(
             f"--save-format occcanine: OccCANINE has no format for this model: {reason}. Omit the flag, or start a new "
             "run, in another folder, with a CANINE encoder and new heads (--only-encoder)."
         )
-    if config.gradient_checkpointing and not model.can_checkpoint_layers:
+    if config.gradient_checkpointing and not getattr(model.encoder, "supports_gradient_checkpointing", True):
         raise UserError(
             f"--gradient-checkpointing: transformers does not support it for {type(model.encoder).__name__}; omit it."
         )
@@ -122,7 +122,6 @@ def build_model(
     )
     if config.initial_checkpoint is None:
         encoder = _load_encoder(config)
-        check_vocabulary(encoder, tokenizer, name=config.encoder)
         return MixerModel(replace(model_config, encoder=encoder.config.to_diff_dict()), encoder, tokenizer=tokenizer)
     return _from_initial_checkpoint(Path(config.initial_checkpoint), config, model_config, tokenizer)
 

@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 
 from histocoder import distributed
-from histocoder.checkpoints.nodes import on_each_node
-from histocoder.checkpoints.run_folder import RunFolder
+from histocoder.checkpoints.run_folder import RunFolder, check_shared
 from histocoder.config import NUM_CODES, FinetuneConfig, MixerConfig, RunConfig, check_target_len
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.codes import LabelRules, fit_codes, rules_of
@@ -26,7 +25,6 @@ from histocoder.data.prepare import KEY_FILE, prepare, prepared_files
 from histocoder.data.store import EXAMPLES_FILE, PREPARED_FILE, made_from, store_examples
 from histocoder.data.table import open_table
 from histocoder.errors import UserError, shown
-from histocoder.files import sha256
 from histocoder.formatters import Formatter, build_formatter
 from histocoder.training.building import initial_key
 
@@ -118,7 +116,7 @@ def _given_files(config: MixerConfig) -> dict[str, ExampleFiles]:
 
 
 def open_data(config: FinetuneConfig | MixerConfig, files: dict[str, ExampleFiles], run: RunFolder) -> RunData:
-    """Open `examples.arrow`, which rank 0 writes if it is missing; nodes that do not see it receive a copy.
+    """Open `examples.arrow`, which rank 0 writes if it is missing.
 
     It is in the run's folder; that of `train_mixer.py` is in `--cache-dir`, if given, so that runs may share it.
 
@@ -134,14 +132,8 @@ def open_data(config: FinetuneConfig | MixerConfig, files: dict[str, ExampleFile
         return name, store_examples(top / name, files, text_normalization=form)
 
     name, record = distributed.broadcast_from_primary(store, doing="reading the data")
-    found = on_each_node(
-        top / name,
-        marker=PREPARED_FILE,
-        copy=run.cache / "examples",
-        files=(PREPARED_FILE, EXAMPLES_FILE),
-        is_whole=lambda path: sha256(path / EXAMPLES_FILE) == record["sha256"],
-    )
-    return RunData(found / EXAMPLES_FILE, files[TRAIN], record)
+    check_shared(top / name / PREPARED_FILE)
+    return RunData(top / name / EXAMPLES_FILE, files[TRAIN], record)
 
 
 def augmenter_of(config: RunConfig, data: OccupationDataset) -> Augmenter | None:

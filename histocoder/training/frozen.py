@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from histocoder import distributed
-from histocoder.checkpoints.nodes import on_each_node
+from histocoder.checkpoints.run_folder import check_shared
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.encoder_outputs import (
     OUTPUTS_FILE,
@@ -49,10 +49,8 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
     found = distributed.broadcast_from_primary(build, doing="encoding the descriptions")
     for data, name in zip(fixed, found, strict=True):
         if name:
-            path = data.cache_dir / name
-            if distributed.is_local_primary():
-                _delete_others(path, folder)
-            data.outputs = StoredOutputs(on_each_node(path, marker=OUTPUTS_FILE, is_whole=has_outputs))
+            check_shared(data.cache_dir / name / OUTPUTS_FILE)
+            data.outputs = StoredOutputs(data.cache_dir / name)
 
 
 def _encoder_id(model: MixerModel) -> str:

@@ -9,9 +9,16 @@ import torch
 from histocoder import distributed
 from histocoder.config import TrainConfig
 from histocoder.errors import UserError
-from histocoder.ops.memory import is_out_of_memory
 
 _MIN_MAX_LEN = 32
+_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that there is no more memory on the device or the machine."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
 @contextmanager
@@ -37,10 +44,10 @@ def advice(config: TrainConfig, device: torch.device, *, max_len: int, requested
     )
 
 
-def full_gpu_message(error: torch.OutOfMemoryError) -> str:
-    """Return what to say where no flag is known to save memory."""
+def full_memory_message(error: BaseException) -> str:
+    """Return what to say where memory has run out in a program that does not train."""
     asked = f": {size} could not be allocated" if (size := _requested(error)) else ""
-    return f"The GPU's memory is full{asked}. Stop other programs that use it, or compute on the CPU with --device cpu."
+    return f"Out of memory{asked}. Set a smaller --batch-size, stop other programs, or compute with --device cpu."
 
 
 def _remedies(config: TrainConfig, device: torch.device, max_len: int) -> Iterator[str]:

@@ -4,8 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from histocoder.checkpoints.hub import is_on_hub, local_folder
-from histocoder.checkpoints.model_files import is_own_model, read_model_config
+from histocoder.checkpoints.model_files import is_on_hub, is_own_model, local_folder, read_model_config
 from histocoder.config import RECIPES, ModelConfig, RunConfig
 from histocoder.model import PRESETS, is_ngram
 

@@ -20,7 +20,7 @@ from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, build_formatter
 from histocoder.log import log
 from histocoder.model.devices import compute_deterministically
-from histocoder.training.banner import banner, say_resumed, warn_of_a_small_disk
+from histocoder.training.banner import banner, say_resumed
 from histocoder.training.building import choose_tokenizer, seeded_model
 from histocoder.training.checks import (
     check_batch_size,
@@ -95,7 +95,6 @@ def fit(
     config: FinetuneConfig | MixerConfig, files: dict[str, ExampleFiles], *, run: RunFolder, device: torch.device
 ) -> None:
     """Build the model and the data, and fit; resumes from a checkpoint if there is one."""
-    run.raise_if_interrupted()
     checkpoint = run.checkpoint(config.resume, overwrite=config.overwrite)
     tokenizer = choose_tokenizer(config, checkpoint)
     data = open_data(config, files, run)
@@ -131,7 +130,6 @@ def fit(
         trainer = Trainer(model, train_data, val_data, scaled, loader=scaled, device=device, run=run, settings=settings)
     start_step = 0 if checkpoint is None else checkpoint.state.step
     distributed.run_on_primary(partial(_begin, config, run, key, checkpoint), doing="opening the run's folder")
-    warn_of_a_small_disk(run.path, model)
     if checkpoint is not None:
         say_resumed(config, checkpoint)
     for line in banner(trainer, encoder=config.encoder, num_distinct=data.record["num_distinct"][TRAIN]):

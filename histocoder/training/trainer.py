@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from histocoder import distributed
-from histocoder.checkpoints.hub import model_card
+from histocoder.checkpoints.model_files import model_card
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import (
     Checkpoint,
@@ -23,11 +23,10 @@ from histocoder.checkpoints.training_state import (
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import BatchLoader, OccupationDataset
 from histocoder.data.samplers import BucketSampler, TokenBudget
-from histocoder.errors import Interrupted, UserError
+from histocoder.errors import Interrupted, StopRequest, UserError, handling_stop_signals
 from histocoder.log import log
 from histocoder.model import MixerModel
-from histocoder.ops.memory import peak_gpu_memory
-from histocoder.signals import StopRequest, handling_stop_signals
+from histocoder.model.devices import peak_gpu_memory
 from histocoder.training.frozen import use_encodings
 from histocoder.training.learner import Learner
 from histocoder.training.meter import Meter, Progress, profiling
@@ -266,9 +265,6 @@ class Trainer:
         self.save()
         self.progress.close()
         step = self.state.step
-        distributed.run_on_primary(
-            lambda: self.run.mark_interrupted(step=step, signum=signum), doing="marking the interruption"
-        )
         raise Interrupted(
             f"{signal.Signals(signum).name}: saved at step {step} of {self.total_steps}. Run the same command again, "
             "without --overwrite and --resume, to resume from there.",

@@ -5,13 +5,15 @@ import pytest
 from models import tiny_model
 
 from histocoder import Coder
-from histocoder.checkpoints import hub
+from histocoder.checkpoints import model_files
 from histocoder.errors import UserError
 
 
 def test_a_card_says_what_the_model_is():
     config = tiny_model().config
-    card = hub.model_card(config, num_train=1200, num_val=2000, metrics={"greedy_seq_acc": 81.25, "flat_acc": 40.0})
+    card = model_files.model_card(
+        config, num_train=1200, num_val=2000, metrics={"greedy_seq_acc": 81.25, "flat_acc": 40.0}
+    )
     for words in (
         "language:\n- da\n- en\n",
         "license: apache-2.0",
@@ -21,7 +23,7 @@ def test_a_card_says_what_the_model_is():
         "1,024 of",
     ):
         assert words in card
-    assert "{" not in card.replace("{}", "") and "## Accuracy" not in hub.model_card(config)
+    assert "{" not in card.replace("{}", "") and "## Accuracy" not in model_files.model_card(config)
 
 
 def test_a_card_stays_with_its_model(tmp_path: Path):
@@ -32,26 +34,11 @@ def test_a_card_stays_with_its_model(tmp_path: Path):
     assert (tmp_path / "again" / "README.md").read_text() == "# A card of one's own\n"
 
 
-def test_a_model_is_pushed_whole_and_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    store = tmp_path / "hub"
-
-    class Api:
-        def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> None:
-            assert private and exist_ok
-            (store / repo_id).mkdir(parents=True)
-
-        def upload_folder(self, *, repo_id: str, folder_path: str) -> str:
-            for path in Path(folder_path).iterdir():
-                (store / repo_id / path.name).write_bytes(path.read_bytes())
-            return f"hub/{repo_id}"
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, local_files_only: str(store / name))
-    monkeypatch.setattr(hub, "hub_answers", lambda: True)
+def test_a_model_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     coder = Coder(tiny_model(), "cpu")
-    assert coder.push_to_hub("somebody/model", private=True) == "hub/somebody/model"
-    pushed = {path.name for path in (store / "somebody/model").iterdir()}
-    assert pushed == {"config.json", "model.safetensors", "manifest.json", "README.md"}
+    coder.save_pretrained(tmp_path / "somebody" / "model")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, local_files_only: str(tmp_path / name))
+    monkeypatch.setattr(model_files, "hub_answers", lambda: True)
     fetched = Coder.from_pretrained("hf://somebody/model", "cpu")
     assert fetched.predict("baker", "en").equals(coder.predict("baker", "en"))
 
@@ -59,10 +46,10 @@ def test_a_model_is_pushed_whole_and_fetched_again(tmp_path: Path, monkeypatch: 
 def test_path_is_never_looked_up_on_hub(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
     with pytest.raises(UserError, match=r"no model folder demo/best\. .* write hf://demo/best"):
-        hub.local_folder("demo/best")
+        model_files.local_folder("demo/best")
 
 
 def test_no_hub_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hub, "hub_answers", lambda: False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="hub can't be reached"):
-        Coder(tiny_model(), "cpu").push_to_hub("somebody/model")
+        model_files.local_folder("hf://somebody/no-such-model")

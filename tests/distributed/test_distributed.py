@@ -107,7 +107,7 @@ def main():
     if distributed.rank() == int(sys.argv[1]):
         errors = {"user": UserError("mistake"), "signal": Interrupted("stopped", 10), "fault": KeyError("fault")}
         raise errors[sys.argv[2]]
-    distributed.barrier(doing="waiting")
+    distributed.barrier()
 
 run_script(main)
 """

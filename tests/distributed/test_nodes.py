@@ -15,9 +15,7 @@ from conftest import DEADLINE, ROOT, environment, write_table
 from jobs import assert_same_end, training, two_ranks
 from models import save_tiny_model
 
-STATIC = ("--master_addr=192.168.98.1", "--master_port=29500")
 NAMED = ("--master_addr=node0", "--master_port=29500")
-EXAMPLES = {f"cache/examples/{name}" for name in ("examples.arrow", "prepared.json")}
 DYNAMIC = ("--rdzv-backend=c10d", "--rdzv-endpoint=192.168.98.1:29500", "--rdzv-id=7")
 
 
@@ -59,30 +57,6 @@ def ip(*args: str) -> None:
         pytest.skip(f"network namespaces can't be had here (ip {' '.join(args)}: {done.stderr.strip()})")
 
 
-def on_two_nodes(nodes: list[str], outs: list[Path], rendezvous: tuple[str, ...]) -> list[str]:
-    """Train with a process on each, under torchrun; what each printed."""
-    agents = []
-    for i, (node, out) in enumerate(zip(nodes, outs, strict=True)):
-        if rendezvous == DYNAMIC:  # which can't tell whose address it is where names are not known
-            options = [*DYNAMIC, f"--rdzv-conf=is_host={1 - i}", f"--local-addr=192.168.98.{i + 1}"]
-        else:
-            options = [*rendezvous, f"--node_rank={i}"]
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", *options]
-        agents.append(
-            subprocess.Popen(
-                ["ip", "netns", "exec", node, *launcher, *training(out, steps=8)], cwd=ROOT, env=environment(),
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
-        )  # fmt: skip
-    try:
-        printed = [agent.communicate(timeout=DEADLINE)[0] for agent in agents]
-        assert [agent.returncode for agent in agents] == [0, 0], printed
-        return printed
-    finally:
-        for agent in agents:
-            agent.kill()
-
-
 @pytest.fixture(scope="session")
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of two processes of one node."""
@@ -91,82 +65,51 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def end_together(outs: list[Path], *extra: object, steps: int) -> str:
-    """Train with two forked processes, each a node with a folder; what rank 0 printed."""
-    return two_ranks(*(training(out, *extra, steps=steps) for out in outs), each_a_node=True)[0].stdout
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("rendezvous", [STATIC, NAMED])
+@pytest.mark.parametrize("rendezvous", [NAMED, DYNAMIC])
 def test_two_nodes_equal_one(nodes: list[str], one_node: Path, tmp_path: Path, rendezvous: tuple[str, ...]):
-    out = tmp_path / "out"
-    printed = on_two_nodes(nodes, [out, out], rendezvous)
-    assert_same_end(one_node, out)
+    agents = []
+    for i, node in enumerate(nodes):
+        options = [*rendezvous, f"--node_rank={i}"]
+        if rendezvous == DYNAMIC:  # which can't tell whose address it is where names are not known
+            options = [*DYNAMIC, f"--rdzv-conf=is_host={1 - i}", f"--local-addr=192.168.98.{i + 1}"]
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", *options]
+        command = ["ip", "netns", "exec", node, *launcher, *training(tmp_path / "out", steps=8)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        agents.append(subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes))
+    try:
+        printed = [agent.communicate(timeout=DEADLINE)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], printed
+    assert_same_end(one_node, tmp_path / "out")
     assert "step 8/8" in printed[0] and "step" not in printed[1]
-    assert files_of(out) == files_of(one_node) | {".launcher"}
-
-
-@pytest.mark.slow
-def test_two_nodes_without_a_shared_folder(nodes: list[str], one_node: Path, tmp_path: Path):
-    outs = [tmp_path / "a" / "out", tmp_path / "b" / "out"]
-    for out in outs:
-        out.parent.mkdir()
-    printed = on_two_nodes(nodes, outs, DYNAMIC)
-    assert_same_end(one_node, outs[0])
-    assert "step 8/8" in printed[0] and "step" not in printed[1]
-    assert files_of(outs[0]) == files_of(one_node) | {".launcher"}
-    assert files_of(outs[1]) == EXAMPLES  # a copy of them, and nothing of the run
-
-
-def files_of(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 # Processes whose folders are on disks of their own, without a network between
 
 
-@pytest.fixture
-def apart(tmp_path: Path) -> list[Path]:
-    outs = [tmp_path / name / "out" for name in "ab"]
+def test_folders_of_one_node_alone_are_refused(tmp_path: Path):
+    outs, model = [tmp_path / name / "out" for name in "ab"], save_tiny_model(tmp_path / "model")
     for out in outs:
         out.parent.mkdir()
-    return outs
+    table = write_table(tmp_path / "t.csv")
+    predict = ("-m", "histocoder", "predict", "--model", model, "--input", table, "--columns", "pred_", "--output")
+    for commands in (map(training, outs), ([*predict, f"{out}.csv"] for out in outs)):
+        ended = two_ranks(*commands, check=False, each_a_node=True)
+        assert [one.returncode for one in ended] == [2, 2]
+        said = ended[0].stderr + ended[1].stderr
+        assert "Name one that all nodes see." in said and "Traceback" not in said
 
 
-@pytest.mark.slow
-def test_checkpoints_of_rank_0s_node_are_resumed(apart: list[Path], together: Path):
-    end_together(apart, steps=24)
-    shutil.rmtree(apart[0] / "checkpoints" / "step-0000024")  # as if it had been killed before
-    assert "Resuming from step 20" in end_together(apart, steps=24)
-    assert_same_end(together, apart[0])
-    assert {path.name for path in apart[1].iterdir()} == {"cache"}
-
-
-def test_outputs_of_a_frozen_encoder_are_sent(apart: list[Path]):
-    end_together(apart, "--freeze-encoder", "--augmentation-prob", 0, "--unk-lang-prob", 0, steps=4)
-    encodings = [path for path in files_of(apart[1]) if path not in EXAMPLES]
-    assert len(encodings) == 10  # of training and validation data
-    assert all((apart[0] / path).read_bytes() == (apart[1] / path).read_bytes() for path in encodings)
-
-
-def test_damaged_copies_are_sent_again(apart: list[Path]):
-    end_together(apart, steps=1)
-    (path,) = apart[1].glob("cache/examples/examples.arrow")
-    whole, sent = path.read_bytes(), path.stat().st_mtime_ns
-    end_together(apart, steps=2)
-    assert path.stat().st_mtime_ns == sent
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    end_together(apart, steps=3)
-    assert path.read_bytes() == whole == (apart[0] / "examples.arrow").read_bytes()
-
-
-def test_differing_flags_are_named(apart: list[Path]):
-    others = ("--learning-rate", "2e-3", "--eval-interval", 9, "--gradient-checkpointing")
-    ended = two_ranks(training(apart[0]), training(apart[1], *others), check=False, each_a_node=True)
+def test_differing_flags_are_named(tmp_path: Path):
+    out, others = tmp_path / "out", ("--learning-rate", "2e-3", "--eval-interval", 9, "--gradient-checkpointing")
+    ended = two_ranks(training(out), training(out, *others), check=False)
     assert [one.returncode for one in ended] == [2, 2]
     (named,) = re.findall(r"Rank 1 was launched with settings that differ from rank 0's: (.*?)\. ", ended[0].stderr)
     assert set(named.split(", ")) == {"--learning-rate", "--eval-interval", "--gradient-checkpointing"}
-    assert not (apart[0] / "args.yaml").exists()
+    assert not (out / "args.yaml").exists()
 
 
 def test_a_wrong_network_interface_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -174,12 +117,3 @@ def test_a_wrong_network_interface_is_named(tmp_path: Path, monkeypatch: pytest.
     ended = two_ranks(training(tmp_path / "out"), check=False, each_a_node=True)
     assert [one.returncode for one in ended] == [2, 2]
     assert "export GLOO_SOCKET_IFNAME=eth0" in ended[0].stderr and "Traceback" not in ended[0].stderr
-
-
-@pytest.mark.slow
-def test_predicting_needs_a_shared_folder(apart: list[Path], tmp_path: Path):
-    model, table = save_tiny_model(tmp_path / "model"), write_table(tmp_path / "t.csv")
-    command = ("-m", "histocoder", "predict", "--model", model, "--input", table, "--columns", "pred_", "--output")
-    ended = two_ranks(*([*command, f"{out}.csv"] for out in apart), check=False, each_a_node=True)
-    assert [one.returncode for one in ended] == [2, 2]
-    assert "Name one that all nodes see." in ended[1].stderr and "Traceback" not in ended[1].stderr

@@ -5,7 +5,6 @@ Two ranks are forked, without a launcher, but where it is torchrun's part in a f
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -23,10 +22,8 @@ from jobs import (
     Torchrun,
     assert_same_end,
     change_state,
-    children_of,
     end_of,
     faulty,
-    finetune,
     is_alive,
     leftovers,
     logs,
@@ -37,26 +34,36 @@ from jobs import (
     wait_until,
 )
 from safetensors.torch import load_file
-from trainers import begin, dataset
 
 from histocoder.checkpoints.training_state import list_checkpoints
-from histocoder.errors import Interrupted
-from histocoder.training.tracking import Tracker
 
-# A killed rank
+# A process is killed or signalled
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_killed_rank_ends_all_and_reruns_identically(together: Path, tmp_path: Path, victim: int):
+@pytest.mark.parametrize(
+    ("signum", "rank"),
+    [
+        *((signum, 1) for signum in (signal.SIGKILL, signal.SIGUSR1)),
+        *(
+            pytest.param(signum, 0, marks=pytest.mark.slow)
+            for signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+        ),
+    ],
+)
+def test_a_rank_that_ends_stops_all(together: Path, tmp_path: Path, signum: int, rank: int):
     args = training(tmp_path / "out")
-    with ranks(args, args) as (first, second):
-        wait_for_step(first, 9 + 4 * victim)
-        (first, second)[victim].send(signal.SIGKILL)
-        ended = end_of((second, first)[victim])
-    assert ended.returncode == 1 and "another process has ended" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    again = two_ranks(args)[0]
-    assert "Resuming from step" in again.stdout
+    with ranks(args, args) as started:
+        wait_for_step(started[0], 9 + 4 * rank)
+        started[rank].send(signum)
+        ended = [end_of(process) for process in started]
+    step = int(list_checkpoints(tmp_path / "out")[-1].name[5:])
+    if signum == signal.SIGKILL:
+        other = ended[1 - rank]
+        assert other.returncode == 1 and "another process has ended" in other.stderr and "Traceback" not in other.stderr
+    else:
+        assert [one.returncode for one in ended] == [128 + signum] * 2
+        assert step >= 9 and f"{signal.Signals(signum).name}: saved at step {step} of {STEPS}" in ended[0].stderr
+    assert f"Resuming from step {step}" in two_ranks(args)[0].stdout
     assert_same_end(together, tmp_path / "out")
 
 
@@ -138,59 +145,8 @@ def test_changed_columns_and_labels_are_refused(tmp_path: Path):
 # Signals
 
 
-def marker(out: Path) -> dict[str, object]:
-    return json.loads((out / "interrupted.json").read_text())
-
-
-@pytest.mark.parametrize(
-    ("signum", "rank"),
-    [(signal.SIGUSR1, 1), *(pytest.param(one, 0, marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGINT))],
-)
-def test_a_signal_to_one_rank_stops_all(together: Path, tmp_path: Path, signum: int, rank: int):
-    args = training(tmp_path / "out")
-    with ranks(args, args) as started:
-        wait_for_step(started[0], 9)
-        started[rank].send(signum)
-        ended = [end_of(process) for process in started]
-    assert [one.returncode for one in ended] == [128 + signum] * 2
-    step = int(list_checkpoints(tmp_path / "out")[-1].name[5:])
-    assert step >= 9 and marker(tmp_path / "out") == {
-        "step": step, "reason": signal.Signals(signum).name, "status": 128 + signum
-    }  # fmt: skip
-    assert f"saved at step {step} of {STEPS}" in ended[0].stderr
-    assert f"Resuming from step {step}" in two_ranks(args)[0].stdout
-    assert not (tmp_path / "out" / "interrupted.json").exists()
-    assert_same_end(together, tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_a_signal_stops_epochs_of_one_step(tmp_path: Path):
-    args = finetune(write_table(tmp_path / "table.csv"), tmp_path / "out", "--batch-size", 29, "--num-epochs", 2000)
-    with ranks(args, args) as started:
-        wait_for_step(started[0], 3)
-        started[1].send(signal.SIGTERM)
-        ended = [end_of(process) for process in started]
-    assert [one.returncode for one in ended] == [128 + signal.SIGTERM] * 2
-    step = int(list_checkpoints(tmp_path / "out")[-1].name[5:])
-    assert marker(tmp_path / "out")["step"] == step < 2000
-
-
-def test_a_signal_in_the_last_validation_counts(table: Path, tmp_path: Path):
-    data = dataset(tmp_path / "cache", table, ("hisco_1",))
-    (tmp_path / "out").mkdir()
-    trainer = begin(tmp_path / "out", data, precision="fp32", num_classes=8, max_steps=2)
-
-    class Asks(Tracker):
-        def log(self, step: int, values: dict[str, float]) -> None:
-            if "val_loss" in values:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted, match="SIGTERM: saved at step 2 of 2"):
-        trainer.fit(Asks())
-
-
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_signal_before_training_is_marked(tmp_path: Path, rank: int):
+def test_a_signal_before_training_stops_all(tmp_path: Path, rank: int):
     slow = faulty(training(tmp_path / "out"), "sleep:histocoder.data.prepare.screen:1:10")
     with ranks(slow, slow) as started:
         wait_until((tmp_path / "out" / ".lock").exists)
@@ -199,36 +155,21 @@ def test_a_signal_before_training_is_marked(tmp_path: Path, rank: int):
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [128 + signal.SIGUSR1] * 2
     assert "".join(one.stderr for one in ended).count("SIGUSR1: stopped.") == 1
-    assert marker(tmp_path / "out") == {"step": 0, "reason": "SIGUSR1", "status": 128 + signal.SIGUSR1}
     run(*training(tmp_path / "out", steps=2))
-    assert not (tmp_path / "out" / "interrupted.json").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("signum", "options"), [(signal.SIGTERM, ()), (signal.SIGTERM, ("--max-restarts=3",)), (signal.SIGINT, ())]
-)
-def test_a_signal_to_torchrun_stops_all(together: Path, tmp_path: Path, signum: int, options: tuple[str, ...]):
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_torchrun_stops_all(together: Path, tmp_path: Path, signum: int):
     args = training(tmp_path / "out")
-    with Torchrun(args, *options) as job:
+    with Torchrun(args, "--max-restarts=3") as job:
         job.wait_for_step(9)
         workers = job.workers()
         job.process.send(signum)
         assert job.end() != 0
         assert not any(map(is_alive, workers))
-    assert marker(tmp_path / "out")["reason"] == signal.Signals(signum).name
     two_ranks(args)
     assert_same_end(together, tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_a_stopped_run_is_not_restarted(tmp_path: Path):
-    with Torchrun(training(tmp_path / "out", steps=2000), "--max-restarts=2") as job:
-        job.wait_for_step(9)
-        os.kill(job.workers()[1], signal.SIGUSR1)
-        assert job.end() != 0
-    step = marker(tmp_path / "out")["step"]
-    assert list_checkpoints(tmp_path / "out")[-1].name == f"step-{step:07}"
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
@@ -240,7 +181,6 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
         time.sleep(1.2)  # within a second it counts as the same Ctrl-C
         process.send(signal.SIGINT)
         assert end_of(process).returncode == 130
-    assert not (tmp_path / "out" / "interrupted.json").exists()
 
 
 # Lost processes
@@ -256,39 +196,10 @@ def test_a_hung_rank_ends_the_run(tmp_path: Path):
     assert "Timed out waiting 5000ms" in ended.stderr and "Traceback" not in ended.stderr
 
 
-@pytest.mark.slow
-def test_suspended_ranks_continue(tmp_path: Path):
-    args = training(tmp_path / "out", steps=10**6)
-    with ranks(args, args) as (first, second):
-        wait_for_step(first, 3)
-        for signum in (signal.SIGSTOP, signal.SIGCONT):
-            for process in (second, first):
-                process.send(signum)
-            time.sleep(8)
-        wait_for_step(first, int(logs(tmp_path / "out")[-1]["step"]) + 50)
-        assert second.is_running()
-
-
-@pytest.mark.slow
-def test_ranks_end_with_a_killed_launcher(tmp_path: Path):
-    loaders = ("--num-workers", 1, "--persistent-workers")
-    with Torchrun(training(tmp_path / "out", *loaders, steps=10**6)) as job:
-        job.wait_for_step(3)
-        workers = job.workers()
-        family = [*workers, *(child for pid in workers for child in children_of(pid))]
-        assert len(workers) == 2 and len(family) >= 4
-        try:
-            job.process.kill()
-            wait_until(lambda: not any(map(is_alive, family)))
-        finally:
-            for pid in filter(is_alive, family):
-                os.kill(pid, signal.SIGKILL)
-
-
 # Rank 0's own work
 
 
-def test_rank_0s_failure_ends_all(tmp_path: Path):
+def test_ranks_wait_for_rank_0_and_its_failures(tmp_path: Path):
     ended = two_ranks(training(tmp_path / "out", "--input-col", "occupation"), check=False)
     assert [one.returncode for one in ended] == [2, 2]
     assert "".join(one.stderr for one in ended).count("no column 'occupation'") == 1
@@ -296,21 +207,18 @@ def test_rank_0s_failure_ends_all(tmp_path: Path):
     ended = two_ranks(crashed, training(tmp_path / "out"), check=False)
     assert all(one.returncode for one in ended)
     assert "".join(one.stderr for one in ended).count("Input/output error") == 1
-
-
-def test_waiting_for_rank_0_has_no_deadline(tmp_path: Path):
     slow = faulty(training(tmp_path / "out", "--rank-timeout", 5, steps=2), "sleep:histocoder.data.prepare.screen:1:8")
-    assert all(one.returncode == 0 for one in two_ranks(slow))
+    two_ranks(slow)  # waiting for it has no deadline
 
 
 # Two runs
 
 
-def test_a_second_run_names_the_first(tmp_path: Path):
+def test_a_second_run_in_a_folder_ends(tmp_path: Path):
     args = training(tmp_path / "out", batch_size=8, steps=10**6)
     with ranks(args) as (first,):
         wait_for_step(first, 2)
-        assert f"process {first.pid} on " in refused(*args)
+        assert "out is in use by another run" in refused(*args)
         assert first.is_running()
         first.send(signal.SIGKILL)
         end_of(first)
@@ -318,18 +226,12 @@ def test_a_second_run_names_the_first(tmp_path: Path):
     run(*training(tmp_path / "out", batch_size=8, steps=30))
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
-        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"},
-    ],
-    ids=["torchrun", "srun"],
-)
-def test_a_taken_port_is_named(tmp_path: Path, launcher: dict[str, str]):
+@pytest.mark.parametrize("names", ["RANK WORLD_SIZE LOCAL_RANK", "SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID"])
+def test_a_taken_port_is_named(tmp_path: Path, names: str):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        env = {**environment(), **launcher, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        place = dict(zip(names.split(), "020", strict=True))
+        env = {**environment(), **place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         said = refused(*training(tmp_path / "out"), env=env)
     assert f"127.0.0.1:{port} " in said and "choose another (--master_port; for srun, export MASTER_PORT)" in said
     assert not (tmp_path / "out").exists()

@@ -1,6 +1,5 @@
 import json
 import math
-import re
 import warnings
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from histocoder import Coder, load_occcanine
 from histocoder.checkpoints.occcanine import initial_weights, save_occcanine, save_published, with_all_positions
 from histocoder.config import PredictOptions
 from histocoder.data.key import Key, write_key
-from histocoder.errors import Notice, UserError
+from histocoder.errors import UserError
 from histocoder.formatters import MISSING, PAD, build_formatter
 from histocoder.inference.descriptions import thresholds_of
 from histocoder.inference.search import CodeTrie, TrieSearch
@@ -54,27 +53,6 @@ def test_a_language_for_each_row(coder: Coder):
     assert table.iloc[0].equals(table.iloc[2]) and not table.iloc[0].equals(table.iloc[1])
     with pytest.raises(UserError, match="3 descriptions, but 1 languages"):
         coder.predict(["a", "b", "c"], ["en"])
-
-
-@pytest.mark.parametrize("mode", ["combined", "topk"])
-def test_prediction_continues_with_smaller_batches(coder: Coder, mode: str, monkeypatch: pytest.MonkeyPatch):
-    texts = [f"{a}{b}r" for a in "abcdefgh" for b in "klmnop"]
-    easily = coder.predict(texts, "en", mode=mode)
-    encode, room = MixerModel.encode, 20
-
-    def encode_what_fits(model: MixerModel, ids: torch.Tensor) -> object:
-        if len(ids) > room:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return encode(model, ids)
-
-    monkeypatch.setattr(MixerModel, "encode", encode_what_fits)
-    with pytest.warns(Notice) as notices:
-        pd.testing.assert_frame_equal(coder.predict(texts, "en", mode=mode), easily, atol=1e-6, rtol=0)
-    sizes = [re.findall(r"with (\d+) descriptions at once; continuing with (\d+)", str(one.message)) for one in notices]
-    assert sizes == [[("48", "24")], [("24", "12")]]
-    room = 0
-    with pytest.warns(Notice), pytest.raises(UserError, match="a single description"):
-        coder.predict(texts, "en", mode=mode)
 
 
 @pytest.mark.parametrize(

@@ -56,17 +56,6 @@ def test_trimmed_batches_are_encoded_as_padded_ones(longest: int):
         torch.testing.assert_close(short_memory[row, :length], memory[row, :length], atol=1e-5, rtol=0)
 
 
-@torch.no_grad()
-def test_the_trimming_rule_has_nothing_to_spare():
-    model, _ = both()
-    for longest in range(3, 40):
-        ids = some_ids([longest], 64)
-        shorter = ids[:, : trimmed_length(longest, 64) - 4]
-        memory, _ = theirs(model, ids)
-        cut = theirs(model, shorter)[0][:, :longest]
-        assert cut.shape[1] < longest or not torch.allclose(cut, memory[:, :longest], atol=1e-5)
-
-
 def test_gradients_agree_with_transformers():
     ids = some_ids([20, 17], 64)
     gradients = []
@@ -108,8 +97,8 @@ def test_new_weights_are_drawn_as_transformers_draw_them():
 
 
 def test_sizes_are_those_of_transformers():
-    theirs = CanineConfig(num_hidden_layers=3, hidden_act="relu")
+    theirs = CanineConfig(num_hidden_layers=3)
     assert CanineConfigOfOurs.from_dict(theirs.to_dict()).to_diff_dict().items() <= theirs.to_dict().items()
     assert CanineConfigOfOurs().to_diff_dict().items() <= CanineConfig().to_dict().items()
-    with pytest.raises(UserError, match="hidden_act must be gelu or relu"):
+    with pytest.raises(UserError, match="hidden_act must be gelu"):
         Canine(CanineConfigOfOurs(hidden_act="swish"))

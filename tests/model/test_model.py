@@ -48,7 +48,7 @@ def test_decoder_agrees_with_torchs_own():
     tokens, memory = torch.randint(0, 18, (3, 7)), torch.randn(3, 5, 32)
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]).bool()
     hidden = theirs(
-        ours.positional_encoding(ours.token_emb(tokens)),
+        ours.embed(tokens, slice(7)),
         memory,
         tgt_mask=nn.Transformer.generate_square_subsequent_mask(7),
         memory_key_padding_mask=~mask,

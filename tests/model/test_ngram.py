@@ -74,19 +74,6 @@ def test_encoding_does_not_depend_on_the_batch(model: NgramEncoder):
     assert torch.isfinite(together[1]).all()
 
 
-def test_words_differ_by_letters_order_and_language(model: NgramEncoder):
-    texts = ["farmer", "framer", "farmer wife", "wife farmer", "Farmer"]
-    vectors = [*encode(model, texts)[1], encode(model, ["farmer"], "da")[1][0]]
-    for i, one in enumerate(vectors):
-        assert all((one - other).abs().max() > 1e-4 for other in vectors[:i])
-
-
-def test_punctuation_stands_apart_from_words():
-    config = NgramConfig(num_buckets=1 << 17)
-    plain, marked = (hashed_ngrams(ids_of([text]).long(), config).buckets for text in ("farmer", "farmer,"))
-    assert set(plain.flatten().tolist()) < set(marked.flatten().tolist())
-
-
 def test_a_resumed_run_is_bit_identical(table: Path, tmp_path: Path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     start = ("--initial-checkpoint", ROOT / "tests" / "fixtures" / "ngram", "--only-encoder", "--no-refit")

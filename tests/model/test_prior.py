@@ -1,6 +1,5 @@
 """What the decoder starts from: the flat head's beliefs, along every way in which codes are decoded."""
 
-import pytest
 import torch
 
 from histocoder.formatters import BOS, PAD, build_formatter
@@ -8,7 +7,7 @@ from histocoder.inference.combined import set_probability
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
 from histocoder.inference.stepper import Source
 from histocoder.model import Decoder, Prior
-from histocoder.model.prior import class_blocks
+from histocoder.model.decoder import class_blocks
 
 HISCO = build_formatter("hisco", num_blocks=3)
 CODES = ["61110", "61115", "61220", "-1", "-2", "01110", "95410", "95440", "95120", "99999"]
@@ -65,12 +64,3 @@ def test_likely_second_codes_are_written():
     is_code = torch.tensor([[code is not None for code in row] for row in codes])
     conf = set_probability(decoder, Source(memory[:2], None, prior), tokens[:, 1:], probabilities, is_code=is_code)
     assert conf[0] > 0.95 and conf[1] > probabilities[1, :10].prod()  # of both orders
-
-
-@pytest.mark.parametrize("rows", [torch.tensor([2, 0]), slice(1, 3)])
-@torch.no_grad()
-def test_rows_of_a_batch_have_their_own_prior(rows: torch.Tensor | slice):
-    decoder, memory, prior = decoder_and_prior()
-    search = TrieSearch(decoder, CodeTrie(CODES, HISCO))
-    whole = search.full(Source(memory, None, prior))
-    torch.testing.assert_close(search.full(Source(memory[rows], None, prior.rows(rows))), whole[rows])

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import refused, run, write_table
+from conftest import run, write_table
 from jobs import assert_same_weights, end_of, finetune, logged, ranks, two_ranks
 from pretrained import save_pretrained
 from trainers import begin, dataset, losses
 
 from histocoder.checkpoints.training_state import list_checkpoints, step_of
-from histocoder.cli.arguments import build_parser, parse
+from histocoder.cli.arguments import parse
 from histocoder.config import FinetuneConfig, StrategyConfig
 from histocoder.errors import UserError
 from histocoder.training.checks import check_machine
@@ -76,21 +76,6 @@ def test_checkpointing_keeps_less_and_changes_no_bit(
     assert num_after < num_before / 2
 
 
-FROZEN = ("--freeze-encoder", "--max-steps", 4)
-COMPUTED_ONCE = ("--augmentation-prob", 0, "--unk-lang-prob", 0)  # without noise, encoders run before training alone
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("noise", [(), COMPUTED_ONCE])
-def test_checkpointing_and_sharding_go_with_frozen_encoders(data: Path, tmp_path: Path, noise: tuple[object, ...]):
-    args = (*STEPS, *FROZEN, *noise)
-    run(*finetune(data, tmp_path / "one", *args, "--batch-size", 12))
-    run(*finetune(data, tmp_path / "two", *args, "--batch-size", 12, "--gradient-checkpointing"))
-    two_ranks(finetune(data, tmp_path / "three", *args, "--batch-size", 6, *SHARDED))
-    assert_same_weights(tmp_path / "one", tmp_path / "two")
-    assert_same_weights(tmp_path / "one", tmp_path / "three", tolerance=1e-5)
-
-
 @pytest.mark.parametrize(
     ("processes", "flags", "tolerance"),
     [
@@ -111,27 +96,6 @@ def test_sharded_training_is_that_of_one_process(
         expected = pytest.approx(logged(alone, column), abs=2 * tolerance, rel=tolerance * 10)
         assert logged(tmp_path / "out", column) == expected
     assert_same_weights(tmp_path / "out", alone, tolerance=100 * tolerance)
-
-
-COMPILED = """
-import functools, runpy, sys
-import torch
-from torch._dynamo.utils import counters
-torch.compile = functools.partial(torch.compile, backend="aot_eager")
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-print("graphs", counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
-"""
-
-
-@pytest.mark.slow
-def test_compiled_layers_are_sharded(alone: Path, data: Path, tmp_path: Path):
-    flags = ("--fsdp", "full_shard", "--gradient-checkpointing", "--compile")
-    args = finetune(data, tmp_path / "out", *STEPS, "--batch-size", 6, *flags)
-    ended = two_ranks(["-c", COMPILED, *args])
-    assert all(" 0\n" in one.stdout.split("graphs")[1] for one in ended)
-    for column in ("train_loss", "val_loss"):
-        assert logged(tmp_path / "out", column) == pytest.approx(logged(alone, column), abs=2e-5)  # of six digits
 
 
 @pytest.mark.slow
@@ -190,73 +154,19 @@ def test_runs_resume_under_any_strategy(alone: Path, data: Path, tmp_path: Path)
             assert logged(out, column) == pytest.approx(logged(alone, column), abs=2e-5)  # of six digits
 
 
-OVERFLOWING = """
-import math, os, runpy, sys
-import torch
-from histocoder.training import learner
-learner.computing_dtype = lambda *_, **__: torch.float16
-step = learner.Learner.step
-taken = 0
-def said(learner):
-    global taken
-    taken += 1
-    if taken == 3 and os.environ["RANK"] == "1":
-        learner.optimizer.param_groups[0]["params"][0].grad.to_local()[0] = math.inf
-    norm = step(learner)
-    print("scale", learner.scaler.get_scale(), float(norm) < math.inf)
-    return norm
-learner.Learner.step = said
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-@pytest.mark.slow
-def test_an_overflow_lowers_the_scale_of_all_ranks(data: Path, tmp_path: Path):
-    args = finetune(data, tmp_path / "out", *STEPS, "--max-steps", 4, "--batch-size", 6, "--fsdp", "full_shard")
-    for one in two_ranks(["-c", OVERFLOWING, *args]):
-        found = [line.split()[1:] for line in one.stdout.splitlines() if line.startswith("scale")]
-        assert found == [["65536.0", "True"]] * 2 + [["32768.0", "False"], ["32768.0", "True"]]
-    assert logged(tmp_path / "out", "skipped_steps") == [0, 0, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"fsdp": "full_shard", "ddp_comm_hook": "bf16"}, "use --fsdp-reduce-dtype"),
-        ({"fsdp_cpu_offload": True}, "--fsdp-cpu-offload is for --fsdp"),
-        ({"fsdp": "full_shard", "fsdp_min_num_params": 0}, "must be 1 or more"),
-    ],
-)
-def test_contradictory_flags_are_named(flags: dict[str, Any], message: str):
-    with pytest.raises(UserError, match=message):
-        StrategyConfig(**flags)
-
-
-def test_numbers_of_parameters_may_be_1e6():
-    parser = build_parser(StrategyConfig)
-    assert parser.parse_args(["--fsdp-min-num-params", "1e6"]).fsdp_min_num_params == 1_000_000
-    for wrong in ("1.5", "inf", "many"):
-        with pytest.raises(UserError, match="--fsdp-min-num-params"):
-            parser.parse_args(["--fsdp-min-num-params", wrong])
-
-
-def test_an_offload_without_a_gpu_is_refused(data: Path, tmp_path: Path):
-    args = finetune(data, tmp_path / "out", "--fsdp", "full_shard", "--fsdp-cpu-offload", "--device", "cpu")
-    said = refused(*args)
-    assert said.count("\n") == 1 and "there is no GPU" in said
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("flags", "device", "message"),
     [
+        ({"fsdp": "full_shard", "ddp_comm_hook": "bf16"}, "cpu", "use --fsdp-reduce-dtype"),
+        ({"fsdp_cpu_offload": True}, "cpu", "--fsdp-cpu-offload is for --fsdp"),
+        ({"fsdp": "full_shard", "fsdp_min_num_params": 0}, "cpu", "must be 1 or more"),
+        ({"fsdp": "full_shard", "fsdp_cpu_offload": True}, "cpu", "there is no GPU"),
         ({"ddp_comm_hook": "bf16"}, "cpu", "needs GPUs"),
         ({"fsdp": "full_shard"}, "mps", "add --device cpu"),
         ({"fsdp": "full_shard", "fsdp_cpu_offload": True}, "cuda", "does not work with fp16; use --precision bf16"),
     ],
 )
-def test_what_a_device_can_not_do_is_refused(flags: dict[str, Any], device: str, message: str):
+def test_contradictory_flags_are_named(flags: dict[str, Any], device: str, message: str):
     with pytest.raises(UserError, match=message):
         check_strategy(StrategyConfig(**flags), torch.device(device), torch.float16)
 
