@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from histocoder.config.model import FLAT_LOSSES, check_decoder, check_max_len
-from histocoder.config.settings import Settings, fixed, free, require, whole_number
+from histocoder.config.settings import Settings, fixed, free, require
 
 MAX_SEED = 2**32 - 1  # largest seed that all generators of random numbers take
 NORMALIZATIONS = ("none", "nfc", "lower", "lower_ascii")  # see `data.normalize`
@@ -33,7 +33,7 @@ class StartConfig(Settings):
     only_encoder: bool = free(False, "use only the encoder of --initial-checkpoint", is_negatable=True)
     freeze_encoder: bool = fixed(
         False,
-        "train only the decoder and the flat head; without augmentation texts are encoded once, into --cache-dir",
+        "train only the decoder and the flat head; without augmentation each text is encoded once, if memory has room",
     )
     max_len: int = fixed(128, "maximum length of an input, in characters, or in tokens of the encoder's own tokenizer")
     text_normalization: str = fixed(
@@ -245,7 +245,6 @@ class StrategyConfig(Settings):
     fsdp_min_num_params: int | None = free(
         None,
         "minimum parameters of a layer that is its own FSDP unit; the rest is one unit (default: every layer)",
-        parse=whole_number,
         at_least=1,
     )
     fsdp_cpu_offload: bool = free(False, "keep shards in CPU memory, and run the optimizer there; needs GPUs")

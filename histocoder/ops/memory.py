@@ -29,6 +29,11 @@ def total_bytes() -> float:
 
 Result = TypeVar("Result")
 
+OUT_OF_MEMORY = (
+    "In training, halve --batch-size and double --gradient-accumulation-steps, which gives the same steps, or add "
+    "--gradient-checkpointing; otherwise stop other programs that use this memory, or compute with --device cpu."
+)
+"""Advice where memory runs out."""
 _SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
 
 

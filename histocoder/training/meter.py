@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from tqdm import tqdm
 
 from histocoder import distributed
-from histocoder.files import replacing_folder
+from histocoder.files import make_folder
 from histocoder.log import log
 
 SKIPPED_STEPS = 5  # steps before those that are profiled, which start workers, compile, and choose kernels
@@ -84,9 +84,8 @@ class Progress:
 
     def __init__(self, total: int, *, start: int = 0, show: bool = True) -> None:
         self._total = total
-        self._started, self._start = time.monotonic(), start
-        self._done = 0
-        self._counted_since = self._started
+        self._started = self._counted_since = time.monotonic()
+        self._start, self._done = start, 0
         self._bar = None
         if show and sys.stderr.isatty():
             self._bar = tqdm(total=total, initial=start, unit="step", dynamic_ncols=True, smoothing=0.1)
@@ -97,21 +96,18 @@ class Progress:
         if self._done == _FIRST_STEPS:
             self._counted_since = time.monotonic()
         if self._done == ESTIMATE_AFTER:
-            self._say_estimate()
+            seconds = (time.monotonic() - self._counted_since) / (ESTIMATE_AFTER - _FIRST_STEPS)
+            steps = self._total - self._start
+            each = f"{_duration(seconds * steps)} ({seconds:.3g} s each)"
+            log.info(f"estimated time for {steps:,} steps, without validation: {each}")
         if self._bar is not None:
             if values:
                 self._bar.set_postfix({k: f"{v:.4g}" for k, v in values.items()}, refresh=False)
             self._bar.update()
 
     def pause(self, seconds: float) -> None:
-        """Leave time that was not spent on steps out of the estimate."""
+        """Exclude time that was not spent on steps from the estimate."""
         self._counted_since += seconds
-
-    def _say_estimate(self) -> None:
-        seconds = (time.monotonic() - self._counted_since) / (ESTIMATE_AFTER - _FIRST_STEPS)
-        steps = self._total - self._start
-        each = f"{_duration(seconds * steps)} ({seconds:.3g} s each)"
-        log.info(f"estimated time for {steps:,} steps, without validation: {each}")
 
     def line(self, step: int, values: dict[str, float]) -> None:
         """Print a line with the step, some numbers, and the time left."""
@@ -132,37 +128,26 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def profiling(
-    num_steps: int | None, path: Path, *, device: torch.device, on_pause: Callable[[float], None]
-) -> Iterator[Callable[[], None]]:
+def profiling(num_steps: int | None, path: Path, device: torch.device) -> Iterator[Callable[[], None]]:
     """Profile some steps on rank 0, unless `num_steps` is None; yield a function to call after each step.
 
-    Writes `trace.json.gz`, for chrome://tracing or ui.perfetto.dev, and `table.txt` to the new folder `path`.
-    `on_pause` receives the time (`time.monotonic`) since which training has been paused.
+    Writes `trace.json.gz`, for chrome://tracing or ui.perfetto.dev, and `table.txt` to the folder `path`.
     """
     if num_steps is None or not distributed.is_primary():
         yield lambda: None
         return
-    recorded = 0
 
     def write(done: profile) -> None:
         """Write the profile, and say where it is."""
-        nonlocal recorded
-        started, recorded = time.monotonic(), done.step_num - SKIPPED_STEPS
-        if recorded <= 0:
-            return
         by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
         table = done.key_averages().table(sort_by=by, row_limit=_TABLE_ROWS)
-        with replacing_folder(path) as temporary:
-            done.export_chrome_trace(str(temporary / "trace.json.gz"))
-            (temporary / "table.txt").write_text(table, encoding="utf-8")
-        log.info(f"{table}\nThe profile of {recorded} step{'s' * (recorded > 1)} is in {path}.")
-        on_pause(started)
+        make_folder(path)
+        done.export_chrome_trace(str(path / "trace.json.gz"))
+        (path / "table.txt").write_text(table, encoding="utf-8")
+        log.info(f"{table}\nThe profile is in {path}.")
 
     gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's own notices on standard error
     steps = schedule(wait=SKIPPED_STEPS - _WARM_UP_STEPS, warmup=_WARM_UP_STEPS, active=num_steps, repeat=1)
     with profile(activities=[ProfilerActivity.CPU, *gpu], schedule=steps, on_trace_ready=write) as running:
         yield running.step
-    if recorded <= 0:
-        log.info(f"--profile: no step was profiled. The first {SKIPPED_STEPS} steps never are; train for more.")

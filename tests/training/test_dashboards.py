@@ -10,8 +10,6 @@ from conftest import refused, run
 from jobs import assert_complete, finetune, logged, two_ranks
 from pretrained import save_pretrained
 
-from histocoder.training.dashboards import run_name
-
 TRAINING = {"train/loss", "train/grad_norm", "train/epoch", "train/skipped_steps"}
 VALIDATION = {f"val/{name}" for name in ("loss", "loss_linear", "loss_seq2seq")} | {
     f"val/{name}" for name in ("seq_acc", "token_acc", "flat_acc", "greedy_seq_acc")
@@ -82,11 +80,6 @@ def test_the_same_names_and_numbers_everywhere(table: Path, tmp_path: Path):
     for folder in ("bert", "out"):
         shutil.rmtree(tmp_path / folder)
     assert "farmer" in run("-m", "histocoder", "predict", "--model", tmp_path / "downloaded", "farmer").stdout
-
-
-def test_the_name_of_a_run():
-    assert run_name("google/canine-s", "hisco", world_size=4) == "canine-s_hisco_gpu4"
-    assert run_name("/models/my-encoder/", "psti", world_size=1) == "my-encoder_psti_gpu1"
 
 
 @pytest.mark.slow

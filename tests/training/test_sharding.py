@@ -15,11 +15,9 @@ from pretrained import save_pretrained
 from trainers import begin, dataset, losses
 
 from histocoder.checkpoints.training_state import list_checkpoints, step_of
-from histocoder.cli.arguments import build_parser, parse
-from histocoder.config import FinetuneConfig, StrategyConfig
+from histocoder.config import StrategyConfig
 from histocoder.errors import UserError
-from histocoder.training.checks import check_machine
-from histocoder.training.strategies import check_strategy
+from histocoder.training.checks import check_strategy
 from histocoder.training.trainer import Trainer
 
 STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 8, "--eval-interval", 4)
@@ -155,7 +153,7 @@ from histocoder.training.trainer import Trainer
 save = Trainer.save_result
 def count(trainer):
     save(trainer)
-    own = sum(p.numel() for p in trainer.learner.strategy.own_parameters(trainer.model))
+    own = sum(p.numel() for p in trainer.learner.own_parameters())
     moments = [t for state in trainer.learner.optimizer.state.values() for t in state.values() if t.dim()]
     total = sum(t.numel() for t in trainer.learner.model.parameters())
     print("numbers", total, own, sum(t.to_local().numel() for t in moments))
@@ -233,14 +231,6 @@ def test_contradictory_flags_are_named(flags: dict[str, Any], message: str):
         StrategyConfig(**flags)
 
 
-def test_numbers_of_parameters_may_be_1e6():
-    parser = build_parser(StrategyConfig)
-    assert parser.parse_args(["--fsdp-min-num-params", "1e6"]).fsdp_min_num_params == 1_000_000
-    for wrong in ("1.5", "inf", "many"):
-        with pytest.raises(UserError, match="--fsdp-min-num-params"):
-            parser.parse_args(["--fsdp-min-num-params", wrong])
-
-
 def test_an_offload_without_a_gpu_is_refused(data: Path, tmp_path: Path):
     args = finetune(data, tmp_path / "out", "--fsdp", "full_shard", "--fsdp-cpu-offload", "--device", "cpu")
     said = refused(*args)
@@ -259,9 +249,3 @@ def test_an_offload_without_a_gpu_is_refused(data: Path, tmp_path: Path):
 def test_what_a_device_can_not_do_is_refused(flags: dict[str, Any], device: str, message: str):
     with pytest.raises(UserError, match=message):
         check_strategy(StrategyConfig(**flags), torch.device(device), torch.float16)
-
-
-def test_one_process_says_what_has_no_effect(data: Path, capsys: pytest.CaptureFixture[str]):
-    flags = ("--dataset", str(data), "--target-cols", "hisco_1", "--ddp-comm-hook", "bf16", "--precision", "fp32")
-    check_machine(parse(FinetuneConfig, flags), torch.device("cuda"))
-    assert "--ddp-comm-hook bf16 has no effect with one process" in capsys.readouterr().out
