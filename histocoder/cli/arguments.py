@@ -33,7 +33,7 @@ def config_of(kind: type[_Config], args: object) -> _Config:
 
 def build_parser(kind: type[Settings], *, prog: str | None = None) -> Parser:
     """Return a parser with a flag for each setting; `prog` is the name of the program in errors."""
-    short = [s.flag for s in settings_of(kind) if s.options.is_short]
+    short = [f"--{name.replace('_', '-')}" for name in kind.MAIN]
     parser = Parser(str(kind.__doc__), main=(*short, "--config", "--help-all"), epilog=HELP, prog=prog)
     add_flags(parser, kind)
     return parser

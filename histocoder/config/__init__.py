@@ -16,7 +16,7 @@ from histocoder.config.run import (
     RANK_TIMEOUT,
     DataConfig,
     FinetuneConfig,
-    LoaderConfig,
+    MachineConfig,
     MixerConfig,
     PrepareConfig,
     RunConfig,

@@ -36,7 +36,6 @@ class FieldOptions:
     at_least: float | None = None
     above: float | None = None  # bound that a value must exceed
     between: tuple[float, float] | None = None  # least and largest value
-    is_short: bool = False  # whether `--help` shows the flag as well as `--help-all`
     is_negatable: bool = False  # whether there is a `--no-` flag
     is_required: bool = False  # whether a command requires the flag
     is_recorded: bool = True  # whether args.yaml has it: it is the run's, not that of one start of it
@@ -124,6 +123,7 @@ class Settings:
     """Base of all groups of settings: checks the bounds of each field, then calls the `check` of each group."""
 
     GROUP: ClassVar[str] = ""  # title of the flags that a class declares
+    MAIN: ClassVar[tuple[str, ...]] = ()  # settings that `--help` shows; `--help-all` shows all
 
     def corrected(self: _Config, error: UserError) -> _Config:
         """Return the settings with those that would fix an error."""

@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from histocoder.config import LoaderConfig
+from histocoder.config import MachineConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import BucketSampler
 from histocoder.errors import MachineError
@@ -25,7 +25,7 @@ class BatchLoader:
     """Loads the batches of a sampler, in its order, merged (see `Batch`); each iteration starts over."""
 
     def __init__(
-        self, data: OccupationDataset, sampler: BucketSampler, config: LoaderConfig, *, pin_memory: bool
+        self, data: OccupationDataset, sampler: BucketSampler, config: MachineConfig, *, pin_memory: bool
     ) -> None:
         self._timeout = config.worker_timeout
         self._num_received = 0

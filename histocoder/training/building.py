@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -137,15 +138,12 @@ def _freeze_unused(model: MixerModel) -> None:
 def choose_tokenizer(config: RunConfig, checkpoint: Checkpoint | None) -> Tokenizer:
     """Return the tokenizer of the checkpoint or the initial model, else that of `--encoder`."""
     if checkpoint is not None:
-        found = checkpoint.tokenizer
-    elif config.initial_checkpoint is not None:
+        return checkpoint.tokenizer
+    if config.initial_checkpoint is not None:
         path = Path(config.initial_checkpoint)
-        found = read_tokenizer(path) if is_own_model(path) else CHARACTERS
-    else:  # on rank 0 first, so that one process alone downloads
-        found = distributed.run_on_primary(lambda: load_tokenizer(config.encoder), doing="loading") or load_tokenizer(
-            config.encoder
-        )
-    return found
+        return read_tokenizer(path) if is_own_model(path) else CHARACTERS
+    load = partial(load_tokenizer, config.encoder)
+    return distributed.run_on_primary(load, doing="loading") or load()  # so that one process alone downloads
 
 
 def build_model(
@@ -181,10 +179,7 @@ def build_model(
 
 def _load_encoder(config: RunConfig) -> Encoder:
     """Load the encoder, on rank 0 first, so that one process alone downloads and shows its progress."""
-
-    def load() -> Encoder:
-        return load_encoder(config.encoder, max_len=config.max_len, ngram_dropout=config.ngram_dropout)
-
+    load = partial(load_encoder, config.encoder, max_len=config.max_len, ngram_dropout=config.ngram_dropout)
     if (encoder := distributed.run_on_primary(load, doing="loading")) is not None:
         return encoder
     if config.encoder not in PRESETS:
@@ -218,8 +213,11 @@ def _from_initial_checkpoint(
         names = ("mask_memory", "pad_to", "decoder_prior")
         kept = {"decoder_prior": False} if own is None else {name: getattr(own, name) for name in names}
         model_config = replace(model_config, **kept)
-        if codes is not None and not set(codes) <= set(model_config.codes):
-            raise UserError(_describe_other_codes(path, codes, model_config.codes))
+        if codes is not None and (extra := sorted(set(codes) - set(model_config.codes))):
+            raise UserError(
+                f"--initial-checkpoint: {path} has {len(extra):,} codes that these data lack, such as {extra[0]}. Pass "
+                "its key with --key, or load only its encoder with --only-encoder."
+            )
         if codes is not None and codes != model_config.codes:
             weights = _with_classes(weights, codes, model_config.codes)
         head = weights.get("decoder.head.weight")
@@ -278,16 +276,3 @@ def initial_key(config: RunConfig) -> Key | None:
         return Key(model_config.codes, model_config.descriptions)
     codes = initial_weights(path)[1]
     return None if codes is None else Key(codes)
-
-
-def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]) -> str:
-    missing, extra = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
-    parts = [
-        f"{len(codes):,} {what} ({', '.join(codes[:3])}{', …' if len(codes) > 3 else ''})"
-        for codes, what in ((missing, "are only in these data"), (extra, "only in the checkpoint"))
-        if codes
-    ]
-    return (
-        f"--initial-checkpoint: the codes of {path} differ from those of these data: "
-        f"{'; '.join(parts)}. Pass its key with --key, or load only its encoder with --only-encoder."
-    )

@@ -145,17 +145,13 @@ class Trainer:
 
     def log_training(self) -> None:
         """Log the numbers of the steps since the last time."""
-        values: dict[str, float] = {
-            **self.meter.read(),
-            **peak_gpu_memory(self.device),
-            "lr": self.learner.learning_rate,
-            "epoch": float(self.state.epoch + 1),
-        }
+        values = self.meter.read() | peak_gpu_memory(self.device)
+        values |= {"lr": self.learner.learning_rate, "epoch": float(self.state.epoch + 1)}
         self.tracker.log(self.state.step, values)
-        line = {"loss": values["train_loss"], "rows/s": values["samples_per_sec"], "lr": values["lr"]}
-        skipped = {"skipped": values["skipped_steps"]} if values["skipped_steps"] else {}
-        memory = {"GPU GB": values["gpu_memory_gb"]} if "gpu_memory_gb" in values else {}
-        self.progress.line(self.state.step, line | memory | skipped)
+        shown = {"loss": "train_loss", "rows/s": "samples_per_sec", "lr": "lr", "GPU GB": "gpu_memory_gb"}
+        if values["skipped_steps"]:
+            shown["skipped"] = "skipped_steps"
+        self.progress.line(self.state.step, {title: values[name] for title, name in shown.items() if name in values})
         self.check_skipped()
 
     def check_skipped(self) -> None:
@@ -166,15 +162,11 @@ class Trainer:
     def not_finite(self, what: str) -> UserError:
         """Return the error of a run that diverged, with the checkpoint and the model that are still good."""
         last, best = next(reversed(list_checkpoints(self.run.path)), None), self.run.best
+        checkpoint = "there is no earlier checkpoint" if last is None else f"the last good checkpoint is {last}"
         kept = f" {best} holds the best model so far." if best.is_dir() else ""
-        if last is None:
-            return UserError(
-                f"{what}, and there is no earlier checkpoint.{kept} Start a new run with a lower --learning-rate."
-            )
         return UserError(
-            f"{what}; the last good checkpoint is {last}.{kept} Run the same command again to resume from that "
-            "checkpoint. If it ends like this again, start a new run in another folder with a lower --learning-rate "
-            f"and --initial-checkpoint {best if kept else last}."
+            f"{what}, and {checkpoint}.{kept} Run the same command again to resume. If it ends like this again, start "
+            "a new run in another folder with a lower --learning-rate, from the good model (--initial-checkpoint)."
         )
 
     def validate(self) -> dict[str, float]:

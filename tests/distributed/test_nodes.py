@@ -141,13 +141,6 @@ def test_checkpoints_of_rank_0s_node_are_resumed(apart: list[Path], together: Pa
     assert {path.name for path in apart[1].iterdir()} == {"cache"}
 
 
-def test_outputs_of_a_frozen_encoder_are_sent(apart: list[Path]):
-    end_together(apart, "--freeze-encoder", "--augmentation-prob", 0, "--unk-lang-prob", 0, steps=4)
-    encodings = [path for path in files_of(apart[1]) if path not in EXAMPLES]
-    assert len(encodings) == 10  # of training and validation data
-    assert all((apart[0] / path).read_bytes() == (apart[1] / path).read_bytes() for path in encodings)
-
-
 def test_damaged_copies_are_sent_again(apart: list[Path]):
     end_together(apart, steps=1)
     (path,) = apart[1].glob("cache/examples/examples.arrow")
