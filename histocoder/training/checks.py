@@ -25,11 +25,10 @@ from histocoder.training.trainer import Trainer
 def check_launcher(config: RunConfig) -> None:
     """Raise a UserError if there is no launcher."""
     if not distributed.read_launch().launched:
-        path, module = Path(sys.argv[0]), "train_mixer" if isinstance(config, MixerConfig) else "finetune"
-        name = path.name if path.suffix == ".py" and path.parent.name != "cli" else f"-m histocoder.cli.{module}"
+        script = "train_mixer" if isinstance(config, MixerConfig) else "finetune"
         raise UserError(
-            f"--distributed needs a launcher: torchrun --nproc_per_node=2 {name} --distributed …, with the number of "
-            "GPUs in place of 2."
+            f"--distributed needs a launcher: torchrun --nproc_per_node=2 -m histocoder.cli.{script} --distributed …, "
+            "with the number of GPUs in place of 2."
         )
 
 

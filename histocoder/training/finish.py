@@ -19,7 +19,7 @@ from histocoder.data.store import HELD_OUT
 from histocoder.log import log
 from histocoder.training.data import RunData, augmenter_of
 from histocoder.training.frozen import frozen_outputs
-from histocoder.training.meter import Progress
+from histocoder.training.tracking import Progress
 from histocoder.training.trainer import Trainer
 
 REPORT_ROWS = 5_000  # validation rows in the report, at most

@@ -31,8 +31,7 @@ from histocoder.ops.memory import peak_gpu_memory
 from histocoder.signals import StopRequest, handling_stop_signals
 from histocoder.training.frozen import FrozenOutputs, frozen_outputs
 from histocoder.training.learner import Learner
-from histocoder.training.meter import Meter, Progress, profiling
-from histocoder.training.tracking import Tracker
+from histocoder.training.tracking import Meter, Progress, Tracker, profiling
 from histocoder.training.validation import validate
 
 
