@@ -24,14 +24,15 @@ from jobs import (
     two_ranks,
     wait_for_step,
 )
-from models import save_tiny_model, tiny_model
+from models import save_tiny_model
+from trainers import begin, dataset
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.checkpoints.training_state import find_checkpoint, list_checkpoints, verify_checkpoint
 from histocoder.errors import DamagedError, UserError
 from histocoder.files import remove_leftovers
-from histocoder.training import train
+from histocoder.training.checks import notices
 
 # Programs that are killed
 
@@ -88,6 +89,7 @@ REPLACE = """
 import sys
 from pathlib import Path
 from histocoder.files import replacing_folder
+from histocoder.training.checks import notices
 with replacing_folder(Path(sys.argv[1], "best")) as new:
     for name in "ab":
         (new / name).write_text("new")
@@ -297,11 +299,10 @@ def test_a_removed_folder_ends_the_run(tmp_path: Path):
     assert "Could not" in ended[0].stderr and str(tmp_path / "out") in ended[0].stderr
 
 
-def test_a_small_disk_is_warned_of(table: Path, tmp_path: Path, monkeypatch, capsys):
+def test_a_small_disk_is_warned_of(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trainer = begin(tmp_path, dataset(tmp_path, table, ("hisco_1",)), precision="fp32", num_classes=8)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10_000))
-    train.warn_of_a_small_disk(tmp_path, tiny_model())
-    assert "Warning: two checkpoints take" in capsys.readouterr().out
+    assert "Warning: two checkpoints take" in notices(trainer, trainer.config, None)[0]
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**12))
-    train.warn_of_a_small_disk(tmp_path, tiny_model())
-    assert not capsys.readouterr().out
+    assert not notices(trainer, trainer.config, None)
