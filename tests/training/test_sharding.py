@@ -95,7 +95,7 @@ def test_checkpointing_and_sharding_go_with_frozen_encoders(data: Path, tmp_path
         (1, ("--gradient-checkpointing",), 1e-6),
         (2, ("--batch-size", 2, "--gradient-accumulation-steps", 3), 1e-6),
         pytest.param(2, ("--gradient-checkpointing",), 1e-6, marks=pytest.mark.slow),
-        pytest.param(2, ("--fsdp", "shard_grad_op", "--fsdp-min-num-params", "3e4"), 1e-6, marks=pytest.mark.slow),
+        pytest.param(2, ("--fsdp", "shard_grad_op", "--fsdp-min-num-params", 30_000), 1e-6, marks=pytest.mark.slow),
         pytest.param(2, ("--fsdp-reduce-dtype", "bf16"), 1e-3, marks=pytest.mark.slow),
     ],
 )
