@@ -185,7 +185,7 @@ def dataset(folder: Path, *, augment: bool) -> OccupationDataset:
     """Return the training data, with the scripts' default noise if asked for."""
     examples = Examples.open(folder / "out" / EXAMPLES_FILE, TRAIN)
     form: dict[str, Any] = {"formatter": build_formatter("general", num_blocks=1), "max_len": MAX_LEN}
-    data = OccupationDataset(examples, classes=read_key(folder / "out" / KEY_FILE).codes, cache_dir=folder, **form)
+    data = OccupationDataset(examples, classes=read_key(folder / "out" / KEY_FILE).codes, **form)
     if augment:
         words = WordList.from_texts(some_descriptions(data))
         data.augmenter = Augmenter(words, augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25)

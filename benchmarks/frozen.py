@@ -1,7 +1,7 @@
 """Rows per second of training with a frozen encoder, run in each step or once before training; prints one line of JSON.
 
 The model has CANINE-s's sizes and random weights; the rows are those of `english_occupations.csv` (or data/train.csv if
-that is missing), without augmentation. One `Trainer` takes steps with and without stored outputs in turns; the
+that is missing), without augmentation. One `Trainer` takes steps with and without kept outputs in turns; the
 figures are medians.
 
 Usage: python benchmarks/frozen.py [--batch-size N] [--steps N] [--rounds N]
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from train_step import Data, Ours, train_config
 
-from histocoder.training.frozen import use_encodings
+from histocoder.training.frozen import frozen_outputs
 
 
 def measure(folder: Path, device: torch.device, args: argparse.Namespace) -> dict[str, Any]:
@@ -31,14 +31,13 @@ def measure(folder: Path, device: torch.device, args: argparse.Namespace) -> dic
     ours = Ours(data, train_config(args.batch_size), device, folder, freeze_encoder=True)
     ours.steps(1)
     started = time.perf_counter()
-    use_encodings(ours.trainer.model, [data.plain], folder=folder)
+    outputs = frozen_outputs(ours.trainer.model, data.plain)
     seconds = time.perf_counter() - started
-    outputs = data.plain.outputs
     rates: dict[str, list[float]] = {"in each step": [], "once": []}
     for _ in range(args.rounds):
-        data.plain.outputs = None
+        ours.trainer.learner.outputs = None
         rates["in each step"].append(ours.steps(args.steps))
-        data.plain.outputs = outputs
+        ours.trainer.learner.outputs = outputs
         rates["once"].append(ours.steps(8 * args.steps))
     median = {side: statistics.median(values) for side, values in rates.items()}
     return {
@@ -46,7 +45,6 @@ def measure(folder: Path, device: torch.device, args: argparse.Namespace) -> dic
         "ratio": round(median["once"] / median["in each step"], 1),
         "rows": len(data.plain),
         "seconds_to_encode": round(seconds, 1),
-        "mb": round(sum(path.stat().st_size for path in folder.glob("cache/*/*")) / 1e6),
     }
 
 
@@ -55,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=64, help="rows per step (default: 64)")
     parser.add_argument(
-        "--steps", type=int, default=4, help="steps per round, 8 times as many with stored outputs (default: 4)"
+        "--steps", type=int, default=4, help="steps per round, 8 times as many with kept outputs (default: 4)"
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on a hundred rows, to try the program")

@@ -36,7 +36,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from histocoder import distributed
 from histocoder.checkpoints.run_folder import RunFolder
-from histocoder.config import LoaderConfig, ModelConfig, PrepareConfig, TrainConfig
+from histocoder.config import ModelConfig, PrepareConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.examples import TRAIN, Examples
@@ -79,7 +79,7 @@ class Data:
         prepare(config, folder)
         self.formatter, self.key = build_formatter("general", num_blocks=1), read_key(folder / "key.csv")
         form: dict[str, Any] = {"formatter": self.formatter, "classes": self.key.codes, "max_len": 128}
-        self.plain = OccupationDataset(Examples.open(folder / EXAMPLES_FILE, TRAIN), cache_dir=folder, **form)
+        self.plain = OccupationDataset(Examples.open(folder / EXAMPLES_FILE, TRAIN), **form)
         texts = self.plain.descriptions(np.arange(len(self.plain)))
         noise = Augmenter(WordList.from_texts(texts), augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25)
         self.noisy = replace(self.plain, augmenter=noise)
@@ -107,7 +107,7 @@ class Ours:
         model = data.model()
         if freeze_encoder:
             model.freeze_encoder()
-        options: dict[str, Any] = {"loader": LoaderConfig(), "device": device, "run": RunFolder(folder), "settings": {}}
+        options: dict[str, Any] = {"device": device, "run": RunFolder(folder), "settings": {}}
         self.trainer = Trainer(model, data.noisy, data.noisy, config, **options)
         self.trainer.model.train()
         self.rows = config.batch_size * distributed.world_size()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from histocoder.checkpoints.run_folder import RunFolder
-from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
+from histocoder.config import ModelConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
@@ -36,9 +36,7 @@ def dataset(folder: Path, source: Path, target_cols: tuple[str, ...], *, noise: 
     key = Key.from_codes(examples.code_table)
     words = WordList({"journeyman": 1.0, "of": 2.0})
     augmenter = Augmenter(words, augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25) if noise else None
-    return OccupationDataset(
-        examples, formatter=formatter, classes=key.codes, max_len=MAX_LEN, cache_dir=folder, augmenter=augmenter
-    )
+    return OccupationDataset(examples, formatter=formatter, classes=key.codes, max_len=MAX_LEN, augmenter=augmenter)
 
 
 def begin(
@@ -63,8 +61,8 @@ def begin(
     )
     defaults = {"batch_size": 16, "num_epochs": 100, "min_steps": 0, "learning_rate": 3e-4, "warmup_pct": 0.05}
     train = TrainConfig(**{**defaults, "precision": precision, **options})
-    rest: dict[str, Any] = {"loader": LoaderConfig(), "device": device, "run": RunFolder(folder), "settings": {}}
-    return Trainer(MixerModel(config, encoder), data, data, train, **rest)
+    run = RunFolder(folder)
+    return Trainer(MixerModel(config, encoder), data, data, train, device=device, run=run, settings={})
 
 
 def losses(trainer: Trainer, steps: int, *, pad: bool) -> list[float]:

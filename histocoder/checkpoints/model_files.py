@@ -192,7 +192,7 @@ def model_card(
 ) -> str:
     """Return the text of a model's README.md, with the results of `validation.validate` if they are known."""
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    environment.filters["iso_code"] = iso_code
+    environment.filters["iso_code"] = lambda lang: Language(lang).iso
     return environment.from_string(_CARD.read_text(encoding="utf-8")).render(
         config=config,
         num_train=num_train,

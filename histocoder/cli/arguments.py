@@ -1,24 +1,24 @@
-"""Flags from settings, settings from flags, and the parser of all commands."""
+"""Flags from settings, settings from flags and YAML files, and the parser of all commands."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
+import yaml
+
 from histocoder import __version__
-from histocoder.cli.config_file import nearest, read_config
 from histocoder.config import RECIPES, STARTS, Settings, settings_of
 from histocoder.config.settings import Setting
 from histocoder.data.languages import HELP
 from histocoder.errors import UserError
 
 _Config = TypeVar("_Config", bound=Settings)
-_START = ("recipe", "encoder", "initial_checkpoint", "only_encoder", "freeze_encoder")
-_REPLACING = ("max_steps", "tokens_per_batch", "scale_lr")
-"""Flags that choose the recipe, or replace values of it, as all flags do that a recipe has set."""
+_REMOVED = ("fsdp_state_dict",)  # flags that histocoder no longer has, and `args.yaml` of earlier runs may name
 
 
 def parse(kind: type[_Config], argv: Sequence[str] | None = None, *, prog: str | None = None) -> _Config:
@@ -33,7 +33,7 @@ def config_of(kind: type[_Config], args: object) -> _Config:
 
 def build_parser(kind: type[Settings], *, prog: str | None = None) -> Parser:
     """Return a parser with a flag for each setting; `prog` is the name of the program in errors."""
-    short = [s.flag for s in settings_of(kind) if s.options.is_short]
+    short = [f"--{name.replace('_', '-')}" for name in kind.MAIN]
     parser = Parser(str(kind.__doc__), main=(*short, "--config", "--help-all"), epilog=HELP, prog=prog)
     add_flags(parser, kind)
     return parser
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             description=description,
             allow_abbrev=False,
-            formatter_class=lambda prog: _HelpFormatter(prog, max_help_position=34, width=118),
+            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=118),
             **kwargs,
         )
         self._main = main
@@ -115,8 +115,8 @@ class Parser(argparse.ArgumentParser):
         flags = [word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None]]
         for flag in flags if self._subparsers is None else []:
             if flag.startswith("--") and " " not in flag and flag not in self._option_string_actions:
-                known = [name.removeprefix("--") for name in self._option_string_actions]
-                self.error(f"there is no flag {flag}.{nearest(flag[2:], known, mark='--')}")
+                near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
+                self.error(f"there is no flag {flag}.{f' Did you mean {near[0]!r}?' if near else ''}")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -125,8 +125,9 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
-        """Parse flags; they override the values in `--config`."""
-        for text in sys.argv[1:] if argv is None else argv:
+        """Parse flags; they override those of the file that `--config` names."""
+        words = list(sys.argv[1:] if argv is None else argv)
+        for text in words:
             if not text.isprintable() and any("\ud800" <= char <= "\udfff" for char in text):
                 raise UserError(
                     f"{text!a} can't be read as {sys.getfilesystemencoding()}. Set PYTHONUTF8=1, or a locale in "
@@ -134,26 +135,48 @@ class Parser(argparse.ArgumentParser):
                 )
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         first.add_argument("--config")
-        path = first.parse_known_args(argv)[0].config
+        path = first.parse_known_args(words)[0].config
         if path is None:
-            return self.parse_args(argv)
-        values = read_config(path, self)
-        by_recipe = values.get("by_recipe") or ()
-        given = values | dict.fromkeys(("by_recipe", *by_recipe))
-        self.set_defaults(**given)
-        args = self.parse_args(argv)
-        if not any(name in given and getattr(args, name) != given[name] for name in (*_START, *_REPLACING, *by_recipe)):
-            self.set_defaults(**values)
-            args = self.parse_args(argv)
-        return args
+            return self.parse_args(words)
+        in_file = self.words_of(path)
+        try:
+            self.parse_args(in_file)
+        except UserError as error:
+            raise UserError(f"--config {path}: {error}") from error
+        return self.parse_args(in_file + words)
 
+    def words_of(self, path: str) -> list[str]:
+        """Return the flags in a YAML file, with `-` or `_` and under headings or not, as words of a command line.
 
-class _HelpFormatter(argparse.HelpFormatter):
-    """Marks the flags that must be given."""
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        must_be_given = action.required and action.option_strings
-        return f"{action.help or ''}{' (required)' if must_be_given else ''}"
+        Those that a recipe has set are left out: the recipe sets them again. So are those without a value.
+        """
+        try:
+            with open(path, encoding="utf-8") as file:
+                content = yaml.safe_load(file)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UserError(f"--config {path} can't be read: {' '.join(str(error).split())}") from error
+        if not isinstance(content, dict):
+            raise UserError(f"--config {path} must hold lines of the form 'batch_size: 64'.")
+        flat = {name: value for name, value in content.items() if not isinstance(value, dict)}
+        for section in (value for value in content.values() if isinstance(value, dict)):
+            flat |= section
+        by_recipe, words = flat.pop("by_recipe", None) or (), list[str]()
+        for name, value in flat.items():
+            flag = f"--{str(name).replace('_', '-')}"
+            action = self._option_string_actions.get(flag)
+            if value is None or name in by_recipe or name in _REMOVED:
+                continue
+            items = value if isinstance(value, list) else [value]
+            if isinstance(value, bool) and (action is None or action.nargs == 0):
+                off = f"--no-{flag[2:]}"
+                words += [flag] if value else [off] if off in self._option_string_actions else []
+            elif any(isinstance(item, bool) for item in items):
+                raise UserError(
+                    f"--config {path}: {flag[2:]} can't be {value!r}. Put a word such as no or yes in quotation marks."
+                )
+            else:
+                words += [flag, *map(str, value)] if isinstance(value, list) else [f"{flag}={value}"]
+        return words
 
 
 class _HelpAll(argparse.Action):

@@ -8,10 +8,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from types import ModuleType
-from typing import Any, NoReturn, TextIO, cast
+from typing import Any, NoReturn
 
 from histocoder.errors import Interrupted, MachineError, Notice, UserError
 
@@ -44,9 +43,9 @@ def _distributed() -> ModuleType | None:
 
 def _ending(error: BaseException) -> tuple[str, int] | None:
     """Return the message and the exit code with which an error ends the program; None for a fault of its own."""
-    end: tuple[str, int] | None = None
     if isinstance(error, BrokenPipeError) or _is_full(error):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python flushes at the end
+    end: tuple[str, int] | None = None
     match error:
         case UserError():
             end = f"error: {error}", 2
@@ -61,21 +60,16 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
         case OSError() if _is_full(error):
             end = f"error: The output can't be written ({error.strerror}). Make room, and run the command again.", 2
         case RuntimeError() | MemoryError():
-            end = _ending_of_torch(error)
+            from histocoder import distributed
+            from histocoder.model.devices import OUT_OF_MEMORY, is_out_of_memory
+
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            if is_out_of_memory(error):
+                end = f"error: Out of memory ({reason[:200]}). {OUT_OF_MEMORY}", 2
+            elif isinstance(error, RuntimeError) and distributed.is_lost_contact(error):
+                again = "Run the same command again to resume from the last checkpoint."
+                end = f"error: another process has ended or can't be reached ({reason}). {again}", 1
     return end
-
-
-def _ending_of_torch(error: RuntimeError | MemoryError) -> tuple[str, int] | None:
-    from histocoder import distributed
-    from histocoder.training.out_of_memory import full_memory_message, is_out_of_memory
-
-    if is_out_of_memory(error):
-        return f"error: {full_memory_message(error)}", 2
-    if distributed.is_lost_contact(error):
-        reason = str(error).splitlines()[0]
-        again = "Run the same command again to resume from the last checkpoint."
-        return f"error: another process has ended or can't be reached ({reason}). {again}", 1
-    return None
 
 
 def _leave(message: str, status: int) -> NoReturn:
@@ -104,27 +98,6 @@ def _is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None
 
 
-class _OrNowhere:
-    """A stream that drops text it can't write, so that no message ends a run."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Write a text, unless the disk is full or nobody reads."""
-        with suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush, unless the disk is full or nobody reads."""
-        with suppress(OSError):
-            self._stream.flush()
-
-
 def _open_streams() -> None:
     """Make standard output and error take every text: open closed ones, and escape characters that others lack."""
     for name in ("stdout", "stderr"):
@@ -133,8 +106,6 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
-    if (stderr := sys.__stderr__) is not None and sys.stderr is stderr:  # not in tests, which have their own
-        sys.stderr = cast(TextIO, _OrNowhere(stderr))
 
 
 def _show_warning(

@@ -1,6 +1,5 @@
 """Settings of a run, which `run` puts together, and of a model, checked when they are built."""
 
-from histocoder.config.data import NUM_CODES, DataConfig
 from histocoder.config.model import (
     ALL_LANGUAGES,
     FLAT_LOSSES,
@@ -12,10 +11,12 @@ from histocoder.config.model import (
 )
 from histocoder.config.prediction import SOURCE_COL, PredictConfig, PredictOptions
 from histocoder.config.run import (
+    NUM_CODES,
     NUM_GREEDY,
     RANK_TIMEOUT,
+    DataConfig,
     FinetuneConfig,
-    LoaderConfig,
+    MachineConfig,
     MixerConfig,
     PrepareConfig,
     RunConfig,

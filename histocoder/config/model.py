@@ -33,14 +33,6 @@ def check_max_len(max_len: int) -> None:
     require(max_len >= 16 and max_len % 4 == 0, "--max-len must be a multiple of 4, 16 or more.")
 
 
-def check_decoder(*, dropout: float, dim_feedforward: int | None) -> None:
-    require(0 <= dropout < 1, f"--dropout is {dropout:g}; it must be 0 or more and less than 1.")
-    require(
-        dim_feedforward is None or dim_feedforward >= 1,
-        f"--decoder-dim-feedforward is {dim_feedforward}; it must be 1 or more.",
-    )
-
-
 def _fits(value: Any, kind: Any) -> bool:
     """Return whether a value of JSON is of the type that a field is annotated with."""
     origin, args = get_origin(kind), get_args(kind)
@@ -83,7 +75,6 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_max_len(self.max_len)
-        check_decoder(dropout=self.dropout, dim_feedforward=self.decoder_dim_feedforward)
         require(self.flat_loss in FLAT_LOSSES, f"config.json names the flat loss {self.flat_loss!r}, which is unknown.")
 
     @property

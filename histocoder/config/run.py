@@ -1,4 +1,4 @@
-"""All settings of a run: one class for each group of flags, here and in `data` and `training`.
+"""All settings of a run: one class for each group of flags, here and in `training`.
 
 A function takes the smallest class that has what it reads; `FinetuneConfig` and `MixerConfig` have all groups. Bases
 are listed last group first, since dataclasses collect fields from the last base to the first.
@@ -7,9 +7,13 @@ are listed last group first, since dataclasses collect fields from the last base
 from __future__ import annotations
 
 import os
+import re
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from histocoder.config.data import DataConfig, FilesConfig, TableConfig
+from histocoder.config.model import check_target_len
 from histocoder.config.settings import Settings, changed, free, require
 from histocoder.config.training import AugmentConfig, FitConfig, SeedConfig, StartConfig, StrategyConfig
 
@@ -17,8 +21,138 @@ NUM_GREEDY = 1024
 """Number of validation rows that are decoded freely during training; all are scored with teacher forcing."""
 RANK_TIMEOUT = 600.0
 """Seconds after which a collective fails, as by default in PyTorch."""
-_WORKERS_EACH = 8
-"""Loader processes per processor at most; more than one is of no use, and each takes memory."""
+MAX_WORKERS = 8 * (os.cpu_count() or 1)
+"""Loader processes at most; more than one per processor is of no use, and each takes memory."""
+NUM_CODES = {"hisco": 5, "occ1950": 2}  # columns of codes, by formatter that fixes their number
+_TAKEN = re.compile("occ1|lang|checked|conf|times|source|(prob|desc|alt)_.*")
+_FITTING = "auto: as many as the codes need; codes without digits are numbered (default: auto)"
+
+
+def _block_size(text: str) -> int | None:
+    if text != "auto" and not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is neither a whole number nor auto")
+    return None if text == "auto" else int(text)
+
+
+def check_names(target_cols: Sequence[str]) -> None:
+    for name in target_cols:
+        taken = f"A target column can't be called {name}, since prepared or coded tables use this name; rename it."
+        require(not _TAKEN.fullmatch(name), taken)
+
+
+@dataclass(frozen=True)
+class TableConfig(Settings):
+    """The user's table."""
+
+    GROUP = "table"
+
+    dataset: str = free(
+        None, "table of descriptions and codes: .csv, .xlsx, .dta, .parquet, … (required)", metavar="FILE"
+    )
+    target_cols: tuple[str, ...] = free(
+        None, "columns of codes, from the first code to the last (required)", metavar="COL"
+    )
+    save_path: str = free("./Finetuned/", "the run's folder", metavar="DIR")
+    language: str = free(
+        "unk", "language of all rows, a code or a name: see below (default: unk, unknown)", metavar="LANG"
+    )
+    language_col: str | None = free(None, "column of each row's language, instead of --language", metavar="COL")
+    block_size: int | None = free(
+        None, f"characters of the longest code; {_FITTING}", metavar="N|auto", parse=_block_size, at_least=1
+    )
+    use_within_block_sep: bool = free(False, "',' separates the tokens within a code, as in PSTI's 1,10,2")
+    share_val: float = free(0.1, "share of the data for validation", metavar="P")
+    split_by: str = free("text", "split by descriptions, whose rows stay together, or by rows", choices=("text", "row"))
+    key: str | None = free(None, "allowed codes: system_code,code (default: those in the data)", metavar="CSV")
+    corrections: tuple[str, ...] | None = free(
+        None,
+        "checked rows of histocoder review, which override the codes; of 20 or more a fifth is held out",
+        metavar="FILE",
+    )
+    sheet: str | None = free(None, "sheet of an Excel workbook (default: the only one with content)", metavar="NAME")
+    prepare_only: bool = free(False, "check and split the table, and stop")
+
+    def check(self) -> None:
+        """Raise a UserError if the table can't be used as the settings say."""
+        columns = self.target_cols
+        require(
+            bool(self.dataset and columns),
+            "Name your table and its columns of codes: --dataset my.csv --target-cols hisco_1.",
+        )
+        require(len(set(columns)) == len(columns), "A column is specified twice in --target-cols.")
+        check_names(columns)
+        require(
+            self.language == "unk" or self.language_col is None,
+            "Give --language (one for all rows) or --language-col (one for each row), not both.",
+        )
+        check_target_len(len(columns), self.block_size or 1)
+        require(0 < self.share_val < 1, f"--share-val is {self.share_val:g}; it must lie between 0 and 1, as 0.1 does.")
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.save_path)
+
+
+@dataclass(frozen=True)
+class FilesConfig(Settings):
+    """Prepared files."""
+
+    GROUP = "files"
+
+    train_data: tuple[str, ...] = free(None, "CSV or Parquet files to train on (required)", metavar="FILE")
+    val_data: tuple[str, ...] = free(None, "CSV or Parquet files to validate on (required)", metavar="FILE")
+    save_dir: str = free(None, "the run's folder (required)", metavar="DIR")
+    language_col: str = free("lang", "column of languages", metavar="COL")
+    formatter: str = free("hisco", "kind of code", choices=("hisco", "occ1950", "general", "gpf"))
+    target_col_naming: str | None = free(
+        None, "columns of codes are NAME_1, NAME_2, … (default: the formatter's)", choices=tuple(NUM_CODES)
+    )
+    target_cols: tuple[str, ...] | None = free(None, "columns of codes, instead of --target-col-naming", metavar="COL")
+    block_size: int | None = free(
+        None, f"with general: longest code's characters; {_FITTING}", metavar="N|auto", parse=_block_size, at_least=1
+    )
+    use_within_block_sep: bool = free(False, "with general: ',' separates a code's tokens")
+    key: str | None = free(None, "allowed codes: system_code,code (default: those in the data)", metavar="CSV")
+
+    def check(self) -> None:
+        """Raise a UserError if files or columns are missing."""
+        require(
+            None not in (self.train_data, self.val_data, self.save_dir),
+            "Name your files and a folder: --train-data a.csv --val-data v.csv --save-dir out.",
+        )
+        check_names(self.target_cols or ())
+        require(
+            self.formatter in NUM_CODES or bool(self.target_cols or self.target_col_naming),
+            f"--formatter {self.formatter} needs the columns of codes: --target-cols COL [COL ...].",
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of codes that a file may have."""
+        naming = self.target_col_naming or self.formatter
+        return self.target_cols or tuple(f"{naming}_{i + 1}" for i in range(NUM_CODES[naming]))
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.save_dir)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Settings):
+    """The form of the data."""
+
+    GROUP = "data"
+
+    input_col: str = free("occ1", "column of descriptions", metavar="COL")
+    drop_bad_labels: bool = free(False, "drop rows whose labels do not fit")
+    blank_means_no_occupation: bool = free(
+        False, "train on rows without any code as descriptions of no occupation (default: drop them)"
+    )
+    zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
+    allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than --block-size")
+    cache_dir: str | None = free(
+        None, "folder for train_mixer.py's examples, which runs may share (default: the run's)", metavar="DIR"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +165,11 @@ class SavingConfig(Settings):
     save_each_epoch: bool = free(False, "save at the end of each epoch as well")
     keep_checkpoints: int = free(2, "number of newest checkpoints to keep", at_least=1)
     resume: str = free(
-        "auto",
-        "checkpoint to resume from; never: start a new run (default: auto, the newest)",
-        metavar="auto|never|PATH",
-        is_recorded=False,
+        "auto", "checkpoint to resume from (default: auto, the newest)", metavar="auto|never|PATH", is_recorded=False
     )
     overwrite: bool = free(False, "let a new run delete an earlier one in the folder", is_recorded=False)
     save_format: str = free(
-        "histocoder",
-        "occcanine: also write last.bin in OccCANINE's format at the end",
-        choices=("histocoder", "occcanine"),
+        "histocoder", "occcanine: also write last.bin in OccCANINE's format", choices=("histocoder", "occcanine")
     )
     log_interval: int = free(100, "steps between lines of the log", at_least=1)
     eval_interval: int | None = free(
@@ -48,17 +177,12 @@ class SavingConfig(Settings):
     )
     no_report: bool = free(False, "do not write report.html at the end")
     no_experts: bool = free(
-        False,
-        "do not fit the linear expert and the combination of experts at the end; the model predicts in mode greedy",
+        False, "fit no linear expert and no combination of experts at the end; the model predicts in mode greedy"
     )
     log_tensorboard: bool = free(False, "also log to TensorBoard, in tensorboard/")
     log_wandb: bool = free(False, "also log to Weights & Biases")
     wandb_project_name: str = free("histco-v2-mixer", "W&B project", metavar="NAME")
-    run_name: str | None = free(
-        None,
-        "name of the run in W&B (default: encoder, columns of codes and processes, as canine-s_hisco_gpu4)",
-        metavar="NAME",
-    )
+    run_name: str | None = free(None, "name of the run in W&B (default: as canine-s_hisco_gpu4)", metavar="NAME")
     wandb_artifact: bool = free(False, "with --log-wandb: also upload the final model, for ten minutes at most")
 
     def check(self) -> None:
@@ -69,20 +193,8 @@ class SavingConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DebugConfig(Settings):
-    """Profiling and debugging."""
-
-    GROUP = "profiling and debugging"
-
-    profile: int | None = free(
-        None, "profile N steps after the first five; a trace and a table are written to profile/", at_least=1
-    )
-    deterministic: bool = free(False, "use only deterministic algorithms; slower on a GPU")
-
-
-@dataclass(frozen=True, kw_only=True)
 class MachineConfig(Settings):
-    """The device and the processes of a run."""
+    """The device and the processes of a run, and the processes that load its data."""
 
     GROUP = "machine"
 
@@ -91,37 +203,22 @@ class MachineConfig(Settings):
     )
     distributed: bool = free(False, "require a launcher, such as torchrun")
     rank_timeout: float = free(
-        RANK_TIMEOUT,
-        "seconds that processes wait for one another in a collective before the run ends",
-        metavar="S",
-        at_least=5,
+        RANK_TIMEOUT, "seconds that processes wait for one another before the run ends", metavar="S", at_least=5
     )
     local_rank: int | None = free(None, None, flags=("--local_rank", "--local-rank"), is_recorded=False)
     world_size: int | None = free(None, None, is_recorded=False)
     """Ignored; OccCANINE's command lines have it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoaderConfig(Settings):
-    """Loading of batches."""
-
-    GROUP = "machine"
-
-    num_workers: int = free(0, "number of processes that load data", at_least=0)
+    num_workers: int = free(0, "number of processes that load data", between=(0, MAX_WORKERS))
     prefetch_factor: int = free(2, "batches that each worker loads in advance", at_least=1)
     pin_memory: bool | None = free(None, "load batches into pinned memory (default: with a GPU)", is_negatable=True)
     persistent_workers: bool = free(False, "keep workers alive between epochs")
     worker_timeout: float = free(
         300.0, "seconds without a batch after which a worker counts as hung", metavar="S", above=0
     )
-
-    def check(self) -> None:
-        processors = os.cpu_count() or 1
-        require(
-            self.num_workers <= _WORKERS_EACH * processors,
-            f"--num-workers is {self.num_workers}, far more than the {processors} processors of this machine; choose "
-            "as many as there are for each process, or fewer.",
-        )
+    profile: int | None = free(
+        None, "profile N steps after the first five; a trace and a table are written to profile/", at_least=1
+    )
+    deterministic: bool = free(False, "use only deterministic algorithms; slower on a GPU")
 
 
 @dataclass(frozen=True)
@@ -137,12 +234,12 @@ class PrepareConfig(SeedConfig, DataConfig, TableConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(DebugConfig, SavingConfig, StrategyConfig, AugmentConfig, SeedConfig, FitConfig):
+class TrainConfig(MachineConfig, SavingConfig, StrategyConfig, AugmentConfig, SeedConfig, FitConfig):
     """Settings that the `Trainer` reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(LoaderConfig, MachineConfig, TrainConfig, StartConfig, DataConfig):
+class RunConfig(TrainConfig, StartConfig, DataConfig):
     """Settings of both scripts."""
 
     def check(self) -> None:
@@ -176,14 +273,22 @@ class FinetuneConfig(RunConfig, PrepareConfig):
     """Fine-tune a model that codes occupational descriptions, on your own table."""
 
     GROUP = SavingConfig.GROUP
+    MAIN = (
+        *("dataset", "target_cols", "input_col", "save_path", "language", "language_col", "key", "corrections"),
+        *("encoder", "initial_checkpoint", "num_epochs", "batch_size"),
+    )
 
-    input_col: str = changed(DataConfig, "input_col", "occ1", is_short=True)
     no_refit: bool = free(False, "do not train best/ on the validation data after the report")
 
 
 @dataclass(frozen=True)
 class MixerConfig(RunConfig, FilesConfig):
     """Train a model that codes occupational descriptions, on prepared files."""
+
+    MAIN = (
+        *("train_data", "val_data", "save_dir", "language_col", "formatter", "target_cols", "key"),
+        *("encoder", "initial_checkpoint", "num_epochs", "batch_size"),
+    )
 
     # Prepared files are large: they have batches and passes of their own, whatever the recipe.
     num_epochs: int = changed(FitConfig, "num_epochs", 50)

@@ -7,7 +7,6 @@ comparison with the checkpoint that a run resumes from all follow from the field
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 from histocoder.errors import UserError
 
 _Config = TypeVar("_Config", bound="Settings")
+HIDDEN = "==SUPPRESS=="  # help of a flag that no help shows, as `argparse.SUPPRESS`
 
 
 def require(ok: bool, message: str) -> None:
@@ -36,7 +36,6 @@ class FieldOptions:
     at_least: float | None = None
     above: float | None = None  # bound that a value must exceed
     between: tuple[float, float] | None = None  # least and largest value
-    is_short: bool = False  # whether `--help` shows the flag as well as `--help-all`
     is_negatable: bool = False  # whether there is a `--no-` flag
     is_required: bool = False  # whether a command requires the flag
     is_recorded: bool = True  # whether args.yaml has it: it is the run's, not that of one start of it
@@ -81,9 +80,12 @@ class Setting:
     @property
     def help(self) -> str:
         """Help of the flag, with its default."""
-        text = self.options.text or argparse.SUPPRESS
-        says_it = "(default: " in text or "(required)" in text or text is argparse.SUPPRESS
-        if says_it or self.options.is_required or self.default == "" or isinstance(self.default, bool | tuple):
+        text = self.options.text or HIDDEN
+        if "(default: " in text or "(required)" in text or text == HIDDEN:
+            return text
+        if self.options.is_required:
+            return f"{text} (required)"
+        if self.default == "" or isinstance(self.default, bool | tuple):
             return text
         if self.default is None:
             return text if self.is_optional else f"{text} (default: by the recipe)"
@@ -94,11 +96,12 @@ class Setting:
         if value is None:
             return
         options, said = self.options, f"{self.flag} is {shown(value)}; it must"
-        require(
-            options.choices is None or value in options.choices, f"{said} be one of {', '.join(options.choices or ())}."
-        )
-        require(options.at_least is None or value >= options.at_least, f"{said} be {options.at_least} or more.")
-        require(options.above is None or value > options.above, f"{said} be more than {options.above}.")
+        if options.choices is not None:
+            require(value in options.choices, f"{said} be one of {', '.join(options.choices)}.")
+        if options.at_least is not None:
+            require(value >= options.at_least, f"{said} be {options.at_least} or more.")
+        if options.above is not None:
+            require(value > options.above, f"{said} be more than {options.above}.")
         if options.between is not None:
             low, high = options.between
             require(low <= value <= high, f"{said} lie between {low} and {high}.")
@@ -120,6 +123,7 @@ class Settings:
     """Base of all groups of settings: checks the bounds of each field, then calls the `check` of each group."""
 
     GROUP: ClassVar[str] = ""  # title of the flags that a class declares
+    MAIN: ClassVar[tuple[str, ...]] = ()  # settings that `--help` shows; `--help-all` shows all
 
     def corrected(self: _Config, error: UserError) -> _Config:
         """Return the settings with those that would fix an error."""
@@ -160,11 +164,3 @@ def settings_of(kind: type[Settings]) -> list[Setting]:
 def recorded(config: Settings) -> dict[str, Any]:
     """Return the settings that args.yaml has, by name."""
     return {one.name: getattr(config, one.name) for one in settings_of(type(config)) if one.options.is_recorded}
-
-
-def whole_number(text: str) -> int:
-    """Read a whole number, also in a form such as 1e6."""
-    value = float(text)
-    if not value.is_integer():
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
-    return int(value)

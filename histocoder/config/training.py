@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from histocoder.config.model import FLAT_LOSSES, check_decoder, check_max_len
-from histocoder.config.settings import Settings, fixed, free, require, whole_number
+from histocoder.config.model import FLAT_LOSSES, check_max_len
+from histocoder.config.settings import Settings, fixed, free, require
 
 MAX_SEED = 2**32 - 1  # largest seed that all generators of random numbers take
 NORMALIZATIONS = ("none", "nfc", "lower", "lower_ascii")  # see `data.normalize`
@@ -18,45 +18,30 @@ class StartConfig(Settings):
     GROUP = "model"
 
     encoder: str = fixed(
-        "google/canine-s",
-        "encoder from the hub or a folder: CANINE, or another with its tokenizer, such as XLM-R, BERT or ByT5; or a "
-        "preset to train from scratch: ngram, tiny, small",
-        metavar="NAME|PATH",
-        is_short=True,
+        "google/canine-s", "from the hub or a folder: CANINE, XLM-R, …; new: ngram, tiny, small", metavar="NAME|PATH"
     )
     initial_checkpoint: str | None = free(
-        None,
-        "weights to start from: a run's folder, hf://OWNER/NAME on the hub, or OccCANINE's .bin file",
-        metavar="PATH",
-        is_short=True,
+        None, "model to start from: a folder, hf://OWNER/NAME on the hub, or OccCANINE's .bin file", metavar="PATH"
     )
     only_encoder: bool = free(False, "use only the encoder of --initial-checkpoint", is_negatable=True)
-    freeze_encoder: bool = fixed(
-        False,
-        "train only the decoder and the flat head; without augmentation texts are encoded once, into --cache-dir",
-    )
+    freeze_encoder: bool = fixed(False, "train only the decoder and the flat head (see docs/training.md)")
     max_len: int = fixed(128, "maximum length of an input, in characters, or in tokens of the encoder's own tokenizer")
     text_normalization: str = fixed(
-        None,
-        "nfc: one Unicode form for each letter; lower: also lower case and single blanks; lower_ascii: ASCII in lower "
-        "case, so that væver is vaever, as in published models",
-        choices=NORMALIZATIONS,
+        None, "nfc; lower: lower case, single blanks; lower_ascii: væver is vaever", choices=NORMALIZATIONS
     )
     ngram_dropout: float = fixed(0.3, "with ngram: share of n-grams that are dropped", metavar="P")
     pooling: str = fixed(
         None,
-        "output of a Hugging Face encoder that the flat head reads: the mean over all tokens, or auto, the first token "
-        "if it represents the whole text",
+        "what the flat head reads: the mean of all tokens; auto: the first, if it is [CLS]",
         choices=("auto", "mean"),
     )
-    dropout: float = fixed(0.0, "dropout of the decoder and the heads", metavar="P")
+    dropout: float = fixed(0.0, "dropout of the decoder and the heads, less than 1", metavar="P", between=(0, 0.999))
     decoder_dim_feedforward: int | None = fixed(
-        None, "width of the decoder's feed-forward layers (default: the encoder's width)"
+        None, "width of the decoder's feed-forward layers (default: the encoder's)", at_least=1
     )
 
     def check(self) -> None:
         check_max_len(self.max_len)
-        check_decoder(dropout=self.dropout, dim_feedforward=self.decoder_dim_feedforward)
         require(
             not self.only_encoder or self.initial_checkpoint is not None,
             "--only-encoder needs --initial-checkpoint; add that, or omit it.",
@@ -70,14 +55,11 @@ class FitConfig(Settings):
     GROUP = "training"
 
     recipe: str = free(
-        "auto",
-        "defaults of flags that are not given: auto, by what the run starts from (see docs/configuration.md), or "
-        "reference, OccCANINE's",
-        choices=("auto", "reference"),
+        "auto", "defaults of flags that are not given: auto, by the start; OccCANINE's", choices=("auto", "reference")
     )
     by_recipe: tuple[str, ...] | None = free(None, None)
     """Settings that a recipe has filled in, which a run with another start fills in again."""
-    num_epochs: int = free(None, "passes over the data", at_least=1, is_short=True)
+    num_epochs: int = free(None, "passes over the data", at_least=1)
     min_steps: int = free(
         None, "repeat epochs until there are N steps (default: by the recipe; 0 with --num-epochs)", at_least=0
     )
@@ -85,33 +67,21 @@ class FitConfig(Settings):
         None, "stop after N validations in a row without improvement (default: off)", at_least=1
     )
     max_steps: int | None = free(None, "stop after N steps (default: by --num-epochs)", at_least=1)
-    batch_size: int = free(None, "rows per batch and process", between=(1, 65_536), is_short=True)
+    batch_size: int = free(None, "rows per batch and process", between=(1, 65_536))
     max_epoch_steps: int = fixed(
-        None,
-        "while an epoch has more than N steps, the batch doubles, up to four times --batch-size, and learning rates "
-        "grow with its square root; 0: never (default: by the recipe; 0 with --batch-size or --learning-rate)",
-        at_least=0,
+        None, "steps of an epoch beyond which the batch doubles, at most twice; 0: never", at_least=0
     )
     decoder_stride: int = fixed(
-        1,
-        "the decoder learns from every N-th row of a batch; N doubles whenever --max-epoch-steps doubles the batch",
-        at_least=1,
+        1, "the decoder learns from every N-th row; N doubles when --max-epoch-steps doubles the batch", at_least=1
     )
     gradient_accumulation_steps: int = free(
-        1,
-        "batches per step and process; the result is that of a batch N times as large, in less memory",
-        between=(1, 65_536),
+        1, "batches per step and process; the result is that of a batch N times as large", between=(1, 65_536)
     )
     tokens_per_batch: int | None = free(
-        None,
-        "maximum positions of a training batch, padding included, in place of a number of rows (default: --batch-size)",
-        at_least=1,
+        None, "positions of a batch, padding included, in place of rows (default: --batch-size)", at_least=1
     )
     learning_rate: float = fixed(
-        None,
-        "peak learning rate of all weights (default: by the recipe, for encoder and heads separately)",
-        metavar="LR",
-        above=0,
+        None, "peak learning rate of all weights (default: by the recipe, for encoder and heads)", metavar="LR", above=0
     )
     encoder_learning_rate: float | None = fixed(
         None, "peak learning rate of the encoder (default: by the recipe)", metavar="LR", above=0
@@ -127,9 +97,7 @@ class FitConfig(Settings):
         0.1, "weight of the decoder's loss; that of the flat head's is 1 - W", metavar="W", between=(0, 1)
     )
     flat_loss: str = fixed(
-        None,
-        "loss of the flat head: cross-entropy over the codes, or binary cross-entropy, summed or averaged over them",
-        choices=FLAT_LOSSES,
+        None, "cross-entropy over the codes, or binary cross-entropy, summed or averaged over them", choices=FLAT_LOSSES
     )
     warmup_pct: float = free(
         None, "share of the steps in which the learning rate warms up", metavar="P", between=(0, 1)
@@ -139,11 +107,7 @@ class FitConfig(Settings):
     precision: str = fixed("auto", "auto: bf16 if the hardware supports it", choices=PRECISIONS)
     use_amp: bool = free(False, "with auto: fp16 on GPUs without bf16")
     compile: bool = free(False, "compile the model's layers with torch.compile, in the first steps")
-    max_skipped_steps: int = free(
-        10,
-        "stop after N consecutive steps with gradients that are not finite; checked when logging",
-        at_least=1,
-    )
+    max_skipped_steps: int = free(10, "stop after N consecutive steps with gradients that are not finite", at_least=1)
 
     def check(self) -> None:
         require(
@@ -237,25 +201,17 @@ class StrategyConfig(Settings):
         False, "recompute each layer in the backward pass: less memory, the same results"
     )
     fsdp: str | None = free(
-        None,
-        "shard weights, gradients and optimizer state over processes; shard_grad_op: weights stay whole from the "
-        "forward to the end of the backward pass (default: DDP, a replica on each process)",
-        choices=("full_shard", "shard_grad_op"),
+        None, "shard weights and optimizer over processes (default: DDP)", choices=("full_shard", "shard_grad_op")
     )
     fsdp_min_num_params: int | None = free(
-        None,
-        "minimum parameters of a layer that is its own FSDP unit; the rest is one unit (default: every layer)",
-        parse=whole_number,
-        at_least=1,
+        None, "minimum parameters of an FSDP unit (default: every layer is one)", at_least=1
     )
     fsdp_cpu_offload: bool = free(False, "keep shards in CPU memory, and run the optimizer there; needs GPUs")
     fsdp_reduce_dtype: str = free(
         "fp32", "precision in which gradients are summed over processes", choices=("fp32", "bf16")
     )
     ddp_comm_hook: str = free(
-        "none",
-        "with DDP: exchange gradients in bf16, half the bytes; needs GPUs (default: none, in their own precision)",
-        choices=("none", "bf16"),
+        "none", "with DDP: precision in which gradients are exchanged; bf16 needs GPUs", choices=("none", "bf16")
     )
 
     def check(self) -> None:

@@ -8,18 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from histocoder.config import LANG_SEP, LoaderConfig
+from histocoder.config import LANG_SEP, MachineConfig
 from histocoder.data.augment import Augmenter
-from histocoder.data.encoder_outputs import EncoderOutput, StoredOutputs
 from histocoder.data.examples import Examples
 from histocoder.data.samplers import BucketSampler, Share
 from histocoder.errors import MachineError, ignore_stop_signals, in_main_thread
@@ -43,7 +41,6 @@ class Batch:
     weight: float
     rows: np.ndarray  # indices of the rows in the dataset
     counts: Tensor  # number of times each row occurs, of shape (B,), float32; see `merged`
-    encoded: EncoderOutput | None = None  # outputs of a frozen encoder, if they were computed before
 
     def merged(self) -> Batch:
         """Return the batch with rows of equal text and codes once, and their number in `counts`.
@@ -83,7 +80,6 @@ class Batch:
             targets=function(self.targets),
             class_ids=function(self.class_ids),
             counts=function(self.counts),
-            encoded=None if self.encoded is None else EncoderOutput(*map(function, self.encoded)),
         )
 
 
@@ -98,11 +94,9 @@ class OccupationDataset(Dataset):
     formatter: Formatter  # the one that the examples were checked with
     classes: Sequence[str]  # codes of the flat head, in order
     max_len: int  # maximum number of tokens of an input
-    cache_dir: Path  # folder for a frozen encoder's outputs
     tokenizer: Tokenizer = CHARACTERS
     augmenter: Augmenter | None = None
     pad_to: int | None = None  # number of positions of all batches; None: as many as the longest row needs
-    outputs: StoredOutputs | None = field(default=None, init=False)  # a frozen encoder's, which each batch then holds
 
     def __post_init__(self) -> None:
         blocks = self.formatter.blocks(self.examples.code_table).astype(np.int64)
@@ -157,7 +151,6 @@ class OccupationDataset(Dataset):
 
     def __getitem__(self, share: Share) -> Batch:
         rows, input_ids = share.rows, self._input_ids(share)
-        num_encoded = self.tokenizer.num_encoded(input_ids.shape[1], self.max_len)
         codes = self.examples.code_index[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
         targets = np.full((len(rows), 2 + blocks.shape[1]), BOS)
@@ -171,7 +164,6 @@ class OccupationDataset(Dataset):
             weight=share.weight,
             rows=rows,
             counts=torch.ones(len(rows)),
-            encoded=None if self.outputs is None else self.outputs.pad(rows, num_positions=num_encoded),
         )
 
     def _input_ids(self, share: Share) -> np.ndarray:
@@ -210,7 +202,7 @@ class BatchLoader:
     """Loads the batches of a sampler, in its order, merged (see `Batch`); each iteration starts over."""
 
     def __init__(
-        self, data: OccupationDataset, sampler: BucketSampler, config: LoaderConfig, *, pin_memory: bool
+        self, data: OccupationDataset, sampler: BucketSampler, config: MachineConfig, *, pin_memory: bool
     ) -> None:
         self._timeout = config.worker_timeout
         self._num_received = 0

@@ -13,6 +13,13 @@ from histocoder import distributed
 from histocoder.config import PRECISIONS
 from histocoder.errors import UserError
 
+OUT_OF_MEMORY = (
+    "In training, halve --batch-size and double --gradient-accumulation-steps, which gives the same steps, or add "
+    "--gradient-checkpointing; otherwise set a smaller --batch-size, stop other programs that use this memory, or "
+    "compute with --device cpu."
+)
+"""Advice where memory runs out."""
+_SIGNS_OF_FULL_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -108,3 +115,10 @@ def has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return not {"amx_bf16", "avx512_bf16"}.isdisjoint(_cpu_info("flags"))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that there is no more memory on the device or the machine."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS_OF_FULL_MEMORY)

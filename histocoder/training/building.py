@@ -1,20 +1,21 @@
-"""The model to train: with new weights, or those of an encoder, a checkpoint or another model."""
+"""The model to train, with new weights or another model's, and the recipe of a run: defaults by what it starts from."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import is_own_model, read_model_config, read_tokenizer
+from histocoder.checkpoints.model_files import is_on_hub, is_own_model, local_folder, read_model_config, read_tokenizer
 from histocoder.checkpoints.occcanine import initial_weights, unpublishable
 from histocoder.checkpoints.training_state import Checkpoint
-from histocoder.config import LANG_SEP, ModelConfig, RunConfig
+from histocoder.config import LANG_SEP, RECIPES, ModelConfig, RunConfig
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.errors import UserError, misfit
@@ -25,11 +26,62 @@ from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, Tokenizer
 from histocoder.model.encoder import check_positions, load_encoder, load_tokenizer
 from histocoder.training.optimizer import is_table
 
+_Config = TypeVar("_Config", bound=RunConfig)
+
+
+def kind_of_start(config: RunConfig) -> str:
+    """Return the recipe that a run's settings ask for."""
+    if config.recipe == "reference":
+        return "reference"
+    own = _own_config(config.initial_checkpoint)
+    has_ngrams = is_ngram(own.encoder) if own is not None else config.encoder == "ngram"
+    if config.initial_checkpoint is not None and not config.only_encoder:
+        return "continued n-gram" if has_ngrams else "continued"
+    if config.freeze_encoder:
+        return "frozen"
+    if has_ngrams:
+        return "ngram"
+    if config.encoder in PRESETS and config.initial_checkpoint is None:
+        return "scratch"
+    return "pretrained"
+
+
+def fill_in(config: _Config) -> _Config:
+    """Return a run's settings, with the recipe's values for those that are not given.
+
+    A model that is fine-tuned further keeps its input form and its training settings; its folder becomes the encoder.
+    """
+    if config.initial_checkpoint is not None and is_on_hub(config.initial_checkpoint):
+        config = replace(config, initial_checkpoint=str(local_folder(config.initial_checkpoint)))
+    recipe = dict(RECIPES[kind_of_start(config)])
+    own = _own_config(config.initial_checkpoint)
+    if own is not None:
+        path = Path(str(config.initial_checkpoint))
+        if own.fitted_to_validation and is_own_model(path.parent):
+            path = path.parent  # which has not seen validation data
+        config = replace(config, initial_checkpoint=str(path), encoder=str(path))
+        names = ("text_normalization",) if config.only_encoder else ("flat_loss", "pooling", "text_normalization")
+        recipe |= {name: getattr(own, name) for name in names}
+    if config.learning_rate is not None:  # one that is given is that of all weights
+        recipe |= {"encoder_learning_rate": None, "table_learning_rate": None}
+    if config.num_epochs is not None or config.max_steps is not None:
+        recipe["min_steps"] = 0
+    fixing = (config.batch_size, config.learning_rate, config.tokens_per_batch)
+    if any(value is not None for value in fixing) or config.scale_lr:
+        recipe["max_epoch_steps"] = 0
+    missing = {name: value for name, value in recipe.items() if getattr(config, name) is None}
+    return replace(config, **missing, by_recipe=(*dict.fromkeys((*(config.by_recipe or ()), *missing)),))
+
+
+def _own_config(path: str | None) -> ModelConfig | None:
+    """Return the config of a model that histocoder trained, else None."""
+    return read_model_config(Path(path)) if path is not None and is_own_model(Path(path)) else None
+
 
 def seeded_model(
     config: RunConfig,
     files: ExampleFiles,
-    model_config: ModelConfig | None,
+    checkpoint: Checkpoint | None,
     *,
     tokenizer: Tokenizer,
     key: Key,
@@ -37,8 +89,8 @@ def seeded_model(
 ) -> MixerModel:
     """Build a new model, or one of a checkpoint's configuration; later draws differ between ranks, for dropout."""
     torch.manual_seed(config.seed)
-    if model_config is not None:
-        model = MixerModel(model_config, tokenizer=tokenizer)
+    if checkpoint is not None:
+        model = MixerModel(checkpoint.model_config, tokenizer=tokenizer)
     else:
         model = build_model(config, files, tokenizer=tokenizer, key=key, languages=languages)
     if config.save_format == "occcanine" and (reason := unpublishable(model.config)):
@@ -85,15 +137,12 @@ def _freeze_unused(model: MixerModel) -> None:
 def choose_tokenizer(config: RunConfig, checkpoint: Checkpoint | None) -> Tokenizer:
     """Return the tokenizer of the checkpoint or the initial model, else that of `--encoder`."""
     if checkpoint is not None:
-        found = checkpoint.tokenizer
-    elif config.initial_checkpoint is not None:
+        return checkpoint.tokenizer
+    if config.initial_checkpoint is not None:
         path = Path(config.initial_checkpoint)
-        found = read_tokenizer(path) if is_own_model(path) else CHARACTERS
-    else:  # on rank 0 first, so that one process alone downloads
-        found = distributed.run_on_primary(lambda: load_tokenizer(config.encoder), doing="loading") or load_tokenizer(
-            config.encoder
-        )
-    return found
+        return read_tokenizer(path) if is_own_model(path) else CHARACTERS
+    load = partial(load_tokenizer, config.encoder)
+    return distributed.run_on_primary(load, doing="loading") or load()  # so that one process alone downloads
 
 
 def build_model(
@@ -128,10 +177,7 @@ def build_model(
 
 def _load_encoder(config: RunConfig) -> Encoder:
     """Load the encoder, on rank 0 first, so that one process alone downloads and shows its progress."""
-
-    def load() -> Encoder:
-        return load_encoder(config.encoder, max_len=config.max_len, ngram_dropout=config.ngram_dropout)
-
+    load = partial(load_encoder, config.encoder, max_len=config.max_len, ngram_dropout=config.ngram_dropout)
     if (encoder := distributed.run_on_primary(load, doing="loading")) is not None:
         return encoder
     if config.encoder not in PRESETS:
@@ -165,8 +211,11 @@ def _from_initial_checkpoint(
         names = ("mask_memory", "pad_to", "decoder_prior")
         kept = {"decoder_prior": False} if own is None else {name: getattr(own, name) for name in names}
         model_config = replace(model_config, **kept)
-        if codes is not None and not set(codes) <= set(model_config.codes):
-            raise UserError(_describe_other_codes(path, codes, model_config.codes))
+        if codes is not None and (extra := sorted(set(codes) - set(model_config.codes))):
+            raise UserError(
+                f"--initial-checkpoint: {path} has {len(extra):,} codes that these data lack, such as {extra[0]}. Pass "
+                "its key with --key, or load only its encoder with --only-encoder."
+            )
         if codes is not None and codes != model_config.codes:
             weights = _with_classes(weights, codes, model_config.codes)
         head = weights.get("decoder.head.weight")
@@ -225,16 +274,3 @@ def initial_key(config: RunConfig) -> Key | None:
         return Key(model_config.codes, model_config.descriptions)
     codes = initial_weights(path)[1]
     return None if codes is None else Key(codes)
-
-
-def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]) -> str:
-    missing, extra = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
-    parts = [
-        f"{len(codes):,} {what} ({', '.join(codes[:3])}{', …' if len(codes) > 3 else ''})"
-        for codes, what in ((missing, "are only in these data"), (extra, "only in the checkpoint"))
-        if codes
-    ]
-    return (
-        f"--initial-checkpoint: the codes of {path} differ from those of these data: "
-        f"{'; '.join(parts)}. Pass its key with --key, or load only its encoder with --only-encoder."
-    )

@@ -18,9 +18,8 @@ from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.examples import HELD_OUT
 from histocoder.log import log
 from histocoder.training.data import RunData, augmenter_of
-from histocoder.training.frozen import use_encodings
-from histocoder.training.meter import Progress
-from histocoder.training.out_of_memory import explaining_out_of_memory
+from histocoder.training.frozen import frozen_outputs
+from histocoder.training.tracking import Progress
 from histocoder.training.trainer import Trainer
 
 REPORT_ROWS = 5_000  # validation rows in the report, at most
@@ -42,8 +41,7 @@ def finish(config: FinetuneConfig | MixerConfig, trainer: Trainer, data: RunData
         before = corrected_model(config)
         distributed.run_on_primary(lambda: report(trainer, data, before), doing="writing the report")
     if isinstance(config, FinetuneConfig) and refits(config, trainer):
-        with explaining_out_of_memory(trainer.config, trainer.device, max_len=config.max_len):
-            refit(config, trainer, data)
+        refit(config, trainer, data)
     log.info(
         f"Saved in {folder}: the last model ({CONFIG_FILE} and model.safetensors) and the best in validation (best/)."
     )
@@ -129,7 +127,7 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
 def _train_on(trainer: Trainer, data: OccupationDataset, weights: dict[str, Tensor]) -> None:
     """Train from a model's weights for one or two epochs, at a low learning rate."""
     with trainer.learner.whole() as model:
-        use_encodings(model, [data], folder=trainer.run.path)
+        trainer.learner.outputs = frozen_outputs(model, data)
     sampler, loader = trainer.batches_of(data)
     epoch_steps = sampler.num_batches(0)
     total_steps = max(_LEAST_STEPS, min(2 * epoch_steps, _MOST_STEPS), epoch_steps)

@@ -1,107 +1,90 @@
-"""Training on the outputs of a frozen encoder, which are computed once."""
+"""Outputs of a frozen encoder, which are computed once before training."""
+
+from __future__ import annotations
 
 import hashlib
-import json
-import shutil
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from histocoder import distributed
-from histocoder.checkpoints.run_folder import check_shared
-from histocoder.data.dataset import OccupationDataset
-from histocoder.data.encoder_outputs import (
-    OUTPUTS_FILE,
-    DistinctTexts,
-    EncoderOutput,
-    StoredOutputs,
-    distinct_texts,
-    has_outputs,
-    write_outputs,
-)
-from histocoder.files import make_folder, sha256
+from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.formatters.tokenizers import tokenize
 from histocoder.log import log
 from histocoder.model import MixerModel, NgramEncoder
+from histocoder.model.devices import total_bytes
 
-_VERSION = 1
-_SHARE_OF_DISK = 0.8  # share of the free disk to use at most, so that checkpoints have room
+_SHARE_OF_MEMORY = 0.25  # share of the machine's memory, or of a GPU's free memory, that outputs may take
+_ROWS_AT_ONCE = 1 << 16
 
 
-def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, folder: Path) -> None:
-    """Give each dataset without noise the outputs of the model's frozen encoder; a collective call.
+class FrozenOutputs:
+    """Outputs of a model's frozen encoder for the rows of a dataset, each distinct text once, on the model's device.
 
-    Rank 0 computes them, once for each distinct text, into files in `cache_dir`, unless an earlier run has.
-    If the disk has no room for them, the run warns and computes them in each step. Encodings by other encoders in the
-    run's `folder` are deleted.
+    `first` is the first row of each distinct text, of shape (m,); `text_of_row` is the text of each row, of shape (n,).
     """
-    if not (model.encoder_is_frozen and model.config.mask_memory) or isinstance(model.encoder, NgramEncoder):
-        return  # an n-gram encoder's outputs take longer to read than to compute
-    fixed = [data for data in datasets if data.augmenter is None]
 
-    def build() -> list[str]:
-        encoder_id = _encoder_id(model)
-        return [path.name if (path := _built(model, data, encoder_id, folder)) else "" for data in fixed]
+    @torch.no_grad()
+    def __init__(self, model: MixerModel, data: OccupationDataset, first: np.ndarray, text_of_row: np.ndarray) -> None:
+        device = next(model.parameters()).device
+        self._tokenizer, self._max_len = model.tokenizer, data.max_len
+        lengths = torch.from_numpy(data.lengths()[first].astype(np.int64))
+        self._text_of_row, self._lengths = text_of_row, lengths.to(device)
+        self._starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)[:-1]]).to(device)
+        dim, size = model.encoder.config.hidden_size, 64 if device.type == "cpu" else 1024
+        self._memory = torch.empty(int(lengths.sum()), dim, dtype=model.dtype, device=device)
+        self._pooled = torch.empty(len(first), dim, dtype=model.dtype, device=device)
+        order = np.argsort(lengths.numpy(), kind="stable")
+        for start in tqdm(range(0, len(order), size), unit="batch", disable=None, leave=False):
+            texts = torch.from_numpy(order[start : start + size])
+            tokens = tokenize(data.examples.inputs(first[texts]), max_len=data.max_len, tokenizer=model.tokenizer)
+            ids = torch.from_numpy(tokens.pad(np.arange(len(texts)), max_len=data.max_len)).to(device)
+            memory, pooled, _ = model.encode(ids)
+            index, is_token = self._indices(texts.to(device), memory.shape[1])
+            self._memory[index[is_token]], self._pooled[texts.to(device)] = memory[is_token], pooled
 
-    found = distributed.broadcast_from_primary(build, doing="encoding the descriptions")
-    for data, name in zip(fixed, found, strict=True):
-        if name:
-            check_shared(data.cache_dir / name / OUTPUTS_FILE)
-            data.outputs = StoredOutputs(data.cache_dir / name)
+    def of(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return memory (B, M, dim), with zeros behind each text, and pooled outputs (B, dim) of a batch's rows."""
+        num_positions = self._tokenizer.num_encoded(batch.input_ids.shape[1], self._max_len)
+        texts = torch.from_numpy(self._text_of_row[batch.rows]).to(self._lengths.device)
+        index, is_token = self._indices(texts, num_positions)
+        memory = self._memory[index.clamp(max=len(self._memory) - 1)]
+        return memory.masked_fill_(~is_token[..., None], 0.0), self._pooled[texts]
+
+    def _indices(self, texts: Tensor, num_positions: int) -> tuple[Tensor, Tensor]:
+        """Return the indices of the texts' positions in `_memory`, and which are tokens, both (B, num_positions)."""
+        position = torch.arange(num_positions, device=texts.device)
+        return self._starts[texts][:, None] + position, position < self._lengths[texts][:, None]
 
 
-def _encoder_id(model: MixerModel) -> str:
-    """Return a hash of all that the encoder's outputs depend on."""
-    config = json.dumps(model.encoder.config.to_diff_dict(), sort_keys=True, default=str)
-    reads = f"{model.config.max_len} {model.tokenizer.fingerprint()}"
-    digest = hashlib.sha256(f"{_VERSION} {reads} {model.dtype} {model.config.pooling} {config}".encode())
-    for name, weight in model.encoder.state_dict().items():
-        digest.update(name.encode())
-        digest.update(weight.cpu().contiguous().numpy().data)
-    return digest.hexdigest()[:16]
-
-
-def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: Path) -> Path | None:
-    """Return the folder of a dataset's encodings, computed if needed; None if there is no room for them."""
-    make_folder(data.cache_dir)
-    rows = f"{'+'.join(data.examples.splits)}-{sha256(Path(data.examples.path or ''))[:16]}"
-    path = data.cache_dir / f"{rows}-{encoder_id}"
-    _delete_others(path, folder)
-    if has_outputs(path):
-        return path
-    distinct = distinct_texts(data.examples, data.lengths())
-    num_vectors = int(distinct.offsets[-1]) + len(distinct.rows)  # of tokens, and of texts
-    num_bytes = num_vectors * model.encoder.config.hidden_size * model.dtype.itemsize
-    free = shutil.disk_usage(path.parent).free
-    what = f"The frozen encoder's outputs for {len(distinct.rows):,} distinct descriptions"
-    if num_bytes > _SHARE_OF_DISK * free:
-        log.info(
-            f"Warning: {what} would take {num_bytes / 1e9:,.3g} GB; {path.parent} has {free / 1e9:,.3g} GB free. "
-            "They are not stored but computed in every step; set --cache-dir to a folder with more room."
-        )
+def frozen_outputs(model: MixerModel, data: OccupationDataset) -> FrozenOutputs | None:
+    """Compute a frozen encoder's outputs for data without noise; None if each step is to compute them."""
+    if not (model.encoder_is_frozen and model.config.mask_memory) or data.augmenter is not None:
         return None
-    log.info(f"{what} are computed once and stored: {num_bytes / 1e9:,.3g} GB in {path}.")
-    write_outputs(path, distinct, _encode(model, data, distinct))
-    return path
-
-
-def _delete_others(path: Path, folder: Path) -> None:
-    """Delete encodings of the same split's earlier texts, or by other encoders, if they are in the run's own folder."""
-    if folder in path.parents:
-        for other in set(path.parent.glob(f"{path.name.partition('-')[0]}-*")) - {path}:
-            shutil.rmtree(other, ignore_errors=True)
-
-
-@torch.no_grad()
-def _encode(model: MixerModel, data: OccupationDataset, distinct: DistinctTexts) -> Iterator[EncoderOutput]:
+    if isinstance(model.encoder, NgramEncoder):
+        return None  # which takes less time than finding its outputs
     device = next(model.parameters()).device
-    step = 64 if device.type == "cpu" else 1024
-    for start in tqdm(range(0, len(distinct.rows), step), unit="batch", disable=None, leave=False):
-        texts = data.examples.inputs(distinct.rows[start : start + step])
-        tokens = tokenize(texts, max_len=model.config.max_len, tokenizer=model.tokenizer)
-        ids = tokens.pad(np.arange(len(texts)), max_len=model.config.max_len)
-        memory, pooled, _ = model.encode(torch.from_numpy(ids).to(device))
-        yield EncoderOutput(memory, pooled)
+    room = total_bytes() / distributed.read_launch().local_world_size
+    if device.type == "cuda":
+        room = torch.cuda.mem_get_info(device)[0]
+    first, text_of_row = _distinct_texts(data)
+    num_vectors = int(data.lengths()[first].sum(dtype=np.int64)) + len(first)  # of tokens, and of texts
+    size = num_vectors * model.encoder.config.hidden_size * model.dtype.itemsize
+    what = f"The frozen encoder's outputs for {len(first):,} distinct descriptions ({size / 1e9:,.2g} GB) are computed"
+    if size > _SHARE_OF_MEMORY * room:
+        log.info(f"{what} in each step, since they take more than a quarter of the memory.")
+        return None
+    log.info(f"{what} once, and kept in memory.")
+    return FrozenOutputs(model, data, first, text_of_row)
+
+
+def _distinct_texts(data: OccupationDataset) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first row of each distinct text, of shape (m,), and the text of each row, of shape (n,)."""
+    digests = np.empty(len(data), dtype="S16")
+    for start in range(0, len(data), _ROWS_AT_ONCE):
+        texts = data.examples.inputs(np.arange(start, min(start + _ROWS_AT_ONCE, len(data))))
+        digests[start : start + len(texts)] = [hashlib.blake2b(t.encode(), digest_size=16).digest() for t in texts]
+    _, first, text_of_row = np.unique(digests, return_index=True, return_inverse=True)
+    return first, text_of_row

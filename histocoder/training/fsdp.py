@@ -17,46 +17,51 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from histocoder import distributed
-from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.model import MixerModel
 from histocoder.model.layers import TransformerLayer
-from histocoder.training.optimizer import AdamW, build_optimizer
+from histocoder.training.learner import Learner
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ON_PRIMARY = StateDictOptions(full_state_dict=True, cpu_offload=True)  # whole tensors on rank 0 alone
 
 
-class Sharded:
-    """FSDP by PyTorch's `fully_shard` (Zhao et al. 2023). For the methods see `Replicated`.
+def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:
+    """Return the norm of gradients, of which each rank has its shards."""
+    return distributed.all_reduce(nn.utils.get_total_norm(list(map(_local, gradients))).square()).sqrt()
+
+
+class ShardedLearner(Learner):
+    """A learner with FSDP by PyTorch's `fully_shard` (Zhao et al. 2023).
 
     Each layer is its own FSDP unit, gathered in the precision of the run (in fp32 for encoders other than CANINE). All
     other parameters are gathered with the model, in fp32.
     """
 
-    def __init__(self, config: StrategyConfig) -> None:
-        self.name = f"FSDP {config.fsdp}" + (", CPU offload" if config.fsdp_cpu_offload else "")
-        self._config = config
-        self._empty: MixerModel
-        """The model before it was sharded, with weights on the meta device."""
+    total_norm = staticmethod(_norm_over_ranks)
 
-    def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
+    @property
+    def strategy(self) -> str:
+        return f"FSDP {self.config.fsdp}" + (", CPU offload" if self.config.fsdp_cpu_offload else "")
+
+    def wrap(self) -> nn.Module:
         """Shard the model in place."""
-        self._empty = copy.deepcopy(
+        model, config = self.model, self.config
+        self._empty = copy.deepcopy(  # the model before it was sharded, with weights on the meta device
             model, {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
         )
         if model.is_compiled:
             self._empty.compile_layers()  # which no copy is
         options: dict[str, Any] = {
-            "mesh": init_device_mesh(device.type, (distributed.world_size(),)),
-            "reshard_after_forward": self._config.fsdp == "full_shard",
-            "offload_policy": CPUOffloadPolicy() if self._config.fsdp_cpu_offload else OffloadPolicy(),
+            "mesh": init_device_mesh(self.device.type, (distributed.world_size(),)),
+            "reshard_after_forward": config.fsdp == "full_shard",
+            "offload_policy": CPUOffloadPolicy() if config.fsdp_cpu_offload else OffloadPolicy(),
         }
-        reduce_dtype = _DTYPES[self._config.fsdp_reduce_dtype]
+        reduce_dtype = _DTYPES[config.fsdp_reduce_dtype]
         param_dtype = None if model.dtype == torch.float32 else model.dtype
         policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
         in_fp32 = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
         for layer in itertools.chain(*model.layers()):
-            if sum(p.numel() for p in layer.parameters()) >= (self._config.fsdp_min_num_params or 1):
+            if sum(p.numel() for p in layer.parameters()) >= (config.fsdp_min_num_params or 1):
                 # layers of other encoders than CANINE are under autocast, which looks for weights in fp32
                 fully_shard(layer, mp_policy=policy if isinstance(layer, TransformerLayer) else in_fp32, **options)
         fully_shard(model, mp_policy=in_fp32, **options)
@@ -64,61 +69,48 @@ class Sharded:
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
         return model
 
-    def optimizer(self, model: MixerModel, config: TrainConfig) -> AdamW:
-        return build_optimizer(model, config, total_norm=_norm_over_ranks)
-
-    def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+    def accumulating(self) -> AbstractContextManager[Any]:
         """Do nothing: gradients that ranks have not exchanged yet would not be sharded."""
         return nullcontext()
 
-    def reduce_sparse(self, model: MixerModel) -> None:
-        """Do nothing: models with sparse gradients are not sharded."""
-
-    def own_parameters(self, model: MixerModel) -> list[Tensor]:
-        return list(map(_local, model.parameters()))
+    def own_parameters(self) -> list[Tensor]:
+        return list(map(_local, self.model.parameters()))
 
     @contextmanager
-    def whole(self, model: MixerModel) -> Iterator[MixerModel]:
+    def whole(self) -> Iterator[MixerModel]:
         """Give a second model, with the whole weights on this rank's device."""
-        weights: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        weights: Any = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
         self._empty.load_state_dict(weights, assign=True)
         try:
-            yield self._empty.train(model.training)
+            yield self._empty.train(self.model.training)
         finally:
             for module in self._empty.modules():
                 for name, parameter in module.named_parameters(recurse=False):
                     setattr(module, name, nn.Parameter(parameter.to("meta"), parameter.requires_grad))
 
-    def weights(self, model: MixerModel) -> dict[str, Tensor]:
+    def weights(self) -> dict[str, Tensor]:
         """Return the weights in rank 0's CPU memory; they are gathered one by one."""
-        weights: Any = get_model_state_dict(model, options=_ON_PRIMARY)
+        weights: Any = get_model_state_dict(self.model, options=_ON_PRIMARY)
         return weights
 
-    def state(self, model: MixerModel, optimizer: AdamW) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return weights and optimizer state in rank 0's CPU memory."""
-        state = optimizer.state_dict()
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer's state in rank 0's CPU memory."""
+        state = self.optimizer.state_dict()
         # torch's function would take a first step where there has been none
-        whole: Any = get_optimizer_state_dict(model, optimizer, options=_ON_PRIMARY) if state["state"] else {}
-        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        moments = {names.index(name): values for name, values in whole.get("state", {}).items()}
-        return self.weights(model), {**state, "state": moments}
+        whole: Any = get_optimizer_state_dict(self.model, self.optimizer, options=_ON_PRIMARY) if state["state"] else {}
+        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        return {**state, "state": {names.index(name): values for name, values in whole.get("state", {}).items()}}
 
-    def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
-        own = model.state_dict()
-        model.load_state_dict({name: _sharded(weight, own[name]) for name, weight in weights.items()})
-
-    def load_optimizer(self, optimizer: AdamW, state: dict[str, Any]) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        shards = {
-            i: {name: _sharded(value, parameters[i]) if value.dim() else value for name, value in values.items()}
-            for i, values in state["state"].items()
-        }
-        optimizer.load_state_dict({**state, "state": shards})
-
-
-def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:
-    """Return the norm of gradients, of which each rank has its shards."""
-    return distributed.all_reduce(nn.utils.get_total_norm(list(map(_local, gradients))).square()).sqrt()
+    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None = None) -> None:
+        own = self.model.state_dict()
+        self.model.load_state_dict({name: _sharded(weight, own[name]) for name, weight in weights.items()})
+        if optimizer is not None:
+            like = [p for group in self.optimizer.param_groups for p in group["params"]]
+            shards = {
+                i: {name: _sharded(value, like[i]) if value.dim() else value for name, value in values.items()}
+                for i, values in optimizer["state"].items()
+            }
+            self.optimizer.load_state_dict({**optimizer, "state": shards})
 
 
 def _local(tensor: Any) -> Tensor:

@@ -1,13 +1,16 @@
-"""A model in training: its device, its precision, and its optimizer steps."""
+"""A model in training: its device, its precision, its optimizer steps, and how it is spread over ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from histocoder import distributed
@@ -16,28 +19,22 @@ from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.model.devices import choose_tf32, computing_dtype
+from histocoder.training.frozen import FrozenOutputs
 from histocoder.training.losses import mixed_loss
-from histocoder.training.optimizer import AdamW
-from histocoder.training.strategies import Strategy, strategy_of
+from histocoder.training.optimizer import AdamW, is_table, parameter_groups
 
 
 class Learner:
-    """A model with its optimizer, schedule and loss scale, spread over ranks.
+    """A model with its optimizer, schedule and loss scale; each rank has a replica, and DDP averages gradients.
 
     The model is on the CPU, with its frozen weights marked; it is moved to the device. `total_steps` is the length of
-    the run.
+    the run. Methods that say so are collective calls. See `ShardedLearner` for FSDP.
     """
 
-    def __init__(
-        self,
-        model: MixerModel,
-        config: TrainConfig,
-        device: torch.device,
-        *,
-        total_steps: int,
-    ) -> None:
+    def __init__(self, model: MixerModel, config: TrainConfig, device: torch.device, *, total_steps: int) -> None:
         self.model, self.config, self.device = model, config, device
-        self.strategy: Strategy = strategy_of(config)
+        self.outputs: FrozenOutputs | None = None
+        """A frozen encoder's, of the data that the next steps take, unless each step is to compute them."""
         model.to(device)
         model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
         choose_tf32(model.dtype, device)
@@ -45,13 +42,47 @@ class Learner:
             model.compile_layers()
         if config.gradient_checkpointing:
             model.checkpoint_layers()
-        self.wrapped = self.strategy.wrap(model, device)
-        self.optimizer: AdamW = self.strategy.optimizer(model, config)
+        self.wrapped = self.wrap()
+        self.optimizer = AdamW(
+            parameter_groups(model.named_parameters(), config),
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+            total_norm=self.total_norm,
+        )
         warmup = round(config.warmup_pct * total_steps)
         self.schedule = partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps)
         self.scheduler = LambdaLR(self.optimizer, self.schedule)
         # for fp16; in other precisions it does nothing
         self.scaler = torch.amp.GradScaler(device.type, enabled=model.dtype == torch.float16)
+
+    total_norm: Callable[[list[Tensor]], Tensor] | None = None
+    """Function that returns the norm of gradients, if it is not that of this rank's."""
+
+    @property
+    def strategy(self) -> str:
+        """Name of the way in which ranks share the work."""
+        gradients = f", {self.config.ddp_comm_hook} gradients" if self.config.ddp_comm_hook != "none" else ""
+        return f"DDP{gradients}" if distributed.world_size() > 1 else "one process"
+
+    def wrap(self) -> nn.Module:
+        """Return the model as training calls it; gradients are means over ranks."""
+        if distributed.backend() is None:
+            return self.model
+        # `reduce_sparse` exchanges rows of tables: DDP would send the whole table
+        tables = [name for name, p in self.model.named_parameters() if is_table(p)]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.model, tables)
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        with warnings.catch_warnings():  # the argument's next name means another thing, and older torch lacks it
+            warnings.simplefilter("ignore", FutureWarning)
+            wrapped = DistributedDataParallel(
+                self.model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
+            )
+        if self.config.ddp_comm_hook == "bf16":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+            wrapped.register_comm_hook(None, bf16_compress_hook)
+        return wrapped
 
     @property
     def learning_rate(self) -> float:
@@ -66,7 +97,7 @@ class Learner:
         loss, config = torch.zeros((), device=self.device), self.config
         for i, part in enumerate(parts, 1):
             batch = part.to(self.device)
-            with self.strategy.accumulating(self.wrapped) if i < len(parts) else nullcontext():
+            with self.accumulating() if i < len(parts) else nullcontext():
                 output = self.forward(batch)
                 part_loss = batch.weight * mixed_loss(output, batch, self.model.config, config)
                 self.backward(part_loss)
@@ -75,8 +106,8 @@ class Learner:
 
     def forward(self, batch: Batch) -> MixerOutput:
         """Return the model's outputs for a batch, for `backward`."""
-        stride = self.config.decoder_stride
-        return self.wrapped(batch.input_ids, batch.targets[::stride, :-2], batch.encoded, decoder_stride=stride)
+        stride, encoded = self.config.decoder_stride, None if self.outputs is None else self.outputs.of(batch)
+        return self.wrapped(batch.input_ids, batch.targets[::stride, :-2], encoded, decoder_stride=stride)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of this rank's part of a loss, which is the sum of all ranks' parts."""
@@ -85,7 +116,7 @@ class Learner:
 
     def step(self) -> Tensor:
         """Take a step, which all ranks skip if gradients are not finite; return the norm of all gradients."""
-        self.strategy.reduce_sparse(self.model)
+        self.reduce_sparse()
         self.scaler.unscale_(self.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -93,28 +124,51 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         return self.optimizer.grad_norm
 
+    def accumulating(self) -> AbstractContextManager[Any]:
+        """Keep ranks from exchanging the gradients of forward and backward passes."""
+        return self.wrapped.no_sync() if isinstance(self.wrapped, DistributedDataParallel) else nullcontext()
+
+    def reduce_sparse(self) -> None:
+        """Average sparse gradients over ranks, before the loss scale is checked: all ranks see the same."""
+        for table in filter(is_table, self.model.parameters()) if distributed.world_size() > 1 else ():
+            if table.grad is not None:
+                table.grad = _mean_of_rows(table.grad)
+
     def whole(self) -> AbstractContextManager[MixerModel]:
         """Give the whole model on each rank, for use without collective calls; a collective call itself."""
-        return self.strategy.whole(self.model)
+        return nullcontext(self.model)
+
+    def own_parameters(self) -> list[Tensor]:
+        """Return this rank's parameters, or its shards of them."""
+        return list(self.model.parameters())
 
     def is_finite(self) -> bool:
         """Return whether all weights are finite; a collective call."""
-        own = self.strategy.own_parameters(self.model)
-        found = torch.stack([p.detach().isfinite().all() for p in own]).all()
+        found = torch.stack([p.detach().isfinite().all() for p in self.own_parameters()]).all()
         return int(distributed.all_reduce((~found).int())) == 0
 
     def weights(self) -> dict[str, Tensor]:
         """Return the model's state dict, whole on rank 0; a collective call."""
-        return self.strategy.weights(self.model)
+        return self.model.state_dict()
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer's state dict in the form of one process, whole on rank 0; a collective call."""
+        return self.optimizer.state_dict()
 
     def state(self) -> LearnerState:
         """Return the state dicts of a run, whole on rank 0; a collective call."""
-        weights, optimizer = self.strategy.state(self.model, self.optimizer)
-        return LearnerState(weights, optimizer, self.scheduler.state_dict(), self.scaler.state_dict())
+        states = self.optimizer_state(), self.scheduler.state_dict(), self.scaler.state_dict()
+        return LearnerState(self.weights(), *states)
+
+    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None = None) -> None:
+        """Load state dicts that are whole on every rank."""
+        self.model.load_state_dict(weights)
+        if optimizer is not None:
+            self.optimizer.load_state_dict(optimizer)
 
     def restart(self, weights: dict[str, Tensor], *, share: float, total_steps: int) -> None:
         """Train from weights, whole on every rank, at a share of the peak learning rate that falls to 0."""
-        self.strategy.load(self.model, weights)
+        self.load(weights)
         self.optimizer.state.clear()  # moments of the gradients of other weights
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"]
@@ -124,8 +178,7 @@ class Learner:
 
     def restore(self, state: LearnerState) -> None:
         """Restore a state, whole on every rank."""
-        self.strategy.load(self.model, state.weights)
-        self.strategy.load_optimizer(self.optimizer, state.optimizer)
+        self.load(state.weights, state.optimizer)
         # the next step's learning rate is that of this run's steps and warm-up, which may have changed
         self.scheduler = LambdaLR(self.optimizer, self.schedule, last_epoch=state.scheduler["last_epoch"] - 1)
         self.scheduler.load_state_dict(state.scheduler)
@@ -138,3 +191,11 @@ def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:
     if step < warmup_steps:
         return step / warmup_steps
     return max(total_steps - step, 0) / max(total_steps - warmup_steps, 1)
+
+
+def _mean_of_rows(gradient: Tensor) -> Tensor:
+    """Average sparse gradients, each with its own rows, over all ranks."""
+    gradient = gradient.coalesce()
+    rows = torch.cat(distributed.gather(gradient.indices()[0]))
+    values = torch.cat(distributed.gather(gradient.values() / distributed.world_size()))
+    return torch.sparse_coo_tensor(rows[None], values, gradient.shape, check_invariants=False).coalesce()

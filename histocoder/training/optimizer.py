@@ -79,19 +79,6 @@ class AdamW(torch.optim.AdamW):
         table.index_add_(0, rows, mean.div_(divisor), alpha=-lr / (1 - beta1**step))
 
 
-def build_optimizer(
-    model: nn.Module, config: TrainConfig, *, total_norm: Callable[[list[Tensor]], Tensor] | None = None
-) -> AdamW:
-    """Build the optimizer of a model that a strategy has wrapped; for `total_norm` see `AdamW`."""
-    return AdamW(
-        parameter_groups(model.named_parameters(), config),
-        lr=config.learning_rate,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-        total_norm=total_norm,
-    )
-
-
 def parameter_groups(named: Iterable[tuple[str, Tensor]], config: TrainConfig) -> list[dict[str, Any]]:
     """Return the trained parameters of a `MixerModel`, in its order, in groups by learning rate.
 

@@ -2,14 +2,13 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from histocoder import distributed
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint
-from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of
+from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, recorded
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import TRAIN, VAL
@@ -20,21 +19,18 @@ from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, build_formatter
 from histocoder.log import log
 from histocoder.model.devices import compute_deterministically
-from histocoder.training.banner import banner, say_resumed
-from histocoder.training.building import choose_tokenizer, seeded_model
+from histocoder.training.building import choose_tokenizer, fill_in, seeded_model
 from histocoder.training.checks import (
-    check_batch_size,
+    banner,
     check_launcher,
     check_machine,
-    refuse_differences,
-    refuse_other_settings,
+    check_settings,
+    notices,
     settings_to_compare,
 )
-from histocoder.training.dashboards import check_dashboards, open_trackers
 from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.finish import finish
-from histocoder.training.out_of_memory import explaining_out_of_memory
-from histocoder.training.recipes import fill_in
+from histocoder.training.tracking import check_dashboards, open_trackers
 from histocoder.training.trainer import Trainer
 
 
@@ -79,7 +75,7 @@ def start(config: RunConfig) -> torch.device:
     if config.deterministic:
         compute_deterministically()
     if config.distributed:
-        check_launcher()
+        check_launcher(config)
     device = distributed.start(
         device=config.device,
         grouped=config.fsdp is not None,
@@ -99,48 +95,43 @@ def fit(
     tokenizer = choose_tokenizer(config, checkpoint)
     data = open_data(config, files, run)
     train_rows, val_rows = data.open(TRAIN), data.open(VAL)
-    for notice in data.record["notices"]:
-        log.info(notice)
     key = data.files.key or Key.from_codes({*train_rows.code_table, *val_rows.code_table} - {MISSING})
     languages = tuple(sorted({*train_rows.languages, "unk"}))
-    if isinstance(config, MixerConfig) and (notice := own_languages(languages)):  # `prepare` prints it otherwise
+    # `prepare` has printed the notice on languages of the user's own
+    own = own_languages(languages) if isinstance(config, MixerConfig) else None
+    for notice in filter(None, [*data.record["notices"], own]):
         log.info(notice)
-    model_config = None if checkpoint is None else checkpoint.model_config
-    build = partial(seeded_model, config, data.files, model_config, tokenizer=tokenizer, key=key, languages=languages)
-    check_batch_size(config, len(train_rows))
     scaled = config.for_rows(len(train_rows), distributed.world_size())
-    numbers = {"train": (len(train_rows), data.fingerprint(TRAIN)), "val": (len(val_rows), data.fingerprint(VAL))}
-    settings = settings_to_compare(scaled, data.files, key, **numbers)
-    _check_settings(settings, scaled, checkpoint, run.path)
+    rows = {
+        f"data to {use}": f"{len(examples):,} rows ({data.fingerprint(split)})"
+        for use, split, examples in (("train on", TRAIN, train_rows), ("validate on", VAL, val_rows))
+    }
+    settings = settings_to_compare(scaled, data.files, key, rows)
+    check_settings(settings, scaled, checkpoint, run.path)
 
-    model = build()
+    model = seeded_model(config, data.files, checkpoint, tokenizer=tokenizer, key=key, languages=languages)
     train_data = OccupationDataset(
         train_rows,
         formatter=build_formatter(**model.config.formatter),
         classes=key.codes,
         max_len=config.max_len,
-        cache_dir=Path(config.cache_dir) if config.cache_dir else run.cache,
         tokenizer=tokenizer,
         pad_to=model.config.pad_to,
     )
     train_data.augmenter = augmenter_of(config, train_data)
-    explaining = partial(explaining_out_of_memory, scaled, device, max_len=config.max_len)
-    with explaining():
-        val_data = train_data.of(val_rows, augmenter=None)
-        trainer = Trainer(model, train_data, val_data, scaled, loader=scaled, device=device, run=run, settings=settings)
+    val_data = train_data.of(val_rows, augmenter=None)
+    trainer = Trainer(model, train_data, val_data, scaled, device=device, run=run, settings=settings)
     start_step = 0 if checkpoint is None else checkpoint.state.step
     distributed.run_on_primary(partial(_begin, config, run, key, checkpoint), doing="opening the run's folder")
-    if checkpoint is not None:
-        say_resumed(config, checkpoint)
-    for line in banner(trainer, encoder=config.encoder, num_distinct=data.record["num_distinct"][TRAIN]):
+    described = banner(trainer, encoder=config.encoder, num_distinct=data.record["num_distinct"][TRAIN])
+    for line in [*notices(trainer, config, checkpoint), *described]:
         log.info(line)
     tracker = open_trackers(config, run, start_step=start_step, system=model.config.system)
     try:
-        with explaining():
-            if checkpoint is not None:
-                trainer.restore(checkpoint)
-            del checkpoint  # or its tensors would stay in memory while the run trains
-            trainer.fit(tracker)
+        if checkpoint is not None:
+            trainer.restore(checkpoint)
+        del checkpoint  # or its tensors would stay in memory while the run trains
+        trainer.fit(tracker)
         if config.wandb_artifact:
             tracker.keep_model(run.path)
     finally:
@@ -153,13 +144,3 @@ def _begin(config: FinetuneConfig | MixerConfig, run: RunFolder, key: Key, check
     run.begin(recorded(config), checkpoint)
     if config.key is None or not is_same_file(config.key, run.path / KEY_FILE):
         write_key(run.path / KEY_FILE, key)
-
-
-def _check_settings(settings: dict[str, Any], config: RunConfig, checkpoint: Checkpoint | None, folder: Path) -> None:
-    """Raise a UserError if settings differ between ranks, or from those of the checkpoint to resume from."""
-    shared = (setting for setting in settings_of(TrainConfig) if setting.options.is_recorded)
-    refuse_differences(settings | {setting.flag: getattr(config, setting.name) for setting in shared})
-    if checkpoint is not None:
-        refuse_other_settings(
-            checkpoint, settings, folder, gradient_accumulation_steps=config.gradient_accumulation_steps
-        )

@@ -20,17 +20,16 @@ from histocoder.checkpoints.training_state import (
     save_checkpoint,
     save_last_bin,
 )
-from histocoder.config import LoaderConfig, TrainConfig
+from histocoder.config import TrainConfig
 from histocoder.data.dataset import BatchLoader, OccupationDataset
 from histocoder.data.samplers import BucketSampler, TokenBudget
 from histocoder.errors import Interrupted, StopRequest, UserError, handling_stop_signals
 from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.devices import peak_gpu_memory
-from histocoder.training.frozen import use_encodings
+from histocoder.training.frozen import FrozenOutputs, frozen_outputs
 from histocoder.training.learner import Learner
-from histocoder.training.meter import Meter, Progress, profiling
-from histocoder.training.tracking import Tracker
+from histocoder.training.tracking import Meter, Progress, Tracker, profiling
 from histocoder.training.validation import validate
 
 
@@ -48,19 +47,19 @@ class Trainer:
         val_data: OccupationDataset,
         config: TrainConfig,
         *,
-        loader: LoaderConfig,
         device: torch.device,
         run: RunFolder,
         settings: dict[str, Any],
     ) -> None:
         self.model, self.config, self.device = model, config, device
         self.train_data, self.val_data = train_data, val_data
-        self.loader, self.run, self.settings = loader, run, settings
+        self.run, self.settings = run, settings
         self.sampler, self.train_loader = self.batches_of(train_data)
         epoch_steps = list(map(self.sampler.num_batches, range(config.num_epochs)))
         self.total_steps = config.max_steps or max(sum(epoch_steps), config.min_steps)
         self.eval_interval = config.eval_interval or min(max(epoch_steps[0], 100), 1000)
-        self.learner = Learner(model, config, device, total_steps=self.total_steps)
+        self.learner = learner_of(config)(model, config, device, total_steps=self.total_steps)
+        self.val_outputs: FrozenOutputs | None = None
         self.state, self.meter = TrainState(), Meter()
         self.saved_step: int | None = None
         self.tracker: Tracker = Tracker()  # these two until `fit`
@@ -79,8 +78,8 @@ class Trainer:
             rank=distributed.rank(),
             num_parts=self.config.gradient_accumulation_steps,
         )
-        pin_memory = self.device.type == "cuda" if self.loader.pin_memory is None else self.loader.pin_memory
-        return sampler, BatchLoader(data, sampler, self.loader, pin_memory=pin_memory)
+        pin_memory = self.device.type == "cuda" if self.config.pin_memory is None else self.config.pin_memory
+        return sampler, BatchLoader(data, sampler, self.config, pin_memory=pin_memory)
 
     def fit(self, tracker: Tracker | None = None) -> dict[str, float]:
         """Train from the start or the restored state, save the model, and return the numbers of the last validation.
@@ -90,11 +89,13 @@ class Trainer:
         """
         self.tracker = tracker or self.tracker
         with self.learner.whole() as model:
-            use_encodings(model, [self.train_data, self.val_data], folder=self.run.path)
+            self.learner.outputs, self.val_outputs = (
+                frozen_outputs(model, data) for data in (self.train_data, self.val_data)
+            )
         if not self.meter.steps:
             self.meter.started = time.monotonic()
         self.progress = Progress(self.total_steps, start=self.state.step, show=distributed.is_primary())
-        profiled = profiling(self.config.profile, self.run.profile, device=self.device, on_pause=self.pause)
+        profiled = profiling(self.config.profile, self.run.profile, self.device)
         stop = StopRequest()
         with handling_stop_signals(stop), self.train_loader.naming_workers(), profiled as count_step:
             while self.state.step < self.total_steps and not self.is_over:
@@ -141,17 +142,13 @@ class Trainer:
 
     def log_training(self) -> None:
         """Log the numbers of the steps since the last time."""
-        values: dict[str, float] = {
-            **self.meter.read(),
-            **peak_gpu_memory(self.device),
-            "lr": self.learner.learning_rate,
-            "epoch": float(self.state.epoch + 1),
-        }
+        values = self.meter.read() | peak_gpu_memory(self.device)
+        values |= {"lr": self.learner.learning_rate, "epoch": float(self.state.epoch + 1)}
         self.tracker.log(self.state.step, values)
-        line = {"loss": values["train_loss"], "rows/s": values["samples_per_sec"], "lr": values["lr"]}
-        skipped = {"skipped": values["skipped_steps"]} if values["skipped_steps"] else {}
-        memory = {"GPU GB": values["gpu_memory_gb"]} if "gpu_memory_gb" in values else {}
-        self.progress.line(self.state.step, line | memory | skipped)
+        shown = {"loss": "train_loss", "rows/s": "samples_per_sec", "lr": "lr", "GPU GB": "gpu_memory_gb"}
+        if values["skipped_steps"]:
+            shown["skipped"] = "skipped_steps"
+        self.progress.line(self.state.step, {title: values[name] for title, name in shown.items() if name in values})
         self.check_skipped()
 
     def check_skipped(self) -> None:
@@ -162,22 +159,18 @@ class Trainer:
     def not_finite(self, what: str) -> UserError:
         """Return the error of a run that diverged, with the checkpoint and the model that are still good."""
         last, best = next(reversed(list_checkpoints(self.run.path)), None), self.run.best
+        checkpoint = "there is no earlier checkpoint" if last is None else f"the last good checkpoint is {last}"
         kept = f" {best} holds the best model so far." if best.is_dir() else ""
-        if last is None:
-            return UserError(
-                f"{what}, and there is no earlier checkpoint.{kept} Start a new run with a lower --learning-rate."
-            )
         return UserError(
-            f"{what}; the last good checkpoint is {last}.{kept} Run the same command again to resume from that "
-            "checkpoint. If it ends like this again, start a new run in another folder with a lower --learning-rate "
-            f"and --initial-checkpoint {best if kept else last}."
+            f"{what}, and {checkpoint}.{kept} Run the same command again to resume. If it ends like this again, start "
+            "a new run in another folder with a lower --learning-rate, from the good model (--initial-checkpoint)."
         )
 
     def validate(self) -> dict[str, float]:
         """Validate, log the numbers, and save the model if it is the best so far."""
         started = time.monotonic()
         with self.learner.whole() as model:
-            results = validate(model, self.val_data, self.config, device=self.device)
+            results = validate(model, self.val_data, self.config, device=self.device, outputs=self.val_outputs)
         self.state.results = results
         self.tracker.log(self.state.step, results)
         log.info(
@@ -193,7 +186,7 @@ class Trainer:
         return results
 
     def pause(self, started: float) -> None:
-        """Leave the time since `started` out of rows/s and of the estimate of the remaining time."""
+        """Exclude the time since `started` from rows/s and from the estimate of the remaining time."""
         seconds = time.monotonic() - started
         self.meter.started += seconds
         self.progress.pause(seconds)
@@ -270,6 +263,15 @@ class Trainer:
             "without --overwrite and --resume, to resume from there.",
             signum,
         )
+
+
+def learner_of(config: TrainConfig) -> type[Learner]:
+    """Return the class that spreads a model over ranks as the settings ask for."""
+    if config.fsdp is None:
+        return Learner
+    from histocoder.training.fsdp import ShardedLearner  # here, since it takes a while to import
+
+    return ShardedLearner
 
 
 def _by_codes(results: dict[str, float], name: str) -> str:

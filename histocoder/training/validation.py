@@ -13,13 +13,19 @@ from histocoder.inference.search import greedy
 from histocoder.inference.stepper import Source
 from histocoder.model import MixerModel
 from histocoder.training import losses
+from histocoder.training.frozen import FrozenOutputs
 
 _MOST_CODES = 3  # rows with this many codes or more are reported together
 
 
 @torch.no_grad()
 def validate(
-    model: MixerModel, data: OccupationDataset, config: TrainConfig, *, device: torch.device
+    model: MixerModel,
+    data: OccupationDataset,
+    config: TrainConfig,
+    *,
+    device: torch.device,
+    outputs: FrozenOutputs | None = None,
 ) -> dict[str, float]:
     """Return losses and accuracies over all rows, each counted once, whatever the number of ranks; a collective call.
 
@@ -41,7 +47,9 @@ def validate(
     sums, by_codes = torch.zeros(6, dtype=torch.float64), torch.zeros(4, _MOST_CODES + 1, dtype=torch.float64)
     for share in sampler:
         freely = torch.from_numpy(in_sample[share.rows]).to(device)
-        of_batch, of_batch_by_codes = _batch_sums(model, data[share].to(device), freely, num_blocks=num_blocks)
+        batch = data[share]
+        encoded = model.encode(batch.input_ids.to(device), None if outputs is None else outputs.of(batch))
+        of_batch, of_batch_by_codes = _batch_sums(model, batch.to(device), encoded, freely, num_blocks=num_blocks)
         sums += of_batch
         by_codes += of_batch_by_codes
     model.train()
@@ -65,9 +73,16 @@ def validate(
     return results
 
 
-def _batch_sums(model: MixerModel, batch: Batch, freely: Tensor, *, num_blocks: int) -> tuple[Tensor, Tensor]:
+def _batch_sums(
+    model: MixerModel,
+    batch: Batch,
+    encoded: tuple[Tensor, Tensor, Tensor | None],
+    freely: Tensor,
+    *,
+    num_blocks: int,
+) -> tuple[Tensor, Tensor]:
     """Return a batch's part of `validate`'s sums, on the CPU; `freely` (B,) marks rows to decode freely as well."""
-    memory, pooled, memory_mask = model.encode(batch.input_ids, batch.encoded)
+    memory, pooled, memory_mask = encoded
     flat_logits = model.classify(pooled)
     prior = model.prior(flat_logits)
     logits = model.decoder(batch.targets[:, :-2], memory, memory_mask, prior)

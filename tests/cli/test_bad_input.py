@@ -35,7 +35,7 @@ CASES = [
     ("--batch-size 100000000", r"--batch-size is 100000000; it must lie between 1 and 65536"),
     ("--learning-rate -1", r"--learning-rate"),
     ("--seed 99999999999999999999", r"--seed is 99999999999999999999; it must lie between 0 and"),
-    ("--num-workers 5000", r"--num-workers is 5000, far more than the \d+ processors"),
+    ("--num-workers 5000", r"--num-workers is 5000; it must lie between 0 and"),
     ("--save-path table.csv", r"is a file"),
     ("--save-path table.csv/out", r"table.csv"),
     ("--save-path /proc/out", r"Can't write to /proc/out: .*Choose another folder"),

@@ -105,29 +105,6 @@ def test_closed_streams_do_not_end_training(table: Path, tmp_path: Path):
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
-WRITES_ERRORS = """
-import logging, os, sys, warnings
-from tqdm import tqdm
-from histocoder.cli.script import run_script
-from histocoder.errors import Notice
-
-def main():
-    print("a message", file=sys.stderr, flush=True)
-    warnings.warn(Notice("a notice"))
-    warnings.warn("a warning")
-    logging.warning("a record")
-    list(tqdm([1], disable=False))
-    print("all done")
-
-os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
-run_script(main)
-"""
-
-
-def test_errors_that_nobody_can_read_end_nothing():
-    assert run("-c", WRITES_ERRORS).stdout == "all done\n"
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -36,7 +36,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Examples:
 
 
 def dataset(examples: Examples, augmenter: Augmenter | None = None, *, max_len: int = 128, **form) -> OccupationDataset:
-    form = {"formatter": FORMATTER, "classes": CLASSES, "cache_dir": examples.path.parent, **form}
+    form = {"formatter": FORMATTER, "classes": CLASSES, **form}
     return OccupationDataset(examples, max_len=max_len, augmenter=augmenter, **form)
 
 

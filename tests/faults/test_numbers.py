@@ -65,7 +65,7 @@ def test_too_many_skipped_steps_end_the_run(table: Path, tmp_path: Path):
     said = ended[0].stderr + ended[1].stderr
     told = [line for line in said.splitlines() if line.startswith("error: ")]  # torch may add that a connection is gone
     assert 0 not in [one.returncode for one in ended] and len(told) == 1, said
-    assert f"last 3 steps are not finite; the last good checkpoint is {out}/checkpoints/step-0000006" in said
+    assert f"last 3 steps are not finite, and the last good checkpoint is {out}/checkpoints/step-0000006" in said
     assert [path.name[-1] for path in list_checkpoints(out)] == ["4", "6"] and not (out / "model.safetensors").exists()
     again = run(*finetune(table, out, *extra, "--batch-size", 8))
     assert "Resuming from step 6" in again.stdout and (out / "model.safetensors").exists()

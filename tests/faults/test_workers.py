@@ -14,7 +14,7 @@ from conftest import run
 from jobs import faulty, finetune, is_alive
 from trainers import stored
 
-from histocoder.config import LoaderConfig
+from histocoder.config import MachineConfig
 from histocoder.data.dataset import BatchLoader, OccupationDataset
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.prepare import PREPARED_RULES
@@ -58,9 +58,9 @@ def test_a_worker_stopped_after_sending_is_named(table: Path, tmp_path: Path):
     )
     examples = stored(tmp_path, files)
     form = {"formatter": files.formatter, "classes": examples.code_table, "max_len": 64}
-    data = OccupationDataset(examples, cache_dir=tmp_path, **form)
+    data = OccupationDataset(examples, **form)
     sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=8, seed=0)
-    loader = BatchLoader(data, sampler, LoaderConfig(num_workers=1, worker_timeout=1.0), pin_memory=False)
+    loader = BatchLoader(data, sampler, MachineConfig(num_workers=1, worker_timeout=1.0), pin_memory=False)
     late = r"Loader worker 0 \(process \d+\) has returned no batch for 1 s"
     with pytest.raises(MachineError, match=late), loader.naming_workers():
         batches = iter(loader)

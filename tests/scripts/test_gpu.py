@@ -150,7 +150,7 @@ def test_training_without_room_says_what_to_try(tmp_path: Path, table: Path, dev
     args = finetune(table, tmp_path / "out", *sizes, "--device", device)
     result = run("-c", LITTLE_ROOM, *args, check=False)
     assert result.returncode == 2 and "Traceback" not in result.stderr
-    assert f"Out of memory ({device}" in result.stderr and "--gradient-checkpointing" in result.stderr
+    assert "Out of memory (" in result.stderr and "--gradient-checkpointing" in result.stderr
 
 
 @on_gpu

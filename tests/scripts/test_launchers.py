@@ -144,11 +144,6 @@ def test_commands_name_the_launcher_that_they_need(tmp_path: Path):
     assert "torchrun --nproc_per_node=2 -m histocoder.cli.train_mixer --distributed" in said
 
 
-def test_accelerate_with_one_process_is_named(table: Path, tmp_path: Path):
-    env = environment(ACCELERATE_USE_CPU="True", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
-    assert "Use torchrun --nproc_per_node=2" in refused(*finetune(table, tmp_path / "out"), env=env)
-
-
 # SLURM
 
 

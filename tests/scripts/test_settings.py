@@ -16,7 +16,7 @@ from histocoder.cli.arguments import build_parser, parse
 from histocoder.config import RECIPES, recorded, settings_of
 from histocoder.config.settings import fixed
 from histocoder.errors import UserError
-from histocoder.training.recipes import fill_in
+from histocoder.training.building import fill_in
 
 GIVEN = ["--dataset", "t.csv", "--target-cols", "hisco_1"]
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from jobs import finetune, two_ranks
-
-from histocoder.training import meter
-from histocoder.training.meter import Progress
 
 
 def test_two_ranks_say_what_they_are_together(table: Path, tmp_path: Path):
@@ -30,16 +26,3 @@ def test_two_ranks_say_what_they_are_together(table: Path, tmp_path: Path):
     assert "script" not in other.stdout
     (said,) = (i for i, line in enumerate(lines) if line.startswith("estimated time for 24 steps"))
     assert lines[said - 1].startswith("step 20/24")
-
-
-def test_time_left_is_that_of_steps_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    now = 1000.0
-    monkeypatch.setattr(meter.time, "monotonic", lambda: now)
-    shown = Progress(10_000, start=1_000)
-    for step in range(1, 31):
-        now += 60.0 if step <= 5 else 0.5  # the first ones take long
-        shown.advance()
-        if step % 8 == 0:  # a validation, which ends later
-            now += 100.0
-            shown.pause(100.0)
-    assert capsys.readouterr().out == "estimated time for 9,000 steps, without validation: 1:15:00 (0.5 s each)\n"

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 from conftest import refused, run
 from jobs import assert_complete, finetune, logged, two_ranks
-from pretrained import save_pretrained
-
-from histocoder.training.dashboards import run_name
 
 TRAINING = {"train/loss", "train/grad_norm", "train/epoch", "train/skipped_steps"}
 VALIDATION = {f"val/{name}" for name in ("loss", "loss_linear", "loss_seq2seq")} | {
@@ -29,64 +25,16 @@ def curves(out: Path) -> Curves:
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def wandb_records(out: Path) -> list:
-    """What an offline run would send to W&B: its file is a log in LevelDB's form behind a header of 7 bytes."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    (path,) = (out / "wandb").glob("offline-run-*/*.wandb")
-    content, at, parts, records = path.read_bytes(), 7, b"", []
-    while at < len(content):
-        if (left := -at % 32_768) < 7:  # no room for a part's header in this block
-            at += left
-        size, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
-        parts += content[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # whole, or the last part
-            records.append(Record.FromString(parts))
-            parts = b""
-    return records
-
-
-def wandb_names(records: list) -> set[str]:
-    names = {item.nested_key[0] if item.nested_key else item.key for r in records for item in r.history.item}
-    return {name for name in names if not name.startswith("_")}
-
-
 @pytest.mark.slow
-def test_the_same_names_and_numbers_everywhere(table: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    flags = ("--log-wandb", "--log-tensorboard", "--wandb-artifact", "--batch-size", 8, "--max-steps", 3)
-    encoder = ("--encoder", save_pretrained("bert", tmp_path / "bert"), "--max-len", 32)
-    result = run(*finetune(table, out, *flags, *encoder), fresh=True)
-    assert "warning" not in result.stderr
+def test_the_same_numbers_everywhere(table: Path, tmp_path: Path):
+    out, flags = tmp_path / "out", ("--log-wandb", "--log-tensorboard", "--wandb-artifact", "--max-steps", 3)
+    result = run(*finetune(table, out, *flags, "--batch-size", 8), fresh=True)
+    assert "warning" not in result.stderr.lower() and list((out / "wandb").glob("offline-run-*/*.wandb"))
     shown = curves(out)
     assert set(shown) == ON_A_CPU
     for column, name in (("train_loss", "train/loss"), ("lr", "hyperparams/lr"), ("seq_acc", "val/seq_acc")):
         assert [value for _, value in shown[name]] == pytest.approx(logged(out, column), rel=1e-5)
     assert [step for step, _ in shown["train/loss"]] == [1, 2, 3] and len(shown["val/loss"]) == 1
-
-    records = wandb_records(out)
-    runs = [(record.run.display_name, record.run.project) for record in records if record.HasField("run")]
-    assert wandb_names(records) == ON_A_CPU and set(runs) == {("bert_hisco_gpu1", "histco-v2-mixer")}
-    (artifact,) = (
-        record.request.log_artifact.artifact if record.HasField("request") else record.artifact
-        for record in records
-        if record.HasField("artifact") or record.request.HasField("log_artifact")
-    )
-    assert (artifact.name, artifact.type) == ("bert_hisco_gpu1", "model")
-    for entry in artifact.manifest.contents:
-        file = tmp_path / "downloaded" / entry.path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(entry.local_path, file)
-        assert Path(entry.local_path).is_relative_to(out)  # not in the user's home
-    for folder in ("bert", "out"):
-        shutil.rmtree(tmp_path / folder)
-    assert "farmer" in run("-m", "histocoder", "predict", "--model", tmp_path / "downloaded", "farmer").stdout
-
-
-def test_the_name_of_a_run():
-    assert run_name("google/canine-s", "hisco", world_size=4) == "canine-s_hisco_gpu4"
-    assert run_name("/models/my-encoder/", "psti", world_size=1) == "my-encoder_psti_gpu1"
 
 
 @pytest.mark.slow

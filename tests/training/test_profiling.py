@@ -26,7 +26,7 @@ def test_a_profile_of_some_steps_changes_nothing_else(alone: Path, tmp_path: Pat
     assert traced_steps(out) == ["ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7"]
     table = (out / "profile" / "table.txt").read_text()
     assert "AdamW" in table and "Self CPU" in table and table in said
-    assert f"The profile of 3 steps is in {out / 'profile'}." in said
+    assert f"The profile is in {out / 'profile'}." in said
     assert_same_end(alone, out)
     run(*training(out, "--overwrite", batch_size=8, steps=1))
     assert not (out / "profile").exists()
@@ -38,18 +38,10 @@ def test_gradients_are_exchanged_once_a_step(tmp_path: Path):
     for parts in (1, 3):
         accumulating = ("--gradient-accumulation-steps", parts, "--eval-interval", 99)
         first, other = two_ranks(training(tmp_path / str(parts), "--profile", 2, *accumulating, steps=8))
-        assert "The profile of 2 steps is" in first.stdout and "profile" not in other.stdout
+        assert "The profile is in" in first.stdout and "profile" not in other.stdout
         counts.append(traced(tmp_path / str(parts)).count("c10d::allreduce_"))
     # of gradients, and whether to stop; a sum for the log falls into one step or the next
     assert counts[0] >= 4 and abs(counts[0] - counts[1]) <= 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("steps", "said"), [(4, "no step was profiled"), (6, "The profile of 1 step is")])
-def test_a_run_that_ends_before(tmp_path: Path, steps: int, said: str):
-    assert said in run(*training(tmp_path / "out", "--profile", 9, batch_size=8, steps=steps)).stdout
-    assert (tmp_path / "out" / "profile").exists() == (steps == 6)
-    assert not list((tmp_path / "out").glob(".profile*"))
 
 
 DETERMINISTIC = """

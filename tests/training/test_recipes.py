@@ -16,8 +16,7 @@ from histocoder.data.key import Key
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import CHARACTERS
 from histocoder.model import MixerModel
-from histocoder.training.building import build_model
-from histocoder.training.recipes import fill_in, kind_of_start
+from histocoder.training.building import build_model, fill_in, kind_of_start
 
 NGRAM = Path(__file__).parents[1] / "fixtures" / "ngram"
 

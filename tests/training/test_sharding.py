@@ -15,11 +15,9 @@ from pretrained import save_pretrained
 from trainers import begin, dataset, losses
 
 from histocoder.checkpoints.training_state import list_checkpoints, step_of
-from histocoder.cli.arguments import parse
-from histocoder.config import FinetuneConfig, StrategyConfig
+from histocoder.config import StrategyConfig
 from histocoder.errors import UserError
-from histocoder.training.checks import check_machine
-from histocoder.training.strategies import check_strategy
+from histocoder.training.checks import check_strategy
 from histocoder.training.trainer import Trainer
 
 STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 8, "--eval-interval", 4)
@@ -82,7 +80,7 @@ def test_checkpointing_keeps_less_and_changes_no_bit(
         (1, ("--gradient-checkpointing",), 1e-6),
         (2, ("--batch-size", 2, "--gradient-accumulation-steps", 3), 1e-6),
         pytest.param(2, ("--gradient-checkpointing",), 1e-6, marks=pytest.mark.slow),
-        pytest.param(2, ("--fsdp", "shard_grad_op", "--fsdp-min-num-params", "3e4"), 1e-6, marks=pytest.mark.slow),
+        pytest.param(2, ("--fsdp", "shard_grad_op", "--fsdp-min-num-params", 30_000), 1e-6, marks=pytest.mark.slow),
         pytest.param(2, ("--fsdp-reduce-dtype", "bf16"), 1e-3, marks=pytest.mark.slow),
     ],
 )
@@ -119,7 +117,7 @@ from histocoder.training.trainer import Trainer
 save = Trainer.save_result
 def count(trainer):
     save(trainer)
-    own = sum(p.numel() for p in trainer.learner.strategy.own_parameters(trainer.model))
+    own = sum(p.numel() for p in trainer.learner.own_parameters())
     moments = [t for state in trainer.learner.optimizer.state.values() for t in state.values() if t.dim()]
     total = sum(t.numel() for t in trainer.learner.model.parameters())
     print("numbers", total, own, sum(t.to_local().numel() for t in moments))
@@ -154,6 +152,36 @@ def test_runs_resume_under_any_strategy(alone: Path, data: Path, tmp_path: Path)
             assert logged(out, column) == pytest.approx(logged(alone, column), abs=2e-5)  # of six digits
 
 
+OVERFLOWING = """
+import math, os, runpy, sys
+import torch
+from histocoder.training import learner
+learner.computing_dtype = lambda *_, **__: torch.float16
+step = learner.Learner.step
+taken = 0
+def said(learner):
+    global taken
+    taken += 1
+    if taken == 3 and os.environ["RANK"] == "1":
+        learner.optimizer.param_groups[0]["params"][0].grad.to_local()[0] = math.inf
+    norm = step(learner)
+    print("scale", learner.scaler.get_scale(), float(norm) < math.inf)
+    return norm
+learner.Learner.step = said
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_an_overflow_lowers_the_scale_of_all_ranks(data: Path, tmp_path: Path):
+    args = finetune(data, tmp_path / "out", *STEPS, "--max-steps", 4, "--batch-size", 6, "--fsdp", "full_shard")
+    for one in two_ranks(["-c", OVERFLOWING, *args]):
+        found = [line.split()[1:] for line in one.stdout.splitlines() if line.startswith("scale")]
+        assert found == [["65536.0", "True"]] * 2 + [["32768.0", "False"], ["32768.0", "True"]]
+    assert logged(tmp_path / "out", "skipped_steps") == [0, 0, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("flags", "device", "message"),
     [
@@ -169,9 +197,3 @@ def test_runs_resume_under_any_strategy(alone: Path, data: Path, tmp_path: Path)
 def test_contradictory_flags_are_named(flags: dict[str, Any], device: str, message: str):
     with pytest.raises(UserError, match=message):
         check_strategy(StrategyConfig(**flags), torch.device(device), torch.float16)
-
-
-def test_one_process_says_what_has_no_effect(data: Path, capsys: pytest.CaptureFixture[str]):
-    flags = ("--dataset", str(data), "--target-cols", "hisco_1", "--ddp-comm-hook", "bf16", "--precision", "fp32")
-    check_machine(parse(FinetuneConfig, flags), torch.device("cuda"))
-    assert "--ddp-comm-hook bf16 has no effect with one process" in capsys.readouterr().out

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, environment, refused, write_table
+from conftest import ROOT, write_table
 from models import slow_in_bf16
-from torch.utils._python_dispatch import TorchDispatchMode
 from trainers import CPU, MAX_LEN, begin, dataset, losses
 
 from histocoder.data.samplers import Share
@@ -27,29 +26,6 @@ def test_trimmed_bf16_learns_as_padded_fp32(tmp_path: Path):
     padded, trimmed = (curve.reshape(-1, 20).mean(1) for curve in curves)
     assert padded[-1] < 0.5 * padded[0]
     np.testing.assert_allclose(trimmed, padded, rtol=0.02)
-
-
-class Counter(TorchDispatchMode):
-    """Counts numbers that are read from tensors, and casts of weights."""
-
-    reads = casts = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.reads += func is torch.ops.aten._local_scalar_dense.default
-        self.casts += func is torch.ops.aten._to_copy.default and isinstance(args[0], torch.nn.Parameter)
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_step_reads_no_number_and_casts_once(tmp_path: Path):
-    data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
-    trainer = begin(tmp_path, data, precision="bf16", num_classes=8)
-    batch = next(iter(trainer.train_loader))
-    weights = [name for name, p in trainer.model.named_parameters() if p.ndim > 1]
-    with Counter() as counter:
-        loss, _ = trainer.learner.train_step([batch])
-        assert counter.reads == 0 and 0 < counter.casts <= 2 * len(weights)  # with their biases
-        loss.item()
-        assert counter.reads == 1
 
 
 def test_an_epoch_computes_hardly_more_than_its_characters(tmp_path: Path):
@@ -76,20 +52,6 @@ def test_equal_rows_are_computed_once_with_equal_gradients(tmp_path: Path):
         gradients.append([loss, *(p.grad for p in trainer.model.parameters())])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "finetune.py --dataset no.csv --target-cols a --save-path",
-        pytest.param("train_mixer.py --train-data no.csv --val-data no.csv --save-dir", marks=pytest.mark.slow),
-        pytest.param("-m histocoder review --predictions no.csv --model", marks=pytest.mark.slow),
-    ],
-)
-def test_threads_that_wait_soon_sleep(words: str, tmp_path: Path):
-    env = environment(OMP_DISPLAY_ENV="VERBOSE")  # OpenMP prints how it waits, when torch is imported
-    env.pop("GOMP_SPINCOUNT", None)
-    assert "GOMP_SPINCOUNT = '10000'" in refused(*words.split(), tmp_path / "out", env=env, fresh=True)
 
 
 @pytest.mark.parametrize(("name", "message"), [("fp16", "fp16 needs a CUDA GPU"), ("fp8", "Unknown precision")])
