@@ -101,9 +101,10 @@ class ExampleFiles:
             say(notice)
         checker = LabelChecker(file, [*code_columns], self.formatter, self.rules, key=self.key, known=self.known)
         tables = checked_tables(file, [self.input_col, *lang_cols, *code_columns.values()], say)
-        schema, num_blank = row_schema(self.target_cols), 0
+        schema, num_blank, num_decoded = row_schema(self.target_cols), 0, 0
         for table in _with_targets(tables, code_columns, self.key if use_index else None):
-            texts = decode_entities(table.columns[self.input_col])
+            texts, number = decode_entities(table.columns[self.input_col])
+            num_decoded += number
             num_blank += texts.null_count
             cleaned, reasons = checker.check(table)
             reasons[np.asarray(texts.is_null())] = "no description"
@@ -128,6 +129,9 @@ class ExampleFiles:
                 checker.num_bad, "row with a label that does not fit is", "rows with labels that do not fit are"
             )
             say(f"{path}: {rows} left out.")
+        if num_decoded:
+            rows = counted(num_decoded, "description has", "descriptions have")
+            say(f"{path}: {rows} HTML entities, such as &amp;, which are decoded.")
         if self.language is None and not lang_cols:
             say(f"{path} has no column {self.language_col!r}; its language is treated as unknown (unk).")
 

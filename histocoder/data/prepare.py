@@ -97,7 +97,8 @@ def prepare(
     record = record_of(config)
     make_folder(folder)
     remove_leftovers(folder)  # of a run that was killed while it prepared
-    existing = None if overwrite else prepared_before(folder, record)
+    files = {"key": [config.key] if config.key else [], "corrections": config.corrections or []}
+    existing = None if overwrite else prepared_before(folder, record, files)
     if existing is not None:
         log.info(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing

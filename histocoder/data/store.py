@@ -155,31 +155,39 @@ def record_of(config: PrepareConfig) -> dict[str, Any]:
     return {"format_version": PREPARED_VERSION, "source": source, "settings": settings}
 
 
-def prepared_before(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
+def prepared_before(folder: Path, wanted: dict[str, Any], files: Mapping[str, Sequence[str]]) -> dict[str, Any] | None:
     """Return the record of data that were prepared in a folder; None if there are none, or not all of them yet.
 
     Raises UserError if they were prepared from other data, with settings other than the `wanted` ones, by a newer
-    histocoder or one with other rules.
+    histocoder or one with other rules. `files` are those of the settings that name files.
     """
     if not (folder / PREPARED_FILE).is_file():
         return None
-    record, anew = read_prepared(folder), "Choose another folder, or add --overwrite to prepare them again."
+    record, instead = read_prepared(folder), "Choose another folder, or add --overwrite to prepare them again."
     version = record.get("format_version", 0)
     if version and "settings" not in record:
         return None
     if not _OLDEST_VERSION <= version <= PREPARED_VERSION:
-        raise UserError(f"{folder / PREPARED_FILE} is damaged, or of another version of histocoder. {anew}")
+        raise UserError(f"{folder / PREPARED_FILE} is damaged, or of another version of histocoder. {instead}")
     old, new = ({**r["settings"], "dataset": r["source"]["sha256"]} for r in (record, wanted))
     if new["block_size"] is None:  # which fits any data
         new["block_size"] = old["block_size"]
     differences = "; ".join(
-        f"{name}: {_value_of(record, old, name)} there, {_value_of(wanted, new, name)} now"
+        "; ".join(f"{path} has changed" for path in changed)
+        if name in files and (changed := _changed(files[name], old.get(name), new.get(name)))
+        else f"{name}: {_value_of(record, old, name)} there, {_value_of(wanted, new, name)} now"
         for name in {**new, **old}
         if old.get(name) != new.get(name)
     )
     if differences:
-        raise UserError(f"{folder} holds data prepared with other settings ({differences}). {anew}")
+        raise UserError(f"{folder} holds data prepared with other settings ({differences}). {instead}")
     return record
+
+
+def _changed(files: Sequence[str], then: str | list[str] | None, now: str | list[str] | None) -> list[str]:
+    """Return those of a setting's files that are not what was prepared; none without fingerprints of then."""
+    digests = [now] if isinstance(now, str) else now or []
+    return [path for path, digest in zip(files, digests, strict=True) if then and digest not in then]
 
 
 def _value_of(record: dict[str, Any], settings: dict[str, Any], name: str) -> str:

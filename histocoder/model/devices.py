@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from histocoder import distributed
 from histocoder.config import PRECISIONS
+from histocoder.distributed import all_reduce
 from histocoder.errors import UserError
 
 OUT_OF_MEMORY = (
@@ -48,7 +48,7 @@ def peak_gpu_memory(device: torch.device) -> dict[str, float]:
     if device.type != "cuda":
         return {}
     mine = torch.tensor(torch.cuda.max_memory_allocated(device) / 1e9, dtype=torch.float64)
-    return {"gpu_memory_gb": float(distributed.all_reduce(mine, "max"))}
+    return {"gpu_memory_gb": float(all_reduce(mine, "max"))}
 
 
 def total_bytes() -> float:
