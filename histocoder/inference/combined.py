@@ -28,7 +28,8 @@ class CombinedSearch:
     ----------
     decoder : Decoder
     trie : CodeTrie
-    source : Source
+    source : Source or None
+        None where the other experts vote alone on the one code of a row.
     beliefs : mapping of str to Tensor
         Probabilities of the key's codes by the experts other than the decoder, each of shape (B, num_codes).
     num_blocks : int
@@ -41,27 +42,29 @@ class CombinedSearch:
         self,
         decoder: Decoder,
         trie: CodeTrie,
-        source: Source,
+        source: Source | None,
         beliefs: Mapping[str, Tensor],
         *,
         num_blocks: int,
         missing: int | None = None,
     ) -> None:
         self._num_blocks, self._end = num_blocks, missing
-        self.experts = ("decoder", *beliefs)
+        self.experts = ("decoder", *beliefs) if source is not None else tuple(beliefs)
         self._blocks = trie.blocks  # (num_codes, block_size)
-        size = self._blocks.shape[1]
-        tokens, _ = greedy(decoder, source, num_tokens=num_blocks * size, block_size=size, trie=trie)
-        written = tokens[:, 1:].unflatten(1, (num_blocks, size))  # (B, num_blocks, size)
-        same = (written[:, :, None] == self._blocks).all(-1)  # (B, num_blocks, num_codes)
         of_others = {name: belief.clamp(min=LEAST).log() for name, belief in beliefs.items()}
         proposed = torch.stack([*of_others.values()]).sum(0).topk(min(NUM_CANDIDATES, len(self._blocks))).indices
-        own = torch.where(same.any(-1), same.int().argmax(-1), proposed[:, :1])
-        self._candidates = torch.cat([proposed, own], dim=1)  # (B, K)
+        self._candidates = proposed  # (B, K)
+        if source is not None:
+            size = self._blocks.shape[1]
+            tokens, _ = greedy(decoder, source, num_tokens=num_blocks * size, block_size=size, trie=trie)
+            written = tokens[:, 1:].unflatten(1, (num_blocks, size))  # (B, num_blocks, size)
+            same = (written[:, :, None] == self._blocks).all(-1)  # (B, num_blocks, num_codes)
+            own = torch.where(same.any(-1), same.int().argmax(-1), proposed[:, :1])
+            self._candidates = torch.cat([proposed, own], dim=1)
         self._of_others = {name: vote.gather(1, self._candidates) for name, vote in of_others.items()}
         twice = (self._candidates[:, :, None] == self._candidates[:, None]).tril(-1).any(-1)
         self._taken = twice  # candidates that are chosen already, or repeat an earlier one
-        self._stepper = Stepper(decoder, source)
+        self._stepper = Stepper(decoder, source) if source is not None else None
         self._newest = torch.full_like(self._candidates[:, :1], BOS)
         self._parents = torch.zeros_like(self._newest)
         self._unfinished = torch.ones_like(self._newest[:, 0], dtype=torch.bool)
@@ -71,6 +74,8 @@ class CombinedSearch:
 
         Votes are log-probabilities of the candidates, of shape (B, K); log-odds are of shape (B,).
         """
+        if self._stepper is None:
+            return self._of_others, torch.full(self._candidates.shape[:1], -torch.inf, device=self._candidates.device)
         blocks = self._blocks[self._candidates]  # (B, K, size)
         unfinished = self._unfinished[:, None]
         first = self._stepper.step(self._newest, self._parents, unfinished)[:, 0].float().log_softmax(-1)

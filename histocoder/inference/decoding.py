@@ -91,8 +91,9 @@ class Decoding:
 
     def combined_search(self, batch: Encoded) -> CombinedSearch:
         """Return the search with the opinions of all the model's experts."""
-        start = (self._computing.decoder, self._trie, self._source(batch), self.beliefs(batch))
-        missing = self.formatter.missing_token(self.codes)
+        missing, weights = self.formatter.missing_token(self.codes), self._model.config.experts
+        source = self._source(batch) if "decoder" in weights or not weights else None
+        start = (self._computing.decoder, self._trie, source, self.beliefs(batch))
         return CombinedSearch(*start, num_blocks=self.formatter.num_blocks, missing=missing)
 
     def ranked(self, batch: Encoded) -> tuple[Prediction, Prediction]:

@@ -181,7 +181,7 @@ def without_decoder(
     """
     if not any(weights.get(name) for name in beliefs):
         weights = dict.fromkeys(("decoder", *beliefs), 1 / (1 + len(beliefs)))
-    scale = 1 + weights["decoder"] / sum(weights[name] for name in beliefs)
+    scale = 1 + weights.get("decoder", 0.0) / sum(weights[name] for name in beliefs)
     scores = scale * sum(weights[name] * np.log(belief.clip(min=LEAST)) for name, belief in beliefs.items())
     best = np.argsort(-scores, axis=1, kind="stable")[:, :NUM_CANDIDATES]
     probs = _softmax(np.take_along_axis(scores, best, 1))[:, :1].astype(np.float64)

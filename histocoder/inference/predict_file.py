@@ -111,7 +111,7 @@ def _form(coder: Coder, config: PredictConfig, table: TableFile, names: Sequence
                 "Choose an --output that ends in .parquet."
             ) from error
     how = {"excel": config.excel, "raw": config.raw, **({} if config.excel else {"decimal": "."})}
-    return Form.like(table, codes=code_columns(names), titles=coder.model.config.descriptions, **how)
+    return Form.like(table, codes=code_columns(names), **how)
 
 
 def _state(path: Path) -> list[list[Any]]:

@@ -138,25 +138,6 @@ def test_sheets_are_named_where_there_are_several(model: Path, tmp_path: Path, c
     assert openpyxl.load_workbook(tmp_path / "out.xlsx")["data"].cell(2, 4).number_format == "@"
 
 
-def test_sheets_of_other_workbooks_have_their_flags(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    known = [["Beruf (alt)", "lang", "hisco_1"], ["farmer", "en", "95410"]]
-    path = workbook(tmp_path / "t.xlsx", ("rows", known), ("classes", [["hisco", "class"], ["95410", "skilled"]]))
-    (tmp_path / "in.csv").write_text("occ1\nfarmer\n")
-    files = ["--input", str(tmp_path / "in.csv"), "--output", str(tmp_path / "out.csv"), "--language", "en"]
-    flags = ["predict", "--model", str(model), *files, "--known", str(path), "--join", str(path)]
-
-    def ends(*more: str) -> str:
-        with pytest.raises(SystemExit):
-            main([*flags, *more])
-        return capsys.readouterr().err
-
-    assert "several sheets ('rows', 'classes'). Name one with --known-sheet." in ends("--join-sheet", "classes")
-    assert "several sheets ('rows', 'classes'). Name one with --join-sheet." in ends("--known-sheet", "rows")
-    main([*flags, "--known-sheet", "rows", "--join-sheet", "classes"])
-    out = read(tmp_path / "out.csv")
-    assert (out["hisco_1"][0], out["class_1"][0], out["source"][0]) == ("95410", "skilled", "known")
-
-
 def test_stata_labels_are_read_as_text(tmp_path: Path):
     frame = pd.DataFrame({"occ1": pd.Categorical(["boss", "cook", None]), "h": [2000.0, 53130, None], "n": [1, 2, 3]})
     frame.to_stata(tmp_path / "t.dta", write_index=False, value_labels={"h": {53130: "Cook"}, "n": {1: "one"}})

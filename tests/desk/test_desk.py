@@ -363,7 +363,7 @@ def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path:
     exported = tmp_path / "corrections.csv"
     exported.write_text(client.get("/api/corrections.csv?raw=true").text)
     config = PrepareConfig(
-        dataset="", target_cols=("hisco_1", "hisco_2"), language_col="lang", corrections=(str(exported),)
+        dataset="my.csv", target_cols=("hisco_1", "hisco_2"), language_col="lang", corrections=(str(exported),)
     )
     found = read_corrections(config, build_formatter("general", num_blocks=2), LabelRules())
     assert len(found) == 3 and found.codes == {"61115", "77610", "95410"} and "3 checked rows" in logged[-1]

@@ -264,7 +264,7 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
         ({"output": "out.xls"}, r"out\.xls: \.xls files can't be written. Choose a name that ends in \.csv"),
         ({"output": "."}, "is a folder or a device"),
         ({"output": os.devnull}, "is a folder or a device"),
-        ({"threshold": 2}, "threshold is 2; it must be 0 or more"),
+        ({"threshold": 2}, "threshold is 2; it must lie between 0 and 1"),
         ({"threshold": float("nan")}, "threshold is nan"),
         ({"input": "ragged.csv"}, "line 3: 3 fields"),
         ({"input": "header.csv"}, "no rows"),
