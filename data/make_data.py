@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+TITLES = HERE.parent / "histocoder" / "data" / "titles.csv"
 COLUMNS = ["occ1", "lang", *(f"hisco_{i}" for i in range(1, 6))]
 
 SHARE_VAL = 0.1  # of the titles of each code
@@ -321,7 +322,7 @@ def main(argv=None):
     """Make both files."""
     args = parse_args(argv)
     rng = random.Random(args.seed)
-    train_titles, val_titles = split_titles(read_titles(HERE / "titles.csv"), rng)
+    train_titles, val_titles = split_titles(read_titles(TITLES), rng)
     train = make_rows(train_titles, args.train_rows, set(), rng)
     val = make_rows(val_titles, args.val_rows, {key_of(row[0]) for row in train}, rng)
     args.out_dir.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,8 @@ MEASURED = {"samples_per_sec", "gpu_memory_gb"}
 
 
 def finetune(table: Path, out: Path, *extra: object) -> list[str]:
-    args = ("--dataset", table, "--target-cols", "hisco_1", "--save-path", out, *TINY, "--no-refit", *extra)
+    flags = ("--target-cols", "hisco_1", *TINY, "--no-refit", "--titles", "none", *extra)
+    args = ("--dataset", table, "--save-path", out, *flags)
     return [str(arg) for arg in ("finetune.py", *args)]
 
 

@@ -64,6 +64,11 @@ class TableConfig(Settings):
     share_val: float = free(0.1, "share of the data for validation", metavar="P")
     split_by: str = free("text", "split by descriptions, whose rows stay together, or by rows", choices=("text", "row"))
     key: str | None = free(None, "allowed codes: system_code,code (default: those in the data)", metavar="CSV")
+    titles: str = free(
+        "auto",
+        "titles of codes to learn from as well: title, code, lang; auto: histocoder's own, if the codes are HISCO's",
+        metavar="auto|none|CSV",
+    )
     corrections: tuple[str, ...] | None = free(
         None,
         "checked rows of histocoder review, which override the codes; of 20 or more a fifth is held out",

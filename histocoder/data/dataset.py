@@ -12,14 +12,17 @@ from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from histocoder.config import LANG_SEP, MachineConfig
 from histocoder.data.augment import Augmenter
-from histocoder.data.examples import Examples
+from histocoder.data.examples import TITLES, Examples
 from histocoder.data.samplers import BucketSampler, Share
+from histocoder.data.titles import WEIGHT
 from histocoder.errors import MachineError, ignore_stop_signals, in_main_thread
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
 from histocoder.formatters.tokenizers import CHARACTERS, CLS_ID, SEP_ID, UNKNOWN, Tokenizer, join_language, tokenize
@@ -104,6 +107,12 @@ class OccupationDataset(Dataset):
         self._class_ids = _class_table(self.examples.code_table, self.classes)
         self._prefix_lengths = np.array([len(lang + LANG_SEP) for lang in self.examples.languages])
         self._lengths = self._count_tokens().astype(np.min_scalar_type(self.max_len))
+        self.weights = np.broadcast_to(np.float32(1.0), len(self))
+        """Weight of each row in the loss, of shape (n,)."""
+        if TITLES in self.examples.splits:
+            is_title = pc.equal(self.examples.table["split"].cast(pa.string()), TITLES).to_numpy()
+            self.weights = np.where(is_title, WEIGHT, np.float32(1.0))
+        self.num_titles = int((self.weights < 1).sum())
         self.num_target_blocks = (self.examples.code_index > 0).sum(1, dtype=np.uint8)
         """Number of codes of each row, of shape (n,)."""
 
@@ -163,7 +172,7 @@ class OccupationDataset(Dataset):
             num_target_blocks=share.num_target_blocks,
             weight=share.weight,
             rows=rows,
-            counts=torch.ones(len(rows)),
+            counts=torch.from_numpy(self.weights[rows]),
         )
 
     def _input_ids(self, share: Share) -> np.ndarray:

@@ -16,7 +16,7 @@ from histocoder.formatters import MISSING
 from histocoder.formatters.tokenizers import ragged
 
 TEXT_COL, LANG_COL = "occ1", "lang"
-TRAIN, VAL, HELD_OUT = SPLITS = ("train", "validation", "held out")
+TRAIN, VAL, HELD_OUT, TITLES = SPLITS = ("train", "validation", "held out", "titles")
 ROW = pa.schema(
     [
         ("row", pa.int64()),  # position in its file, from 0

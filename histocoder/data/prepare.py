@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from histocoder.config import PrepareConfig, settings_of
 from histocoder.data.codes import LabelRules, fit_codes, rules_of
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.examples import HELD_OUT, LANG_COL, TRAIN, VAL, is_codes
+from histocoder.data.examples import CODES, HELD_OUT, LANG_COL, TRAIN, VAL, is_codes
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.languages import chosen_language
 from histocoder.data.output import write_table
@@ -24,6 +27,7 @@ from histocoder.data.store import (
     record_of,
     write_record,
 )
+from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, remove_leftovers, temporary_folder
 from histocoder.formatters import MISSING, Formatter, Labels, build_formatter
@@ -78,8 +82,8 @@ def prepare(
 
     Writes `examples.arrow` (all rows, see `ExampleWriter`), `key.csv`, and what people read of both: `data_train.csv`,
     `data_val.csv`, `rejected.csv` (each row that was dropped, with its line in the source and why), `conflicts.csv`
-    (descriptions with different codes) and `data_held_out.csv` (corrections to compare models on). Last comes
-    `prepared.json` (the settings and the source's SHA-256).
+    (descriptions with different codes) and `data_held_out.csv` (corrections to compare models on) and
+    `data_titles.csv` (see `titles_to_learn`). Last comes `prepared.json` (the settings and the source's SHA-256).
 
     Parameters
     ----------
@@ -169,10 +173,17 @@ def _prepare(
                 f"{config.dataset} has only one code ({''.join(codes) or 'none'}) in "
                 f"{', '.join(config.target_cols)}; there is nothing to learn. Check --target-cols."
             )
+        titles = titles_to_learn(config, rows, files.formatter, beside=corrections.keys if corrections else ())
+        if titles is not None:
+            column = titles[f"{CODES}{config.target_cols[0]}"]
+            if key is not None:
+                titles = titles.filter(pc.is_in(column, pa.array(key.codes)))
+            else:
+                codes |= set(column.to_pylist())
         key = _whole_key(key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
         writer = ExampleWriter(scratch / EXAMPLES_FILE, config.target_cols, text_normalization=text_normalization)
-        num_rows = write_split(scratch, rows, config, corrections, writer)
+        num_rows = write_split(scratch, rows, config, writer, corrections=corrections, titles=titles)
         record |= {"rows": {**num_rows, "rejected": len(rows) - rows["reason"].null_count}, "codes": len(key.codes)}
         source = made_from(prepared_files(scratch, record, key), text_normalization)
         record["examples"] = {"made_from": source, **writer.record(), "notices": []}

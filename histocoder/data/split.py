@@ -19,6 +19,7 @@ from histocoder.data.examples import (
     LANG_COL,
     SPLITS,
     TEXT_COL,
+    TITLES,
     TRAIN,
     VAL,
     Examples,
@@ -34,7 +35,12 @@ from histocoder.errors import UserError, counted
 from histocoder.formatters import Formatter
 from histocoder.log import log
 
-SPLIT_FILES = {TRAIN: "data_train.csv", VAL: "data_val.csv", HELD_OUT: "data_held_out.csv"}
+SPLIT_FILES = {
+    TRAIN: "data_train.csv",
+    VAL: "data_val.csv",
+    HELD_OUT: "data_held_out.csv",
+    TITLES: "data_titles.csv",
+}
 """Split -> the table that people read; corrections are held out to compare the model with the one before."""
 _NUM_LINES = 10  # lines of the rows with the same codes that `conflicts.csv` names
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 200
@@ -53,6 +59,11 @@ class Corrections:
 
     def __len__(self) -> int:
         return len(self._found)
+
+    @property
+    def keys(self) -> set[str]:
+        """Keys of all descriptions."""
+        return {key for key, _ in self._found}
 
     @property
     def codes(self) -> set[str]:
@@ -185,18 +196,25 @@ def screen(files: ExampleFiles, config: PrepareConfig, path: Path) -> pa.Table:
 
 
 def write_split(
-    folder: Path, rows: pa.Table, config: PrepareConfig, corrections: Corrections | None, writer: ExampleWriter
+    folder: Path,
+    rows: pa.Table,
+    config: PrepareConfig,
+    writer: ExampleWriter,
+    *,
+    corrections: Corrections | None,
+    titles: pa.RecordBatch | None,
 ) -> dict[str, int]:
     """Write all rows with their splits, and a table of each split; return their numbers of rows.
 
-    All corrections are to train on, except for held-out ones, which have a split of their own.
+    All corrections are to train on, except for held-out ones, which have a split of their own, as titles have.
     """
     threshold = _threshold(rows, config)
     num_held_out = corrections.hold_out(config.seed) if corrections else 0
     num_rows = Counter[str]()
     schema = pa.schema([(name, pa.string()) for name in (TEXT_COL, LANG_COL, *config.target_cols)])
     names = ["text", "lang", *(f"{CODES}{name}" for name in config.target_cols)]
-    files = {name: file for name, file in SPLIT_FILES.items() if name != HELD_OUT or num_held_out}
+    present = {TRAIN: True, VAL: True, HELD_OUT: num_held_out > 0, TITLES: titles is not None}
+    files = {name: file for name, file in SPLIT_FILES.items() if present[name]}
     with writer, ExitStack() as stack:
         tables = {name: stack.enter_context(CsvWriter(folder / file, schema)) for name, file in files.items()}
 
@@ -217,6 +235,8 @@ def write_split(
                 num_corrected += int(is_corrected.sum())
             split[checked["reason"].is_valid()] = NO_SPLIT
             write(batch, split)
+        if titles is not None:
+            write(titles, np.full(len(titles), SPLITS.index(TITLES)))
         if corrections is not None:
             others, held_out = corrections.others(), corrections.held_out()
             write(others, np.full(len(others), SPLITS.index(TRAIN)))

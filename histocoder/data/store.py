@@ -148,6 +148,8 @@ def record_of(config: PrepareConfig) -> dict[str, Any]:
     names = [one.name for one in settings_of(PrepareConfig) if one.name not in _NOT_OF_THE_DATA]
     settings = {_NAMES.get(name, name): getattr(config, name) for name in names}
     settings |= {"target_cols": list(config.target_cols), "key": fingerprint(config.key) if config.key else None}
+    if config.titles not in ("auto", "none"):
+        settings["titles"] = fingerprint(config.titles)
     if config.corrections:
         settings["corrections"] = [fingerprint(path) for path in config.corrections]
     dataset = Path(config.dataset)
@@ -170,6 +172,8 @@ def prepared_before(folder: Path, wanted: dict[str, Any], files: Mapping[str, Se
     if not _OLDEST_VERSION <= version <= PREPARED_VERSION:
         raise UserError(f"{folder / PREPARED_FILE} is damaged, or of another version of histocoder. {instead}")
     old, new = ({**r["settings"], "dataset": r["source"]["sha256"]} for r in (record, wanted))
+    if "titles" not in old:  # of an earlier version
+        new.pop("titles")
     if new["block_size"] is None:  # which fits any data
         new["block_size"] = old["block_size"]
     differences = "; ".join(

@@ -127,7 +127,8 @@ def banner(trainer: Trainer, *, encoder: str, num_distinct: int) -> list[str]:
         "script": Path(sys.argv[0]).name,
         "encoder": encoder,
         "parameters": f"{_millions(total)}: {_millions(trained)} trainable{frozen}",
-        "data": f"{len(data):,} training rows ({num_distinct:,} distinct descriptions), "
+        "data": f"{len(data) - data.num_titles:,} training rows ({num_distinct:,} distinct descriptions), "
+        f"{f'{data.num_titles:,} titles of codes, ' if data.num_titles else ''}"
         f"{len(trainer.val_data):,} validation rows, {counted(model.config.num_classes, 'code', 'codes')}",
         "machine": ", ".join([processes, nodes, *names]),
         "strategy": ", ".join(filter(None, [trainer.learner.strategy, distributed.backend(), precision])),

@@ -15,7 +15,7 @@ from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig
 from histocoder.data.dataset import Batch, OccupationDataset
-from histocoder.data.examples import HELD_OUT
+from histocoder.data.examples import HELD_OUT, TRAIN
 from histocoder.log import log
 from histocoder.training.data import RunData, augmenter_of
 from histocoder.training.frozen import frozen_outputs
@@ -68,7 +68,7 @@ def report(trainer: Trainer, data: RunData, before: Path | None = None) -> None:
     coder = load(run.path)
     examples = trainer.val_data.examples.sample(REPORT_ROWS, seed=0)
     baselines = Baselines(examples, Known(languages=coder.model.config.languages), max_size=AFTER_TRAINING)
-    for chunk in trainer.train_data.examples.chunks():
+    for chunk in data.open(TRAIN).chunks():
         baselines.add(chunk)
     found = evaluate(coder, examples, trained=baselines)
     if before is not None:
@@ -119,8 +119,8 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
         f"{len(trainer.val_data):,} validation rows{' and the held-out corrections' if HELD_OUT in rows.splits else ''}"
     )
     log.info(
-        f"{BEST_FOLDER}/ is now trained on all {len(data):,} rows, including the {measured}. The last model, in "
-        f"{run.path}, was not trained on those."
+        f"{BEST_FOLDER}/ is now trained on all {len(data) - data.num_titles:,} rows, including the {measured}. The "
+        f"last model, in {run.path}, was not trained on those."
     )
 
 

@@ -43,7 +43,7 @@ def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExp
     features = tfidf.transform(counts).astype(np.float64)  # as liblinear computes
     labelled, rows = np.unique(rows, return_inverse=True)
     fit = _fit_to_rivals if is_costly else _fit_to_all
-    classes, coefficients, intercepts = fit(features[labelled], rows, class_ids)
+    classes, coefficients, intercepts = fit(features[labelled], rows, class_ids, data.weights[labelled])
     expert = LinearExpert(len(buckets), num_classes)
     expert.buckets.copy_(torch.from_numpy(buckets))
     expert.idf.copy_(torch.from_numpy(tfidf.idf_))
@@ -78,7 +78,7 @@ def _ngram_counts(data: OccupationDataset, *, max_features: int) -> tuple[np.nda
     return buckets[kept], weights[kept], counts[:, kept]
 
 
-def _fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray) -> _Machines:
+def _fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, weights: np.ndarray) -> _Machines:
     """Fit each class's machine to all rows; a row with several classes is an example of each of them.
 
     Returns classes, coefficients of shape (num_classes, num_features), and intercepts.
@@ -89,14 +89,14 @@ def _fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray) -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # on many classes, as if they were numbers to regress on
         if num_rows == len(rows) and len(classes) > 2:
-            machine = LinearSVC(tol=0.1, random_state=0).fit(features, class_ids)
+            machine = LinearSVC(tol=0.1, random_state=0).fit(features, class_ids, sample_weight=weights)
             return classes, machine.coef_, machine.intercept_
-        found = [_fit_one(features, np.isin(np.arange(num_rows), rows[class_ids == each])) for each in classes]
+        found = [_fit_one(features, np.isin(np.arange(num_rows), rows[class_ids == each]), weights) for each in classes]
     coefficients, intercepts = zip(*found, strict=True)
     return classes, np.stack(coefficients), np.array(intercepts)
 
 
-def _fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray) -> _Machines:
+def _fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, weights: np.ndarray) -> _Machines:
     """Fit each machine to the rows of its class, to those whose rival it is, and to some others.
 
     A row's rivals are the `NUM_RIVALS` classes other than its own whose centroids are nearest to it.
@@ -127,18 +127,19 @@ def _fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray
         alike = order[bounds[number] : bounds[number + 1]] // num_rivals
         against = np.setdiff1d(np.concatenate([alike, others]), own)
         is_own = np.arange(len(own) + len(against)) < len(own)
-        coefficients[number], intercepts[number] = _fit_one(features[np.concatenate([own, against])], is_own)
+        chosen = np.concatenate([own, against])
+        coefficients[number], intercepts[number] = _fit_one(features[chosen], is_own, weights[chosen])
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         list(pool.map(fit, range(len(classes))))  # raises the errors of the threads
     return classes, coefficients, intercepts
 
 
-def _fit_one(features: csr_matrix, is_one: np.ndarray) -> tuple[np.ndarray, float]:
+def _fit_one(features: csr_matrix, is_one: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float]:
     """Fit the machine of one class; return its coefficients and its intercept."""
     from sklearn.svm import LinearSVC
 
     if is_one.all():
         return np.zeros(features.shape[1]), 1.0
-    machine = LinearSVC(tol=0.1, random_state=0).fit(features, is_one)
+    machine = LinearSVC(tol=0.1, random_state=0).fit(features, is_one, sample_weight=weights)
     return machine.coef_[0], machine.intercept_[0]

@@ -11,7 +11,7 @@ from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, recorded
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.examples import TRAIN, VAL
+from histocoder.data.examples import TITLES, TRAIN, VAL
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import own_languages
 from histocoder.data.prepare import KEY_FILE
@@ -94,7 +94,7 @@ def fit(
     checkpoint = run.checkpoint(config.resume, overwrite=config.overwrite)
     tokenizer = choose_tokenizer(config, checkpoint)
     data = open_data(config, files, run)
-    train_rows, val_rows = data.open(TRAIN), data.open(VAL)
+    train_rows, val_rows = data.open(TRAIN, *({TITLES} & {*data.splits})), data.open(VAL)
     key = data.files.key or Key.from_codes({*train_rows.code_table, *val_rows.code_table} - {MISSING})
     languages = tuple(sorted({*train_rows.languages, "unk"}))
     # `prepare` has printed the notice on languages of the user's own

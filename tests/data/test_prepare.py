@@ -21,7 +21,9 @@ from histocoder.formatters import Formatter, build_formatter
 
 
 def config(table: Path, **changes) -> PrepareConfig:
-    return PrepareConfig(**{"dataset": str(table), "target_cols": ("hisco_1",), "language": "en", **changes})
+    return PrepareConfig(
+        **{"dataset": str(table), "target_cols": ("hisco_1",), "language": "en", "titles": "none", **changes}
+    )
 
 
 def prepared(table: Path, folder: Path, **changes) -> dict[str, pd.DataFrame]:

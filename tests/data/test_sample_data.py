@@ -15,11 +15,12 @@ REFERENCE = ROOT.parent / "shared" / "reference" / "hisco_codes.csv"
 
 CODE = re.compile(r"\d{5}|-[123]")
 CODE_COLUMNS = [f"hisco_{i}" for i in range(1, 6)]
+TITLES = Path(__file__).parents[2] / "histocoder" / "data" / "titles.csv"
 LANGUAGES = {"en", "da", "se", "nl", "fr", "ge", "no", "is", "es", "it", "pt", "ca"}
 
 
 def read(name):
-    with (DATA / name).open(encoding="utf-8", newline="") as file:
+    with (TITLES if name == "titles.csv" else DATA / name).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
