@@ -78,7 +78,17 @@ class Hands:
 
 def train(train_rows: pd.DataFrame, folder: Path, language: str) -> None:
     train_rows.to_csv(folder / "train.csv", index=False)
-    flags = ("--target-cols", CODE, "--language", language, "--zero-pad-codes", "--encoder", "ngram")
+    flags = (
+        "--target-cols",
+        CODE,
+        "--language",
+        language,
+        "--zero-pad-codes",
+        "--titles",
+        "none",
+        "--encoder",
+        "ngram",
+    )
     command = ("finetune.py", "--dataset", folder / "train.csv", *flags, "--save-path", folder / "out")
     with (folder / "training.log").open("w") as log:
         subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, stdout=log, stderr=log, check=True)

@@ -84,7 +84,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             train.to_csv(Path(name) / "train.csv", index=False)
             command = ("finetune.py", "--dataset", Path(name) / "train.csv", "--target-cols", *CODES, "--language")
-            flags = ("--encoder", "ngram", "--no-refit", "--no-report", "--seed", seed)
+            flags = ("--encoder", "ngram", "--titles", "none", "--no-refit", "--no-report", "--seed", seed)
             run(*command, "en", "--save-path", Path(name) / "out", *flags, *args.flags)
             compare(Path(name) / "out" / "best", test, "en", share=share, size=size, seed=seed)
 
