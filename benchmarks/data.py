@@ -121,7 +121,7 @@ def now() -> tuple[float, float]:
 
 def config(folder: Path) -> PrepareConfig:
     """Return the settings to prepare the table with."""
-    return PrepareConfig(str(folder / "table.csv"), ("hisco_1",), language="en")
+    return PrepareConfig(str(folder / "table.csv"), ("hisco_1",), language="en", titles="none")
 
 
 def training_files(folder: Path) -> ExampleFiles:

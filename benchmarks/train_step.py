@@ -72,10 +72,12 @@ class Data:
         self.encoder = load_encoder("tiny", max_len=128).config.to_diff_dict() if tiny else {}
         if tiny:
             folder.mkdir(exist_ok=True)
-            with source.open(encoding="utf-8") as file:
-                (folder / "table.csv").write_text("".join(itertools.islice(file, 101)), encoding="utf-8")
-            source = folder / "table.csv"
-        config = PrepareConfig(str(source), ("hisco_1",), language="en", zero_pad_codes=True)
+            table = folder / "table.csv"
+            if not table.exists():  # processes that start together read the first one's
+                with source.open(encoding="utf-8") as file:
+                    table.write_text("".join(itertools.islice(file, 101)), encoding="utf-8")
+            source = table
+        config = PrepareConfig(str(source), ("hisco_1",), language="en", titles="none", zero_pad_codes=True)
         prepare(config, folder)
         self.formatter, self.key = build_formatter("general", num_blocks=1), read_key(folder / "key.csv")
         form: dict[str, Any] = {"formatter": self.formatter, "classes": self.key.codes, "max_len": 128}

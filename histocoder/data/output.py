@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from histocoder.data.cells import MOST_DIGITS, without_formulas
+from histocoder.data.cells import MOST_DIGITS
+from histocoder.data.formulas import without_formulas
 from histocoder.data.table import EXCEL, LABELLED, PARQUET, TableFile, is_bytes, kind_of, strings
 from histocoder.errors import UserError, counted
 from histocoder.files import replacing

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from models import save_tiny_model
 
 from histocoder.config import FinetuneConfig
-from histocoder.data.cells import as_meant, without_formulas
+from histocoder.data.formulas import as_meant, without_formulas
 from histocoder.data.prepare import prepare
 from histocoder.evaluation.review_file import review
 
