@@ -43,7 +43,7 @@ def titles_to_learn(
     kept = rows.filter(rows["reason"].is_null())
     first = kept[next(filter(is_codes, rows.column_names))]
     given = pd.DataFrame({"key": kept["key"].to_pylist(), "lang": kept["lang"].to_pylist(), "code": first.to_pylist()})
-    fits = [formatter.system.problem(code) is None for code in titles["code"]]
+    fits = np.array([formatter.system.problem(code) is None for code in titles["code"]])
     titles = titles[titles["lang"].isin(given["lang"].unique()) & fits]
     if config.titles == "auto":
         coded = given.drop_duplicates("code")["code"]

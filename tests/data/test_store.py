@@ -51,7 +51,7 @@ def mixed(tmp_path: Path) -> Path:
 @pytest.fixture
 def config(mixed: Path) -> PrepareConfig:
     allowed = {"language_col": "lang", "allow_codes_shorter_than_block_size": True}
-    return PrepareConfig(str(mixed), ("hisco_1", "hisco_2"), **allowed)
+    return PrepareConfig(str(mixed), ("hisco_1", "hisco_2"), titles="none", **allowed)
 
 
 def test_the_size_of_chunks_changes_nothing(

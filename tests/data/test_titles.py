@@ -47,7 +47,7 @@ def test_a_hisco_table_gets_titles_of_its_languages(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "settings"),
     [
-        (lambda code: code[::-1], {}),
+        (lambda code: f"1{code[:4]}", {}),
         (lambda code: f"x{code[:2]}", {}),
         (lambda code: code, {"titles": "none"}),
         (lambda code: code, {"language": "unk"}),
@@ -55,7 +55,7 @@ def test_a_hisco_table_gets_titles_of_its_languages(tmp_path: Path):
     ids=["other digits", "other codes", "none", "an unknown language"],
 )
 def test_other_tables_get_no_titles(tmp_path: Path, change, settings: dict[str, str]):
-    rows = titled("en").sample(200, random_state=1)
+    rows = titled("en").sample(200, random_state=1).query("hisco.str.len() == 5")
     found = prepared(tmp_path, rows.assign(hisco=rows["hisco"].map(change)), **settings)
     assert len(found[TITLES]) == 0 and not (tmp_path / "out" / "data_titles.csv").exists()
 
@@ -74,8 +74,10 @@ def test_titles_of_other_classifications_are_read(tmp_path: Path):
     rows = pd.DataFrame({"title": ["farmer", "baker", "cook", "spoon maker"], "hisco": ["A1", "C3", "C3", "B2"]})
     found = prepared(tmp_path, rows, titles=str(tmp_path / "titles.csv"), share_val=0.25)
     assert found[TITLES].texts == ["plough boy", "ladle maker"]
+    (tmp_path / "key.csv").write_text("title,lang\nfarmer,en\n")
+    (tmp_path / "other").mkdir()
     with pytest.raises(UserError, match="has no column of codes"):
-        prepared(tmp_path, rows, titles=str(tmp_path / "table.csv"), target_cols=("title",), overwrite=True)
+        prepared(tmp_path / "other", rows, titles=str(tmp_path / "key.csv"))
 
 
 def test_titles_weigh_less_than_rows(tmp_path: Path):
