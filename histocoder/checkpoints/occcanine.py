@@ -157,10 +157,8 @@ def model_from_occcanine(
     try:
         return MixerModel.from_weights(config, weights)
     except RuntimeError as error:
-        raise UserError(
-            f"The weights in {path} have other sizes ({misfit(error)}); give the sizes of its encoder with "
-            "--encoder-config JSON."
-        ) from error
+        sizes_differ = f"The weights in {path} have other sizes ({misfit(error)})"
+        raise UserError(f"{sizes_differ}; give the sizes of its encoder with --encoder-config JSON.") from error
 
 
 def _check_decoder(path: Path, weights: dict[str, Tensor], system: Formatter) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from histocoder import __version__
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
 from histocoder.desk.cards import Cards, Conflict, Source
-from histocoder.desk.coding import Code, Coding, Language
+from histocoder.desk.coding import Code, Coding, NamedLanguage
 from histocoder.desk.improve import Improve
 from histocoder.desk.uploads import Uploads
 from histocoder.errors import UserError
@@ -53,7 +53,7 @@ class About(BaseModel):
     num_codes: int
     most_codes: int  # maximum number of codes of a description
     no_occupation: Code | None
-    languages: list[Language]
+    languages: list[NamedLanguage]
     neighbours: str  # state of the search for the nearest descriptions
     may_train: bool
     upload_bytes: int  # maximum size of a file

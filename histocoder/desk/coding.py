@@ -17,8 +17,7 @@ from sklearn.preprocessing import normalize
 
 from histocoder.data.codes import is_short
 from histocoder.data.examples import HELD_OUT, TRAIN, Examples
-from histocoder.data.languages import NAMES, chosen_language
-from histocoder.data.languages import Language as _Language
+from histocoder.data.languages import NAMES, Language, chosen_language
 from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError
 from histocoder.evaluation.baselines import run_rows
@@ -67,7 +66,7 @@ class Answer(BaseModel):
     neighbours: list[Neighbour] = []
 
 
-class Language(BaseModel):
+class NamedLanguage(BaseModel):
     """A language that the model knows."""
 
     code: str
@@ -102,11 +101,11 @@ class Coding:
             self.neighbours = Neighbours(examples, folder, source=f"{source} {model_id}")
 
     @property
-    def languages(self) -> list[Language]:
+    def languages(self) -> list[NamedLanguage]:
         """Languages that the model knows; all of them where it does not say."""
         codes = sorted(set(self.coder.model.config.languages) - {"unk"}) or list(NAMES)
-        named = [Language(code=code, name=NAMES.get(_Language(code).iso, code)) for code in codes]
-        return [Language(code="unk", name="Unknown"), *sorted(named, key=lambda one: one.name)]
+        named = [NamedLanguage(code=code, name=NAMES.get(Language(code).iso, code)) for code in codes]
+        return [NamedLanguage(code="unk", name="Unknown"), *sorted(named, key=lambda one: one.name)]
 
     @property
     def no_occupation(self) -> Code | None:
@@ -159,7 +158,7 @@ class Coding:
         if not self._requests.acquire(blocking=False):
             raise HTTPException(429, "The model is busy. Try again in a moment.")
         try:
-            langs = [_Language(lang).among(self.coder.model.config.languages) for lang in langs]
+            langs = [Language(lang).among(self.coder.model.config.languages) for lang in langs]
             coded, ranked, encodings = self.coder.predict_ranked(texts, langs)
             near: list[list[Neighbour]] = [[] for _ in texts]
             if evidence and self.neighbours is not None:

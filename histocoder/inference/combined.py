@@ -10,7 +10,7 @@ from torch import Tensor
 from histocoder.formatters.systems import BOS, PAD
 from histocoder.inference.predictions import LEAST, NUM_CANDIDATES
 from histocoder.inference.search import CodeTrie, branches_above, greedy
-from histocoder.inference.stepper import Source, Stepper
+from histocoder.inference.stepper import DecoderInputs, Stepper
 from histocoder.model import Decoder
 
 _NEGLIGIBLE = 1e-8  # probability below which an order, never more probable than its beginning, is not followed
@@ -28,7 +28,7 @@ class CombinedSearch:
     ----------
     decoder : Decoder
     trie : CodeTrie
-    source : Source or None
+    source : DecoderInputs or None
         None where the other experts vote alone on the one code of a row.
     beliefs : mapping of str to Tensor
         Probabilities of the key's codes by the experts other than the decoder, each of shape (B, num_codes).
@@ -42,7 +42,7 @@ class CombinedSearch:
         self,
         decoder: Decoder,
         trie: CodeTrie,
-        source: Source | None,
+        source: DecoderInputs | None,
         beliefs: Mapping[str, Tensor],
         *,
         num_blocks: int,
@@ -150,7 +150,7 @@ class CombinedSearch:
 
 @torch.no_grad()
 def set_probability(
-    decoder: Decoder, source: Source, tokens: Tensor, probabilities: Tensor, *, is_code: Tensor
+    decoder: Decoder, source: DecoderInputs, tokens: Tensor, probabilities: Tensor, *, is_code: Tensor
 ) -> Tensor:
     """Return the probability of each row's set of codes, summed over the orders in which they can be written.
 

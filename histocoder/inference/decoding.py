@@ -13,7 +13,7 @@ from histocoder.formatters import build_formatter
 from histocoder.inference.combined import CombinedSearch, set_probability
 from histocoder.inference.predictions import Prediction
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
-from histocoder.inference.stepper import Source
+from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel
 
 
@@ -108,11 +108,11 @@ class Decoding:
         """Return the flat head's probabilities of the codes (B, num_codes)."""
         return self._computing.class_probabilities(self._computing.classify(batch.pooled))[:, self._is_code]
 
-    def _source(self, batch: Encoded) -> Source:
+    def _source(self, batch: Encoded) -> DecoderInputs:
         prior = self._computing.prior(self._computing.classify(batch.pooled))
-        return Source(batch.memory, batch.memory_mask, prior)
+        return DecoderInputs(batch.memory, batch.memory_mask, prior)
 
-    def _greedy(self, source: Source, *, constrain: bool) -> Prediction:
+    def _greedy(self, source: DecoderInputs, *, constrain: bool) -> Prediction:
         num_blocks, block_size = self.formatter.num_blocks, self.formatter.block_size
         decoder, trie = self._computing.decoder, self._trie if constrain else None
         tokens, probs = greedy(decoder, source, num_tokens=num_blocks * block_size, block_size=block_size, trie=trie)

@@ -174,6 +174,7 @@ def _write(tables: TableCoder, parts: Parts, form: Form, say: Callable[[str], No
     """Write the output, and delete the parts."""
 
     def blocks() -> Iterator[pa.Table]:
+        """Yield the rows, block by block, with their codes."""
         for block in range(parts.num_blocks):
             rows = pa.feather.read_table(parts.path("rows", block))
             paths = [parts.codes(part) for part in parts.parts if part.block == block]

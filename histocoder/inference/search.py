@@ -10,7 +10,7 @@ from torch import Tensor
 
 from histocoder.formatters import Formatter
 from histocoder.formatters.systems import BOS, PAD
-from histocoder.inference.stepper import Source, Stepper
+from histocoder.inference.stepper import DecoderInputs, Stepper
 from histocoder.model import Decoder
 
 _SLACK = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
@@ -64,7 +64,7 @@ class CodeTrie:
 
 @torch.no_grad()
 def greedy(
-    decoder: Decoder, source: Source, *, num_tokens: int, block_size: int, trie: CodeTrie | None = None
+    decoder: Decoder, source: DecoderInputs, *, num_tokens: int, block_size: int, trie: CodeTrie | None = None
 ) -> tuple[Tensor, Tensor]:
     """Take the most probable token at each position, given those before it.
 
@@ -140,7 +140,7 @@ class TrieSearch:
         self._nodes_at_once = _NODES_AT_ONCE_ON_CPU if trie.blocks.device.type == "cpu" else _NODES_AT_ONCE
 
     @torch.no_grad()
-    def full(self, source: Source) -> Tensor:
+    def full(self, source: DecoderInputs) -> Tensor:
         """Return the probability of every code of the key, in its order, of shape (B, num_codes).
 
         The rest of a sum of 1 is the probability of tokens that make no code.
@@ -154,7 +154,7 @@ class TrieSearch:
         return probs
 
     @torch.no_grad()
-    def top_k(self, source: Source, *, k: int) -> tuple[Tensor, Tensor]:
+    def top_k(self, source: DecoderInputs, *, k: int) -> tuple[Tensor, Tensor]:
         """Return the k most probable codes of the key, exactly: the best of `full`, mostly with a fraction of its work.
 
         A beam of width k finds k codes; the least probable of them is a floor that no branch below it can reach, since
@@ -184,7 +184,7 @@ class TrieSearch:
         return codes, probs
 
     def _descend(
-        self, source: Source, *, floor: Tensor | None = None, width: int | None = None
+        self, source: DecoderInputs, *, floor: Tensor | None = None, width: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Go down the trie with each row's nodes that reach its floor (B, 1); with a width, the best so many of them.
 

@@ -14,16 +14,16 @@ from histocoder.model.layers import linear
 _WORTH_COPYING = 0.75  # memory of rows that have ended is dropped if no more than this share remains
 
 
-class Source(NamedTuple):
+class DecoderInputs(NamedTuple):
     """Encoded rows that are decoded; see `Decoder.forward`."""
 
     memory: Tensor  # of shape (B, S, dim)
     memory_mask: Tensor | None = None  # of shape (B, S)
     prior: Prior | None = None
 
-    def rows(self, rows: Tensor | slice) -> Source:
+    def rows(self, rows: Tensor | slice) -> DecoderInputs:
         mask, prior = self.memory_mask, self.prior
-        return Source(
+        return DecoderInputs(
             self.memory[rows], None if mask is None else mask[rows], None if prior is None else prior.rows(rows)
         )
 
@@ -38,17 +38,17 @@ class Stepper:
     ----------
     decoder : Decoder
         Used without dropout.
-    source : Source
+    source : DecoderInputs
 
     Examples
     --------
     >>> decoder = Decoder(8, 4, num_heads=2).eval()
-    >>> stepper = Stepper(decoder, Source(torch.zeros(2, 3, 4)))
+    >>> stepper = Stepper(decoder, DecoderInputs(torch.zeros(2, 3, 4)))
     >>> stepper.step(torch.tensor([[2], [2]])).shape
     torch.Size([2, 1, 8])
     """
 
-    def __init__(self, decoder: Decoder, source: Source) -> None:
+    def __init__(self, decoder: Decoder, source: DecoderInputs) -> None:
         self._decoder = decoder
         memory, memory_mask = seen_memory(source.memory, source.memory_mask)
         self._mask = None if memory_mask is None else memory_mask[:, None, None, :]

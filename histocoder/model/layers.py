@@ -87,7 +87,7 @@ def attention(*sources: Tensor, num_heads: int, mask: Tensor | None, dropout_p: 
         Share of the probabilities that are zeroed.
     """
     if kernels.supports(sources[0]) and (mask is None or mask.dtype == torch.bool):
-        return _Attention.apply(num_heads, mask, dropout_p, *sources)
+        return _AttentionFunction.apply(num_heads, mask, dropout_p, *sources)
     dim = sum(source.shape[-1] for source in sources) // 3
     queries, keys, values = (
         part.unflatten(-1, (num_heads, -1)).transpose(1, 2)  # (B, heads, L, dim / heads)
@@ -104,7 +104,7 @@ def attention(*sources: Tensor, num_heads: int, mask: Tensor | None, dropout_p: 
     return mixed.transpose(1, 2).flatten(2)
 
 
-class _Attention(torch.autograd.Function):
+class _AttentionFunction(torch.autograd.Function):
     """`attention` by the kernels of a CPU."""
 
     @staticmethod

@@ -27,7 +27,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
 }
 
 
-class _Attention(ctypes.Structure):
+class _AttentionArguments(ctypes.Structure):
     """`struct attention` of _kernels.c."""
 
     _fields_ = [
@@ -122,7 +122,7 @@ class AttentionKernel:
         mask = torch.ones(num_keys, dtype=torch.bool) if mask is None else mask
         mask = mask.expand(batch, 1, num_queries, num_keys)
         self._mask = mask = mask if mask.stride(-1) == 1 else mask.contiguous()
-        self._call = _Attention(
+        self._call = _AttentionArguments(
             mask=mask.data_ptr(),
             mask_batch_stride=mask.stride(0),
             mask_query_stride=mask.stride(2),

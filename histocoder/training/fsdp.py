@@ -102,6 +102,7 @@ class ShardedLearner(Learner):
         return {**state, "state": {names.index(name): values for name, values in whole.get("state", {}).items()}}
 
     def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None = None) -> None:
+        """Load whole weights and, if given, the whole state of the optimizer; each rank keeps its shards."""
         own = self.model.state_dict()
         self.model.load_state_dict({name: _sharded(weight, own[name]) for name, weight in weights.items()})
         if optimizer is not None:

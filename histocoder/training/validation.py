@@ -10,7 +10,7 @@ from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import SequentialSampler
 from histocoder.formatters.systems import EOS, PAD
 from histocoder.inference.search import greedy
-from histocoder.inference.stepper import Source
+from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel
 from histocoder.training import losses
 from histocoder.training.frozen import FrozenOutputs
@@ -95,7 +95,7 @@ def _batch_sums(
         memory = memory.to(model.decoder.head.weight.dtype)
         prior = None if prior is None else prior.rows(freely)
         length = true.shape[1]
-        source = Source(memory[freely], mask, prior)
+        source = DecoderInputs(memory[freely], mask, prior)
         tokens, _ = greedy(model.decoder, source, num_tokens=length, block_size=length // num_blocks)
         right[freely] = exact_set(true[freely], tokens[:, 1:], num_blocks=num_blocks)
     flat_right = flat_exact_set(

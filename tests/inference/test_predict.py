@@ -19,7 +19,7 @@ from histocoder.errors import UserError
 from histocoder.formatters import MISSING, PAD, build_formatter
 from histocoder.inference.descriptions import thresholds_of
 from histocoder.inference.search import CodeTrie, TrieSearch
-from histocoder.inference.stepper import Source
+from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel, load_encoder
 
 TEXTS = ["farmer", "wine and spirit merchant", None, "farmer", "baker", " ", "nan"]
@@ -299,7 +299,7 @@ def test_a_published_model_gives_what_the_reference_gives():
     torch.testing.assert_close(class_probabilities(coder, texts, langs), probabilities, atol=1e-4, rtol=0)
     searched = [coder.formatter.system.from_block(block) for block in expected["full_search_codes"]]
     memory, _, mask = coder.model.encode(torch.tensor(expected["input_ids"]))
-    probs = TrieSearch(coder.model.decoder, CodeTrie(searched, coder.formatter)).full(Source(memory, mask))
+    probs = TrieSearch(coder.model.decoder, CodeTrie(searched, coder.formatter)).full(DecoderInputs(memory, mask))
     np.testing.assert_allclose(probs, expected["full_search_probs"], atol=1e-4)
     decoded = coder.formatter.decode(np.array(expected["greedy_tokens"]))
     found = coder.predict(texts, langs)[[f"hisco_{i}" for i in range(1, 6)]].to_numpy()

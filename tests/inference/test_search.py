@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from histocoder.formatters import BOS, PAD, Formatter, build_formatter
 from histocoder.inference.combined import set_probability
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
-from histocoder.inference.stepper import Source, Stepper
+from histocoder.inference.stepper import DecoderInputs, Stepper
 from histocoder.model import Decoder
 
 HISCO = build_formatter("hisco", num_blocks=3)
@@ -67,7 +67,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_full_search_is_brute_force(formatter: Formatter, codes: list[str], masked: bool, num_positions: int):
     decoder, memory, mask = decoder_and_memory(formatter, num_positions=num_positions)
     mask = mask if masked else None
-    probs = TrieSearch(decoder, CodeTrie(codes, formatter)).full(Source(memory, mask))
+    probs = TrieSearch(decoder, CodeTrie(codes, formatter)).full(DecoderInputs(memory, mask))
     for i, code in enumerate(codes):
         expected = torch.tensor(oracle(decoder, memory, mask, formatter.system.to_block(code)))
         torch.testing.assert_close(probs[:, i], expected, atol=1e-7, rtol=1e-4)
@@ -77,8 +77,8 @@ def test_full_search_is_brute_force(formatter: Formatter, codes: list[str], mask
 def test_rows_are_searched_as_if_alone():
     decoder, memory, mask = decoder_and_memory(HISCO, rows=40)
     search = TrieSearch(decoder, CodeTrie([f"{i:05}" for i in range(0, 100_000, 61)], HISCO))
-    alone = [search.full(Source(memory[i : i + 1], mask[i : i + 1])) for i in range(0, 40, 13)]
-    torch.testing.assert_close(search.full(Source(memory, mask))[::13], torch.cat(alone))
+    alone = [search.full(DecoderInputs(memory[i : i + 1], mask[i : i + 1])) for i in range(0, 40, 13)]
+    torch.testing.assert_close(search.full(DecoderInputs(memory, mask))[::13], torch.cat(alone))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -90,8 +90,8 @@ def test_top_k_is_the_head_of_full(k: int, rows: int, dtype: torch.dtype):
     decoder, memory, mask = decoder_and_memory(formatter, rows=rows)
     memory = memory.to(dtype)
     search = TrieSearch(decoder.to(dtype), CodeTrie([f"{i:03}" for i in range(0, 1000, 7)], formatter))
-    codes, probs = search.top_k(Source(memory, mask), k=k)
-    best = search.full(Source(memory, mask)).topk(min(k, 143))
+    codes, probs = search.top_k(DecoderInputs(memory, mask), k=k)
+    best = search.full(DecoderInputs(memory, mask)).topk(min(k, 143))
     torch.testing.assert_close(probs, best.values, rtol=1e-5 if dtype == torch.float32 else 0.1, atol=1e-7)
     assert all(len(set(row)) == min(k, 143) for row in codes.tolist())
     if dtype == torch.float32:
@@ -105,7 +105,7 @@ def test_top_k_leaves_out_most_nodes(monkeypatch: pytest.MonkeyPatch):
     torch.nn.init.normal_(decoder.head.weight, std=5)  # a model that is sure of itself
     search = TrieSearch(decoder, CodeTrie([f"{i:03}" for i in range(1000)], formatter))
     nodes = counted(monkeypatch)
-    search.top_k(Source(memory, mask), k=3)
+    search.top_k(DecoderInputs(memory, mask), k=3)
     assert len(nodes) == 6  # two descents, a call for each level, not for each node
     assert sum(nodes) < len(memory) * 111 / 3
 
@@ -114,11 +114,11 @@ def test_top_k_leaves_out_most_nodes(monkeypatch: pytest.MonkeyPatch):
 def test_constrained_greedy_stays_in_the_key():
     decoder, memory, mask = decoder_and_memory(HISCO, rows=40)
     trie = CodeTrie(HISCO_CODES, HISCO)
-    tokens, _ = greedy(decoder, Source(memory, mask), num_tokens=15, block_size=5, trie=trie)
+    tokens, _ = greedy(decoder, DecoderInputs(memory, mask), num_tokens=15, block_size=5, trie=trie)
     decoded = HISCO.decode(tokens.numpy())
     assert all(row[0] in HISCO_CODES for row in decoded)
     assert all(code is None or code in HISCO_CODES for row in decoded for code in row)
-    free, _ = greedy(decoder, Source(memory, mask), num_tokens=15, block_size=5)
+    free, _ = greedy(decoder, DecoderInputs(memory, mask), num_tokens=15, block_size=5)
     assert any(code not in {*HISCO_CODES, None} for row in HISCO.decode(free.numpy()) for code in row)
 
     for row in range(3):  # the same by hand: at each step the best of the tokens that some code goes on with
@@ -136,9 +136,9 @@ def test_ended_rows_are_not_decoded_further(monkeypatch: pytest.MonkeyPatch):
     decoder, memory, mask = decoder_and_memory(HISCO, rows=24)
     decoder.head.bias[PAD] = 2.5  # so that rows end at different blocks
     sizes = {"num_tokens": 15, "block_size": 5}
-    alone = [greedy(decoder, Source(memory[i : i + 1], mask[i : i + 1]), **sizes) for i in range(len(memory))]
+    alone = [greedy(decoder, DecoderInputs(memory[i : i + 1], mask[i : i + 1]), **sizes) for i in range(len(memory))]
     nodes = counted(monkeypatch)
-    tokens, probabilities = greedy(decoder, Source(memory, mask), **sizes)
+    tokens, probabilities = greedy(decoder, DecoderInputs(memory, mask), **sizes)
     assert torch.equal(tokens, torch.cat([row for row, _ in alone]))
     torch.testing.assert_close(probabilities, torch.cat([row for _, row in alone]))
     used = tokens[:, 1:].unflatten(1, (3, 5))[..., 0].ne(PAD).sum(1)
@@ -150,7 +150,7 @@ def test_cached_steps_are_the_decoder():
     decoder, memory, mask = decoder_and_memory(HISCO)
     tokens = torch.randint(5, HISCO.vocab_size, (5, 9))
     tokens[:, 0] = BOS
-    stepper = Stepper(decoder, Source(memory, mask))
+    stepper = Stepper(decoder, DecoderInputs(memory, mask))
     stepped = torch.cat([stepper.step(token) for token in tokens.split(1, dim=1)], dim=1)
     torch.testing.assert_close(stepped, decoder(tokens, memory, mask))
 
@@ -159,7 +159,7 @@ def test_cached_steps_are_the_decoder():
 @torch.no_grad()
 def test_nodes_of_trees_see_their_ancestors_alone(shared: bool):
     decoder, memory, mask = decoder_and_memory(HISCO)
-    batch, stepper = len(memory), Stepper(decoder, Source(memory, mask))
+    batch, stepper = len(memory), Stepper(decoder, DecoderInputs(memory, mask))
     paths, parents = torch.full((batch, 1, 1), BOS), torch.zeros(batch, 1, dtype=torch.long)
     real = torch.ones(batch, 1, dtype=torch.bool)
     for width in (1, 4, 6, 3):
@@ -189,11 +189,11 @@ def test_set_probability_sums_over_orders(codes: list[str]):
     decoded = decoder(torch.cat([torch.full((5, 1), BOS), tokens[:, :-1]], dim=1), memory, mask).softmax(-1)
     probabilities = decoded.gather(-1, tokens[..., None])[..., 0]
     is_code = tokens[:, ::5].ne(PAD)
-    found = set_probability(decoder, Source(memory, mask), tokens, probabilities, is_code=is_code)
+    found = set_probability(decoder, DecoderInputs(memory, mask), tokens, probabilities, is_code=is_code)
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-3)
     is_code[:, 0] = False  # a block that is no code: then the sequence alone counts
     alone = torch.tensor(oracle(decoder, memory, mask, tokens[0, : 5 * (len(codes) + 1)].tolist()))
-    found = set_probability(decoder, Source(memory, mask), tokens, probabilities, is_code=is_code)
+    found = set_probability(decoder, DecoderInputs(memory, mask), tokens, probabilities, is_code=is_code)
     torch.testing.assert_close(found, alone, atol=1e-9, rtol=1e-3)
 
 

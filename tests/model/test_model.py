@@ -15,7 +15,7 @@ from histocoder.config import ModelConfig
 from histocoder.errors import UserError
 from histocoder.formatters import BOS, build_formatter
 from histocoder.inference.search import greedy
-from histocoder.inference.stepper import Source
+from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import Decoder, MixerModel, load_encoder, trimmed_length
 
 FORMATTER = build_formatter("hisco", num_blocks=2)
@@ -61,7 +61,7 @@ def test_decoder_agrees_with_torchs_own():
 def test_cached_decoding_is_uncached_decoding():
     model = tiny_model()
     memory, _, mask = model.encode(some_ids([20, 9, 3], 32))
-    tokens, probabilities = greedy(model.decoder, Source(memory, mask), num_tokens=10, block_size=10)
+    tokens, probabilities = greedy(model.decoder, DecoderInputs(memory, mask), num_tokens=10, block_size=10)
     oracle = torch.full((3, 1), BOS)
     for position in range(10):
         logits = model.decoder(oracle, memory, mask)[:, -1]
@@ -110,7 +110,7 @@ def test_published_weights_give_the_references_outputs():
     with torch.no_grad():
         memory, pooled, mask = model.encode(ids)
         output = model(ids, targets[:, :-1])
-        tokens, probabilities = greedy(model.decoder, Source(memory, mask), num_tokens=26, block_size=26)
+        tokens, probabilities = greedy(model.decoder, DecoderInputs(memory, mask), num_tokens=26, block_size=26)
     close = {"atol": 1e-4, "rtol": 0}
     torch.testing.assert_close(pooled, torch.tensor(expected["pooled"]), **close)
     torch.testing.assert_close(memory.sum(-1), torch.tensor(expected["memory_sum"]), atol=1e-3, rtol=0)

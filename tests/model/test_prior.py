@@ -5,7 +5,7 @@ import torch
 from histocoder.formatters import BOS, PAD, build_formatter
 from histocoder.inference.combined import set_probability
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
-from histocoder.inference.stepper import Source
+from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import Decoder, Prior
 from histocoder.model.decoder import class_blocks
 
@@ -28,15 +28,15 @@ def decoder_and_prior(rows: int = 6, *, silent: bool = False) -> tuple[Decoder, 
 def test_all_ways_of_decoding_follow_the_same_prior():
     decoder, memory, prior = decoder_and_prior()
     search = TrieSearch(decoder, CodeTrie(CODES, HISCO))
-    full = search.full(Source(memory, None, prior))
+    full = search.full(DecoderInputs(memory, None, prior))
     for index, block in enumerate(class_blocks(CODES, HISCO.to_config())):
         tokens = torch.cat([torch.tensor([BOS]), block]).expand(len(memory), -1)
         log_probs = decoder(tokens[:, :-1], memory, None, prior).log_softmax(-1)  # teacher forcing
         expected = log_probs.gather(-1, tokens[:, 1:, None])[..., 0].sum(1).exp()
         torch.testing.assert_close(full[:, index], expected, atol=1e-6, rtol=1e-4)
-    _codes, probabilities = search.top_k(Source(memory, None, prior), k=3)
+    _codes, probabilities = search.top_k(DecoderInputs(memory, None, prior), k=3)
     torch.testing.assert_close(probabilities, full.topk(3).values, atol=1e-6, rtol=1e-4)
-    tokens, found = greedy(decoder, Source(memory, None, prior), num_tokens=15, block_size=5)
+    tokens, found = greedy(decoder, DecoderInputs(memory, None, prior), num_tokens=15, block_size=5)
     forced = decoder(tokens[:, :-1], memory, None, prior).softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
     ended = tokens[:, 1:].unflatten(1, (3, 5))[..., 0].eq(PAD).cumsum(1).bool().repeat_interleave(5, 1)
     torch.testing.assert_close(found[~ended], forced[~ended], atol=1e-6, rtol=1e-4)
@@ -45,7 +45,7 @@ def test_all_ways_of_decoding_follow_the_same_prior():
 @torch.no_grad()
 def test_a_silent_decoder_answers_as_the_flat_head():
     decoder, memory, prior = decoder_and_prior(rows=40, silent=True)
-    full = TrieSearch(decoder, CodeTrie(CODES, HISCO)).full(Source(memory, None, prior))
+    full = TrieSearch(decoder, CodeTrie(CODES, HISCO)).full(DecoderInputs(memory, None, prior))
     torch.testing.assert_close(full.gather(1, prior.classes), prior.shares, atol=0.01, rtol=0.02)
 
 
@@ -57,10 +57,12 @@ def test_likely_second_codes_are_written():
     logits[0, 2] = 9.0
     logits[1, [2, 6]] = 9.0
     prior = Prior.from_logits(logits, class_blocks(CODES, HISCO.to_config()), HISCO.vocab_size + 1)
-    tokens, probabilities = greedy(decoder, Source(memory[:2], None, prior), num_tokens=15, block_size=5)
+    tokens, probabilities = greedy(decoder, DecoderInputs(memory[:2], None, prior), num_tokens=15, block_size=5)
     codes = HISCO.decode(tokens.numpy())
     assert codes[0].tolist() == [CODES[2], None, None]
     assert set(codes[1].tolist()) == {CODES[2], CODES[6], None} and codes[1, 2] is None
     is_code = torch.tensor([[code is not None for code in row] for row in codes])
-    conf = set_probability(decoder, Source(memory[:2], None, prior), tokens[:, 1:], probabilities, is_code=is_code)
+    conf = set_probability(
+        decoder, DecoderInputs(memory[:2], None, prior), tokens[:, 1:], probabilities, is_code=is_code
+    )
     assert conf[0] > 0.95 and conf[1] > probabilities[1, :10].prod()  # of both orders
