@@ -34,12 +34,12 @@ from histocoder.data.key import read_key
 from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, prepare
 from histocoder.data.samplers import BucketSampler
 from histocoder.data.store import EXAMPLES_FILE, store_examples
+from histocoder.data.titles import HISCO
 from histocoder.formatters import build_formatter
 from histocoder.log import log
 from histocoder.training.data import some_descriptions
 
 log.setLevel("WARNING")
-TITLES = Path(__file__).parents[1] / "data" / "titles.csv"
 GENERATED_AT_ONCE = 200_000
 BATCH_SIZE, NUM_BATCHES, MAX_LEN = 128, 500, 128
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 def generate(path: Path, num_rows: int) -> None:
     """Write a table of titles from the sample data, with a different number in each row."""
-    titles = pd.read_csv(TITLES, dtype=str)
+    titles = pd.read_csv(HISCO, dtype=str)
     titles = titles[titles["hisco"].str.len() == 5]
     rng = np.random.default_rng(0)
     for start in range(0, num_rows, GENERATED_AT_ONCE):

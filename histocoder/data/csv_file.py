@@ -18,7 +18,7 @@ import pyarrow.csv
 
 from histocoder.data.cells import FIRST_ROWS, below_titles, header_row, named
 from histocoder.data.formulas import as_meant
-from histocoder.errors import Notice, UserError, shown, warn_user
+from histocoder.errors import Notice, UserError, counted, shown, warn_user
 
 _BLOCK_BYTES = 1 << 22  # number of bytes that Arrow reads at once; a row must fit in
 _CHECK_BYTES = 1 << 24
@@ -159,7 +159,8 @@ class CsvFile:
             num_marks = np.asarray(pc.count_substring(batch[name], self.delimiter))
             found = np.flatnonzero((num_breaks > 0) & (num_marks == num_breaks * (batch.num_columns - 1)))
             if len(found):
-                line, number = self.lines(found[:1] + passed)[0], f"{num_breaks[found[0]]:,} line breaks"
+                line = self.lines(found[:1] + passed)[0]
+                number = counted(int(num_breaks[found[0]]), "line break", "line breaks")
                 notice = (
                     f"{self.path}, line {line}: one cell holds {number} and looks like rows of the table. If there is "
                     "a quotation mark too few or too many, these rows are lost: fix it, and start again."
