@@ -7,9 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from histocoder.config import PrepareConfig, settings_of
 from histocoder.data.codes import LabelRules, fit_codes, rules_of
 from histocoder.data.example_files import ExampleFiles
@@ -173,13 +170,10 @@ def _prepare(
                 f"{config.dataset} has only one code ({''.join(codes) or 'none'}) in "
                 f"{', '.join(config.target_cols)}; there is nothing to learn. Check --target-cols."
             )
-        titles = titles_to_learn(config, rows, files.formatter, beside=corrections.keys if corrections else ())
+        beside = corrections.keys if corrections else ()
+        titles = titles_to_learn(config, rows, files.formatter, key=key, beside=beside)
         if titles is not None:
-            column = titles[f"{CODES}{config.target_cols[0]}"]
-            if key is not None:
-                titles = titles.filter(pc.is_in(column, pa.array(key.codes)))
-            else:
-                codes |= set(column.to_pylist())
+            codes |= set(titles[f"{CODES}{config.target_cols[0]}"].to_pylist())
         key = _whole_key(key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
         writer = ExampleWriter(scratch / EXAMPLES_FILE, config.target_cols, text_normalization=text_normalization)

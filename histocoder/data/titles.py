@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import CODES, is_codes, row_schema
+from histocoder.data.key import Key
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
 from histocoder.data.table import open_table
@@ -27,13 +28,14 @@ _LEAST_KNOWN, _LEAST_AGREEING = 1 / 3, 1 / 2
 
 
 def titles_to_learn(
-    config: PrepareConfig, rows: pa.Table, formatter: Formatter, *, beside: Collection[str] = ()
+    config: PrepareConfig, rows: pa.Table, formatter: Formatter, *, key: Key | None, beside: Collection[str]
 ) -> pa.RecordBatch | None:
     """Return titles in the languages of a table as checked rows with keys; None if there are none to learn from.
 
     HISCO's are used by default if the table is coded by HISCO: a third of its codes have titles, and half of the
     descriptions that are titles have the title's code. Titles that the table has as descriptions, or whose keys are in
-    `beside`, are left out, so that none of them is validated on, or contradicts the table.
+    `beside`, are left out, so that none of them is validated on, or contradicts the table; so are those of codes that
+    `key` lacks, if given.
 
     Raises UserError if `config.titles` is a file that has no titles.
     """
@@ -52,6 +54,7 @@ def titles_to_learn(
         if coded.isin(titles["code"]).mean() < _LEAST_KNOWN or (len(both) and agrees.mean() < _LEAST_AGREEING):
             return None
     titles = titles[~titles["key"].isin({*given["key"], *beside})].drop_duplicates(["key", "lang"])
+    titles = titles if key is None else titles[titles["code"].isin(key.codes)]
     if titles.empty:
         return None
     langs = ", ".join(sorted(titles["lang"].unique()))

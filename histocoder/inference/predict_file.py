@@ -71,7 +71,7 @@ def predict_file(
     own: dict[str, Any] = {setting: table.column(name) for name, setting in config.settings_of_columns.items()}
     config = replace(config, mode=config.mode or coder.mode, **own)
     tables = TableCoder(coder, config, known=known)
-    form = _form(coder, config, table, tables.schema.names)
+    form = _form(config, table, tables.schema.names)
     if LANG_COL in table.header and config.language_col is None and config.language == "unk":
         say(f"{config.input}: languages are taken as unknown (unk); the column {LANG_COL!r} is not chosen for them.")
     for notice in table.notices:
@@ -95,7 +95,7 @@ def predict_file(
             say(f"{tables.num_known:,} of {rows} got the codes of hand-coded descriptions (--known).")
 
 
-def _form(coder: Coder, config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form:
+def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form:
     """Return the form of the output; raise a UserError if the input, the new columns and the output do not fit."""
     output = Path(config.output)
     check_output(output, excel=config.excel)

@@ -1,5 +1,6 @@
 """Titles of codes are learned from, but never validated on."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,20 @@ def test_a_key_bounds_the_codes_of_titles(tmp_path: Path):
     )
     found = prepared(tmp_path, rows, key=str(tmp_path / "key.csv"))
     assert len(found[TITLES]) and {*found[TITLES].code_table} <= {*rows["hisco"]}
+
+
+def test_data_prepared_by_an_earlier_version_are_kept(tmp_path: Path):
+    rows = titled("en").sample(200, random_state=5)
+    assert len(prepared(tmp_path, rows, titles="none")[TITLES]) == 0
+    path = tmp_path / "out" / "prepared.json"
+    record = json.loads(path.read_text())
+    del record["settings"]["titles"]  # which it did not have
+    path.write_text(json.dumps(record))
+    assert len(prepared(tmp_path, rows)[TITLES]) == 0
+    record["settings"]["titles"] = "none"
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="titles: 'none' there, 'auto' now"):
+        prepared(tmp_path, rows)
 
 
 def test_titles_of_other_classifications_are_read(tmp_path: Path):
