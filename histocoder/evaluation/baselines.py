@@ -7,9 +7,10 @@ codes, instead, never gives a set that training rows do not have: it was right o
 this on 78.2 %, in a quarter of the time.)
 """
 
+import itertools
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from histocoder.inference.known import Known
 MAX_ROWS = 200_000  # maximum number of training rows that the linear model is fitted on
 AFTER_TRAINING = 6_000_000  # training rows × codes where nobody asked for the linear model: 20 to 30 s on one core
 _RESAMPLES = 1000
-_COMMAND = "histocoder evaluate --baselines"
 
 
 def run_rows(run: Path, coder: Coder, *splits: str) -> Examples | None:
@@ -66,13 +66,6 @@ class Baselines:
     ----------
     texts_seen, codes_seen : Counter of str
         Number of training rows with each description of `examples`, by its key, and with each code.
-
-    Examples
-    --------
-    baselines = Baselines(examples, Known(), max_size=AFTER_TRAINING)
-    for chunk in train_files.chunks():
-        baselines.add(chunk)
-    found = baselines.compare(right)
     """
 
     def __init__(self, examples: Examples, known: Known, *, max_size: float) -> None:
@@ -87,7 +80,7 @@ class Baselines:
     def add(self, chunk: Examples) -> None:
         """Count training rows, and fit exact match to them."""
         self.texts_seen.update(key for key in description_keys(chunk.texts) if key in self._keys)
-        self.codes_seen.update(code_sets(chunk.codes)["code"].value_counts().to_dict())
+        self.codes_seen.update(itertools.chain.from_iterable(code_sets(chunk.codes)))
         self._known.add(chunk, only=self._asked)
         self._num_rows += len(chunk)
         if self._num_rows > MAX_ROWS:
@@ -103,34 +96,32 @@ class Baselines:
         `difference_interval`). `exact_match` has the shares of rows that are `answered`, and of these that are right.
         Where there is no `svc`, `notice` says why.
         """
-        examples, texts = self._examples, self._examples.texts
-        answers = self._known.find(texts, examples.langs)
-        answered = np.array([answer is not None for answer in answers])
-        exact = answered & _is_right(examples, [answer.codes if answer else () for answer in answers])
+        texts, truth = self._examples.texts, code_sets(self._examples.codes)
+
+        def is_right(codes: Iterable[Sequence[str]]) -> np.ndarray:
+            return score_sets(truth, code_sets(codes))["accuracy"].to_numpy()
 
         def compared(method: np.ndarray) -> dict[str, Any]:
             return {**shares(method, texts), "difference": difference_interval(right, method, texts)}
 
-        right_share = float(exact[answered].mean()) if answered.any() else None
-        found: dict[str, Any] = {
-            "model": shares(right, texts),
-            "exact_match": compared(exact) | {"answered": float(answered.mean()), "answered_right": right_share},
-        }
+        answers = self._known.find(texts, self._examples.langs)
+        answered = np.array([answer is not None for answer in answers])
+        exact = answered & is_right(answer.codes if answer else () for answer in answers)
+        answered_right = float(exact[answered].mean()) if answered.any() else None
+        found = compared(exact) | {"answered": float(answered.mean()), "answered_right": answered_right}
+        result: dict[str, Any] = {"model": shares(right, texts), "exact_match": found}
         if notice := self._notice():
-            return {**found, "notice": notice}
-        return {**found, "svc": compared(_is_right(examples, linear_codes(Examples.join(self._parts), examples)))}
+            return {**result, "notice": notice}
+        return {**result, "svc": compared(is_right(linear_codes(Examples.join(self._parts), self._examples)))}
 
     def _notice(self) -> str | None:
         """Return why there is no linear model."""
-        if self._num_rows > MAX_ROWS:
-            return f"No linear model is fitted, because there are more than {MAX_ROWS:,} training rows."
         if self._max_size == 0:
-            return f"{_COMMAND} also compares with a linear model."
-        num_codes = len({code for part in self._parts for codes in _codes_of_rows(part) for code in codes})
-        if self._num_rows * num_codes > self._max_size:
+            return "histocoder evaluate --baselines also compares with a linear model."
+        if self._num_rows > MAX_ROWS or self._num_rows * len(self.codes_seen) > self._max_size:
             return (
-                f"No linear model is fitted, because with {self._num_rows:,} rows and {num_codes:,} codes it takes "
-                f"more than half a minute; {_COMMAND} fits one."
+                f"No linear model is fitted, because {self._num_rows:,} rows with {len(self.codes_seen):,} codes take "
+                f"long; histocoder evaluate --baselines fits one to up to {MAX_ROWS:,} rows."
             )
         return None
 
@@ -142,44 +133,32 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
     """
     from sklearn.feature_extraction.text import TfidfVectorizer  # here, since it takes a second to import
     from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import MultiLabelBinarizer
     from sklearn.svm import LinearSVC
 
-    vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
-    with_language = len(set(train.langs)) > 1
-    features = vectorizer.fit_transform(_inputs(train, with_language))
-    distinct, indices = np.unique(np.array(_inputs(asked, with_language), dtype=object), return_inverse=True)
-    codes, binarizer = _codes_of_rows(train), MultiLabelBinarizer(sparse_output=True)
+    texts, others = train.texts, asked.texts
+    if len(set(train.langs)) > 1:
+        texts, others = (list(map(" ".join, zip(one.langs, one.texts, strict=True))) for one in (train, asked))
+    distinct, indices = np.unique(np.array(others, dtype=object), return_inverse=True)
+    # a missing code, as formatters mark it, is one of them
+    codes = [{code for code in row if code is not None} for row in train.codes.to_numpy(dtype=object)]
+    binarizer = MultiLabelBinarizer(sparse_output=True)
     has_code = binarizer.fit_transform(codes)
     names = binarizer.classes_
     if len(names) == 1:
         return [(names[0],)] * len(asked)
+    vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
+    linear = make_pipeline(vectorizer, OneVsRestClassifier(LinearSVC(random_state=0)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a code that all rows have, and of optimizers that end early
-        linear = OneVsRestClassifier(LinearSVC(random_state=0)).fit(features, has_code)
-    values = linear.decision_function(vectorizer.transform(distinct)).astype(np.float32)
+        linear.fit(texts, has_code)
+    values = linear.decision_function(distinct).astype(np.float32)
     order = np.argsort(-values, axis=1, kind="stable")[:, : max(map(len, codes))]
     given = np.take_along_axis(values, order, axis=1) > 0
     given[:, 0] = True
     sets = [tuple(names[order[row, given[row]]]) for row in range(len(distinct))]
     return [sets[row] for row in indices]
-
-
-def _is_right(examples: Examples, predicted: Sequence[tuple[str, ...]]) -> np.ndarray:
-    """Return where predicted codes are exactly the true ones, of shape (n,)."""
-    codes = code_sets(pd.DataFrame(predicted, index=range(len(predicted)), dtype=object))
-    return score_sets(code_sets(examples.codes), codes, len(examples))["accuracy"].to_numpy()
-
-
-def _codes_of_rows(examples: Examples) -> list[set[str]]:
-    """Return each row's codes; a missing code, as formatters mark it, is one of them."""
-    return [{code for code in row if code is not None} for row in examples.codes.to_numpy(dtype=object)]
-
-
-def _inputs(examples: Examples, with_language: bool) -> list[str]:
-    if not with_language:
-        return examples.texts
-    return [f"{lang} {text}" for text, lang in zip(examples.texts, examples.langs, strict=True)]
 
 
 def shares(right: np.ndarray, texts: list[str]) -> dict[str, float]:

@@ -4,7 +4,6 @@ Accuracy, precision, recall and F1 of an observation are those of Dahl, Johansen
 Barrier, https://arxiv.org/abs/2402.13604.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,23 +14,10 @@ from histocoder.config import PredictOptions
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError
+from histocoder.evaluation import scores
 from histocoder.evaluation.baselines import Baselines, difference_interval, shares
-from histocoder.evaluation.scores import (
-    calibration,
-    code_sets,
-    confusions,
-    cut_codes,
-    first_true_rank,
-    mean_scores,
-    mean_scores_by,
-    production_curve,
-    score_sets,
-    scores_by_code,
-    seen_groups,
-    top_k_accuracy,
-)
+from histocoder.evaluation.scores import code_sets, mean_scores, mean_scores_by, score_sets, seen_groups
 from histocoder.formatters import Labels
-from histocoder.formatters.systems import CodeSystem
 from histocoder.inference.coder import Coder
 
 _MAX_DIGITS = 5
@@ -43,10 +29,12 @@ class Evaluation:
     """Result of `evaluate`."""
 
     metrics: dict[str, Any]
-    """Plain values, for JSON. `answer`, in the model's own `mode`, holds the result of `answer_metrics`; `topk`,
-    `confusions` and `by_code` are those of the functions in `scores`."""
+    """Plain values, for JSON. `answer`, in the model's own `mode`, holds the means of `score_sets`: `overall`,
+    `by_language`, `by_digits` that are compared, and by how often the rarest code and the description occur in the
+    training data; and the results of `calibration` and `production_curve`. `topk`, `confusions` and `by_code` are those
+    of the functions in `scores`."""
     rows: pd.DataFrame
-    """One line for each description: its `text` and `lang`, its `true_…` and `predicted_…` columns, whether these are
+    """One line for each description: its `text` and `lang`, its sets of codes `true` and `predicted`, whether these are
     `right`, and `conf`."""
 
 
@@ -61,42 +49,51 @@ def evaluate(
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
     decoded, ranked, _ = coder.predict_ranked(examples.texts, examples.langs, batch_size=batch_size)
-    langs, conf = pd.Series(examples.langs, dtype=object), np.nan_to_num(decoded.conf)
-    truth, answer = code_sets(examples.codes), code_sets(decoded.codes)
-    ranks = first_true_rank(truth, ranked.codes)
-    groups = _groups(examples, truth, trained)
-    num_true_outside, num_outside = (
-        int(sets.loc[~sets["code"].isin(coder.codes), "row"].nunique()) for sets in (truth, answer)
-    )
+    texts, langs, conf = examples.texts, np.array(examples.langs, dtype=object), np.nan_to_num(decoded.conf)
+    truth, predicted = code_sets(examples.codes), code_sets(decoded.codes)
+    keys, known = description_keys(texts), set(coder.codes)
+    by_row = score_sets(truth, predicted)
+    right = by_row["accuracy"].to_numpy()
+    answer: dict[str, Any] = {
+        "overall": {**mean_scores(by_row), "conf": float(conf.mean())},
+        "by_language": mean_scores_by(by_row, langs),
+        "by_digits": {},
+        "calibration": scores.calibration(conf, right),
+        "production": scores.production_curve(conf, right),
+    }
+    if trained is not None:
+        codes_seen = [min((trained.codes_seen[code] for code in true), default=np.nan) for true in truth]
+        answer["by_code_seen"] = mean_scores_by(by_row, seen_groups(codes_seen))
+        answer["by_text_seen"] = mean_scores_by(by_row, seen_groups([trained.texts_seen[key] for key in keys]))
+    system = coder.formatter.system
+    for digits in range(1, 1 if isinstance(system, Labels) else min(system.block_size, _MAX_DIGITS) + 1):
+        cut = (scores.cut_codes(sets, digits, separator=system.separator) for sets in (truth, predicted))
+        answer["by_digits"][str(digits)] = mean_scores(score_sets(*cut))
+    ranks = scores.first_true_rank(truth, ranked.codes)
     metrics = {
         "num_rows": len(examples),
-        "num_texts": len(set(description_keys(examples.texts))),
-        "num_true_outside_key": num_true_outside,
-        "num_outside_key": num_outside,
+        "num_texts": len(set(keys)),
+        "num_true_outside_key": sum(not known.issuperset(codes) for codes in truth),
+        "num_outside_key": sum(not known.issuperset(codes) for codes in predicted),
         "mode": coder.mode,
-        "answer": answer_metrics(truth, answer, conf, groups=groups, system=coder.formatter.system),
+        "answer": answer,
         "topk": {
-            "overall": top_k_accuracy(ranks, k=_TOP),
-            "by_language": {lang: top_k_accuracy(ranks[langs == lang], k=_TOP) for lang in sorted(set(langs))},
+            "overall": scores.top_k_accuracy(ranks, k=_TOP),
+            "by_language": {lang: scores.top_k_accuracy(ranks[langs == lang], k=_TOP) for lang in sorted(set(langs))},
         },
-        "confusions": confusions(truth, answer, examples.texts),
-        "by_code": scores_by_code(truth, answer),
+        "confusions": scores.confusions(truth, predicted, texts),
+        "by_code": scores.scores_by_code(truth, predicted),
     }
-    rows = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
-    true_codes = examples.codes.reset_index(drop=True).add_prefix("true_")
-    written = decoded.frame(coder.model.config).drop(columns="conf").add_prefix("predicted_")
-    rows = rows.join([true_codes, written])
-    right = score_sets(truth, answer, len(examples))["accuracy"]
     if trained is not None:
-        metrics["baselines"] = trained.compare(right.to_numpy())
-    return Evaluation(metrics, rows.assign(right=right, conf=conf))
+        metrics["baselines"] = trained.compare(right)
+    columns = {"text": texts, "lang": langs, "true": truth, "predicted": predicted, "right": right, "conf": conf}
+    return Evaluation(metrics, pd.DataFrame(columns))
 
 
 def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, progress: bool = True) -> np.ndarray:
     """Return where a model gives exactly the true set of codes, of shape (n,)."""
     decoded = coder.code(examples.texts, examples.langs, PredictOptions(mode=mode), progress=progress)
-    truth, answer = code_sets(examples.codes), code_sets(decoded.codes)
-    return score_sets(truth, answer, len(examples))["accuracy"].to_numpy(dtype=bool)
+    return score_sets(code_sets(examples.codes), code_sets(decoded.codes))["accuracy"].to_numpy()
 
 
 def gain(
@@ -109,64 +106,15 @@ def gain(
     each with `num_rows`, `before` and `after` (see `shares`), and their `difference` (see `difference_interval`).
     `before_has_seen` says whether the model before was trained on validation data, so that the comparison favours it.
     """
-
-    def compared(examples: Examples, right_after: np.ndarray) -> dict[str, Any]:
-        texts, right_before = examples.texts, right_rows(before, examples)
-        return {
-            "num_rows": len(examples),
-            "before": shares(right_before, texts),
-            "after": shares(right_after, texts),
-            "difference": difference_interval(right_after, right_before, texts),
-        }
-
     found: dict[str, Any] = {"before_has_seen": before.model.config.fitted_to_validation}
-    found["validation"] = compared(validation, right)
-    if held_out is not None:
-        found["held_out"] = compared(held_out, right_rows(after, held_out))
+    for part, examples in {"validation": validation, "held_out": held_out}.items():
+        if examples is not None:
+            right_before = right_rows(before, examples)
+            right_after = right if part == "validation" else right_rows(after, examples)
+            found[part] = {
+                "num_rows": len(examples),
+                "before": shares(right_before, examples.texts),
+                "after": shares(right_after, examples.texts),
+                "difference": difference_interval(right_after, right_before, examples.texts),
+            }
     return found
-
-
-def answer_metrics(
-    truth: pd.DataFrame,
-    predicted: pd.DataFrame,
-    conf: np.ndarray,
-    *,
-    groups: Mapping[str, pd.Series],
-    system: CodeSystem,
-) -> dict[str, Any]:
-    """Compute the metrics of predictions, from sets of codes (see `code_sets`).
-
-    `groups` are each row's group by the name of the grouping; `system` says what the digits of codes are. Return
-    `overall`, `by_{name}` of each grouping, and `by_digits`: `n` and the means of `score_sets`; `calibration` and
-    `production`: see the functions `calibration` and `production_curve`.
-    """
-    scores = score_sets(truth, predicted, len(conf))
-    right = scores["accuracy"].to_numpy()
-    by_digits = {}
-    most_digits = 0 if isinstance(system, Labels) else min(system.block_size, _MAX_DIGITS)
-    for digits in range(1, most_digits + 1):
-        cut_truth, cut_predicted = (cut_codes(sets, digits, separator=system.separator) for sets in (truth, predicted))
-        by_digits[str(digits)] = mean_scores(score_sets(cut_truth, cut_predicted, len(conf)))
-    return {
-        "overall": {**mean_scores(scores), "conf": float(conf.mean())},
-        **{f"by_{name}": mean_scores_by(scores, by) for name, by in groups.items()},
-        "by_digits": by_digits,
-        "calibration": calibration(conf, right),
-        "production": production_curve(conf, right),
-    }
-
-
-def _groups(examples: Examples, truth: pd.DataFrame, trained: Baselines | None) -> dict[str, pd.Series]:
-    """Return each row's language, number of true codes, and how often its description and its rarest code were seen."""
-    num_rows = len(examples)
-    groups = {
-        "language": pd.Series(examples.langs, dtype=object),
-        "num_codes": pd.Series(np.bincount(truth["row"], minlength=num_rows)),
-    }
-    if trained is not None:
-        times = truth["code"].map(dict(trained.codes_seen)).fillna(0)
-        groups["code_seen"] = seen_groups(times.groupby(truth["row"]).min().reindex(range(num_rows)))
-        groups["text_seen"] = seen_groups(
-            pd.Series([trained.texts_seen[key] for key in description_keys(examples.texts)])
-        )
-    return groups

@@ -1,6 +1,6 @@
 """Write the report of an evaluation: what a person looks at after training.
 
-Figures are in Okabe and Ito's colours, which the colour-blind tell apart too.
+Lines differ in their styles too, which the colour-blind tell apart.
 """
 
 import base64
@@ -26,20 +26,23 @@ from histocoder.checkpoints.run_folder import FIGURES_FOLDER, METRICS_FILE, REPO
 from histocoder.evaluation.evaluator import Evaluation
 from histocoder.evaluation.summary import Metrics, num_descriptions, percent, summary
 from histocoder.files import make_folder, replacing
-from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 _MAX_CODES, _MAX_ERRORS = 100, 30  # maximum number of rows of tables
 _DPI, _WIDTH = 170, 8.0  # width in inches
-_BLUE, _ORANGE, _GREEN, _PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+_BLUE = "#0072B2"
 _INK, _GREY, _PALE = "#222222", "#8A8A8A", "#E3E3E3"
-_ACCURACIES = {
-    "greedy_seq_acc": ("decoder", _BLUE, "-", "o"),
-    "flat_acc": ("flat head", _ORANGE, "-.", "s"),
-    "seq_acc": ("decoder, teacher-forced", _GREEN, "--", "^"),
-    "token_acc": ("tokens, teacher-forced", _PINK, ":", "D"),
+_CURVES = {
+    "Loss": {"train_loss": ("training", "k--"), "val_loss": ("validation", "C0o-")},
+    "Validation accuracy": {
+        "greedy_seq_acc": ("decoder", "C0o-"),
+        "flat_acc": ("flat head", "C1s-."),
+        "seq_acc": ("decoder, teacher-forced", "C2^--"),
+        "token_acc": ("tokens, teacher-forced", "C3D:"),
+    },
 }
+"""Panels: column of `logs.csv` -> label, and format of `Axes.plot`."""
 _GROUPS = {
     "languages": ("by_language", "language"),
     "digits": ("by_digits", "digits compared"),
@@ -55,13 +58,17 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
     """
     make_folder(folder / FIGURES_FOLDER)
     metrics = evaluation.metrics
-    figures = {name: _png(drawing) for name, drawing in _figures(metrics, logs)}
+    figures = {}
+    for name, figure in _figures(metrics, logs):
+        figure.savefig(buffer := io.BytesIO(), format="png", dpi=_DPI)
+        figures[name] = buffer.getvalue()
+    wrong = evaluation.rows[~evaluation.rows["right"]].sort_values("conf", ascending=False, kind="stable")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"percent": percent, "count": "{:,}".format}
     page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         metrics=metrics,
         figures={name: base64.b64encode(png).decode() for name, png in figures.items()},
-        errors=_confident_errors(evaluation.rows),
+        errors=wrong.drop_duplicates(["text", "lang"]).head(_MAX_ERRORS).to_dict("records"),
         coder=coder,
         title=title,
         descriptions=num_descriptions(metrics),
@@ -95,33 +102,19 @@ def _figures(metrics: Metrics, logs: Path | None) -> Iterator[tuple[str, Figure]
 
 
 def _training_curves(log: pd.DataFrame) -> Figure:
-    """Draw losses, on a logarithmic axis, and validation accuracies by step, from the columns of `logs.csv`."""
-    figure, (left, right) = _figure(height=4.4, columns=2)
-    for column, label, colour, style in (
-        ("train_loss", "training", _GREY, "--"),
-        ("val_loss", "validation", _BLUE, "-"),
-    ):
-        _line(left, log, column, label=label, color=colour, linestyle=style, marker="o")
-    left.set(xlabel="step", title="Loss", yscale="log")
-    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    left.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else ""))
-    for column, (label, colour, style, marker) in _ACCURACIES.items():
-        _line(right, log, column, label=label, color=colour, linestyle=style, marker=marker)
-    right.set(xlabel="step", ylim=(0, 100), title="Validation accuracy")
-    _percent(right.yaxis)
-    for axes in (left, right):
-        axes.set_xlim(0, 1.03 * log["step"].max())
+    """Draw losses and validation accuracies by step, from the columns of `logs.csv`."""
+    figure, panels = _figure(height=4.4, columns=2)
+    for axes, (title, lines) in zip(panels, _CURVES.items(), strict=True):
+        for column, (label, style) in lines.items():
+            if column in log:
+                known = log[["step", column]].dropna()
+                axes.plot(known["step"], known[column], style, label=label, linewidth=1.8, markersize=4)
+        axes.set(xlabel="step", title=title, xlim=(0, 1.03 * log["step"].max()), ylim=(0, None))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         _legend(axes, loc="upper left", bbox_to_anchor=(0, -0.16))
+    panels[1].set(ylim=(0, 100))
+    _percent(panels[1].yaxis)
     return figure
-
-
-def _line(axes: Axes, log: pd.DataFrame, column: str, *, marker: str, **style: Any) -> None:
-    """Draw a column of the log by step, where it was measured; few points are marked."""
-    if column in log:
-        known = log[["step", column]].dropna()
-        axes.plot(known["step"], known[column], linewidth=1.8, marker=marker if len(known) <= 30 else "", **style)
 
 
 def _reliability(calibration: Metrics) -> Figure:
@@ -189,19 +182,3 @@ def _percent(axis: Any) -> None:
 
 def _legend(axes: Axes, **location: Any) -> None:
     axes.legend(frameon=False, fontsize=9.5, labelcolor=_INK, **location)
-
-
-def _png(drawing: Figure) -> bytes:
-    buffer = io.BytesIO()
-    drawing.savefig(buffer, format="png", dpi=_DPI)
-    return buffer.getvalue()
-
-
-def _confident_errors(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the wrong descriptions of which the model is surest, with lists of their `true` and `predicted` codes."""
-    wrong = rows[~rows["right"].astype(bool)].sort_values("conf", ascending=False, kind="stable")
-    wrong = wrong.drop_duplicates(["text", "lang"]).head(_MAX_ERRORS)
-    for side in ("true", "predicted"):
-        codes = wrong.filter(regex=rf"^{side}_(?!prob_|desc_)")
-        wrong[side] = [[code for code in row if pd.notna(code) and code != MISSING] for row in codes.to_numpy()]
-    return wrong[["text", "lang", "conf", "true", "predicted"]].to_dict("records")

@@ -1,7 +1,7 @@
 """Choose what a person should check first in a coded file."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,26 +42,14 @@ def review(
     sheet: str | None = None,
     raw: bool = False,
 ) -> pd.DataFrame:
-    """Write the descriptions whose check is worth most, as a CSV to correct, and return them.
+    """Write the descriptions whose check is worth most, at most `budget`, as a table to correct, and return them.
 
     A description is worth checking by how many rows are likely wrong with it: how often it occurs, times 1 - `conf`.
-    `finetune.py --corrections` takes the file, once the column `checked` marks the rows that are right.
+    `finetune.py --corrections` takes the file, once the column `checked` marks the rows that are right. It has columns
+    of descriptions, languages, `checked` (blank), codes as predicted, their meanings and alternatives where the
+    predictions have them, `conf`, and `times`. `raw` leaves texts that a spreadsheet would run as formulas as they are.
 
-    Parameters
-    ----------
-    predictions : Path
-        Output of `histocoder predict`, in a mode that gives `conf`; `sheet` is that of an Excel workbook.
-    output : Path
-        File to write: columns of descriptions, languages, `checked` (blank), codes as predicted, their meanings and
-        alternatives where the predictions have them, `conf`, and `times`. `raw` leaves texts that a spreadsheet would
-        run as formulas as they are.
-    budget : int
-        Maximum number of descriptions.
-
-    Raises
-    ------
-    UserError
-        Where a column is missing, or the output exists and `overwrite` is not set.
+    Raises UserError where a column is missing, or the output exists and `overwrite` is not set.
     """
     check_output(output, num_rows=budget)
     if output.exists() and not overwrite:
@@ -93,41 +81,40 @@ def in_order_of_worth(file: TableFile, columns: Columns) -> pd.DataFrame:
     """Return the distinct descriptions of a coded file in the order of `review`, with the columns that it writes."""
     for notice in file.notices:
         log.info(notice)
-    prefix = _prefix(file.header)
-    predicted = _predicted_columns(file, prefix, columns.target_cols)
-    text_col, conf_col = file.column(columns.input_col), f"{prefix}conf"
-    language_col = _language_col(file.header, prefix, predicted, columns.run_language_col)
-    if columns.language_col:
-        language_col = file.column(columns.language_col)
-    by = [text_col, *([language_col] if language_col else [])]
-    if text_col in (CHECKED_COL, "conf", "times", *predicted.values()):
+    codings = [name.removesuffix("prob_1") for name in file.header if name.endswith("prob_1")]
+    if not codings:
+        raise UserError(f"{file.path} has no column prob_1; give the output of histocoder predict.")
+    prefix = codings[-1]  # that of the last coding's columns
+    answers = _answers(file.header, prefix, columns.target_cols)
+    alternatives = {name: name.removeprefix(prefix) for name in file.header if name.startswith(f"{prefix}alt_")}
+    languages = (columns.language_col, "pred_lang", f"{prefix}lang", "lang", columns.run_language_col)
+    by = [columns.input_col, *[name for name in languages if name and file.has(name)][:1]]
+    own = (CHECKED_COL, "conf", "times", *answers.values())
+    if columns.input_col in own:
         raise UserError(
-            f"{file.path}: the file to correct gets a column {text_col!r} of its own. Rename the column of "
+            f"{file.path}: the file to correct gets a column {columns.input_col!r} of its own. Rename the column of "
             "descriptions."
         )
     parts = []
-    for table in file.tables([*by, *predicted, conf_col]):
+    for table in file.tables([*by, *answers, *alternatives, f"{prefix}conf"]):
         frame = pd.DataFrame({name: column.to_pandas() for name, column in table.columns.items()}, dtype=object)
-        cells = frame.pop(conf_col)
+        cells = frame.pop(f"{prefix}conf")
         frame["conf"] = pd.to_numeric(cells.str.replace(",", "."), errors="coerce")
         if len(bad := np.flatnonzero(~frame["conf"].between(0, 1) & cells.notna())):
-            where = f"{file.path}, line {table.lines(bad[:1])[0]}, {conf_col}"
+            where = f"{file.path}, line {table.lines(bad[:1])[0]}, {prefix}conf"
             raise UserError(f"{where}: {shown(cells[bad[0]])} is not a number from 0 to 1.")
         frame = frame[frame["conf"].notna()].assign(times=1)
         parts.append(_distinct(frame, frame[by]))
     found = pd.concat(parts, ignore_index=True)
-    answers = [name for name in predicted if not name.startswith(f"{prefix}alt_")]
-    found = _one_spelling(_distinct(found, found[by]), by, answers)
-    new_names = {**predicted, text_col: columns.run_input_col or columns.input_col}
-    if language_col:
-        new_names[language_col] = columns.run_language_col or columns.language_col or "lang"
-    found = found.rename(columns=new_names)
-    own = [predicted[name] for name in answers]
-    blank = [name for name in columns.target_cols if name not in own]
-    order = [*found.columns[: len(by)], CHECKED_COL, *own, *blank, *found.columns[len(by) + len(own) :]]
-    found = found.assign(**dict.fromkeys([CHECKED_COL, *blank], ""))[order]
-    worth = (found["times"] * (1 - found["conf"])).sort_values(ascending=False, kind="stable")
-    return found.loc[worth.index].reset_index(drop=True)
+    found = _one_spelling(_distinct(found, found[by]), by, [*answers])
+    order = (found["times"] * (1 - found["conf"])).sort_values(ascending=False, kind="stable").index
+    names = [columns.run_input_col or columns.input_col, columns.run_language_col or columns.language_col or "lang"]
+    new_names = dict(zip(by, names, strict=False)) | answers | alternatives
+    first = [*names[: len(by)], CHECKED_COL, *dict.fromkeys([*answers.values(), *columns.target_cols])]
+    found = found.loc[order].rename(columns=new_names).reset_index(drop=True)
+    return found.reindex(columns=[*first, *alternatives.values(), "conf", "times"]).fillna(
+        dict.fromkeys({*first} - {*new_names.values()}, "")
+    )
 
 
 def _distinct(rows: pd.DataFrame, by: pd.DataFrame) -> pd.DataFrame:
@@ -146,27 +133,11 @@ def _one_spelling(rows: pd.DataFrame, by: list[str], answers: list[str]) -> pd.D
     return _distinct(rows, same).sort_index()
 
 
-def _prefix(header: list[str]) -> str:
-    """Return the prefix of the names of the last coding's columns."""
-    found = [name.removesuffix("conf") for name in header if name.endswith("conf")]
-    return next((prefix for prefix in reversed(found) if f"{prefix}prob_1" in header), "")
-
-
-def _language_col(header: list[str], prefix: str, predicted: Iterable[str], of_run: str | None) -> str | None:
-    """Return the column of languages that `predict --language` added before its codes, else lang, else the run's."""
-    first = next((header.index(name) for name in predicted), 0)
-    before = [name for name in header[max(first - 1, 0) : first] if f"_{name}".endswith("_lang")]
-    return next((name for name in (*before, f"{prefix}lang", "lang", of_run) if name in header), None)
-
-
-def _predicted_columns(file: TableFile, prefix: str, target_cols: Sequence[str]) -> dict[str, str]:
-    """Return the new name of each of a coding's columns of codes, of their meanings, and of alternatives.
-
-    A column of codes precedes its `prob_…`; raises UserError where another one does, or there is none.
-    """
+def _answers(header: list[str], prefix: str, target_cols: Sequence[str]) -> dict[str, str]:
+    """Return the new names of a coding's columns of codes, which precede their `prob_…`, and of their meanings."""
     names: dict[str, str] = {}
     targets = iter(target_cols)
-    for code, prob in code_columns(file.header).items():
+    for code, prob in code_columns(header).items():
         number, own = prob.removeprefix(f"{prefix}prob_"), code.removeprefix(prefix)
         if number.isdigit():
             if own not in target_cols and not code.endswith(f"_{number}"):
@@ -174,12 +145,9 @@ def _predicted_columns(file: TableFile, prefix: str, target_cols: Sequence[str])
                     f"The column before {prob!r} must be that of its codes, as histocoder predict writes them."
                 )
             names[code] = next(targets, own)
-            if (meaning := f"{prefix}desc_{number}") in file.header:
+            if (meaning := f"{prefix}desc_{number}") in header:
                 names[meaning] = meaning.removeprefix(prefix)
-    if not names:
-        raise UserError(f"{file.path} has no column {prefix}prob_1; give the output of histocoder predict.")
-    alternatives = (name for name in file.header if name.startswith(f"{prefix}alt_"))
-    return {**names, **{name: name.removeprefix(prefix) for name in alternatives}}
+    return names
 
 
 def next_step(model: str, corrections: Path, run: Path) -> str:

@@ -1,10 +1,11 @@
 """Score predicted codes, as sets, against true ones.
 
-Sets of codes are a DataFrame with the columns `row`, from 0, and `code`, and a line for each code of a row's set; see
-`code_sets`.
+A row's set of codes is a tuple of distinct codes in the order in which they were written; see `code_sets`.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,47 +13,47 @@ import pandas as pd
 
 from histocoder.formatters import MISSING
 
+Sets = Sequence[tuple[str, ...]]
 _NUM_BINS = 10  # number of bins of confidence, of equal width
 _SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
 _SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
 
 
-def code_sets(codes: pd.DataFrame | np.ndarray) -> pd.DataFrame:
-    """Return the sets of codes (str) of shape (n, k): a missing code counts as none, and a repeated one once.
+def code_sets(codes: pd.DataFrame | Iterable[Iterable[str | None]]) -> list[tuple[str, ...]]:
+    """Return the sets of codes of n rows: a missing code counts as none, and a repeated one once.
 
     Examples
     --------
-    >>> code_sets(np.array([["b", "a"], ["a", None]], dtype=object)).to_numpy().tolist()
-    [[0, 'b'], [0, 'a'], [1, 'a']]
+    >>> code_sets([["b", "a"], ["a", None]])
+    [('b', 'a'), ('a',)]
     """
-    values = np.asarray(codes, dtype=object)
-    flat = values.ravel()
-    real = pd.notna(flat) & (flat != MISSING)
-    rows = np.repeat(np.arange(len(values)), values.shape[1])[real]
-    return pd.DataFrame({"row": rows, "code": pd.Series(flat[real], dtype=object)}).drop_duplicates(ignore_index=True)
+    rows = codes.to_numpy(dtype=object) if isinstance(codes, pd.DataFrame) else codes
+    return [tuple(dict.fromkeys(code for code in row if isinstance(code, str) and code != MISSING)) for row in rows]
 
 
-def score_sets(truth: pd.DataFrame, predicted: pd.DataFrame, num_rows: int) -> pd.DataFrame:
-    """Return the scores of each row, of shape (num_rows, 4).
+def score_sets(truth: Sets, predicted: Sets) -> pd.DataFrame:
+    """Return the scores of each row, of shape (n, 4).
 
     `accuracy`, whether the sets are equal; `precision`, the share of predicted codes that are true; `recall`, the share
     of true codes that are predicted; `f1`, their harmonic mean. A row without codes is right where none are predicted
     (all 1), else wrong (all 0).
     """
-    hits = _count(truth.merge(predicted, on=["row", "code"]), num_rows)
-    num_true, num_predicted = _count(truth, num_rows), _count(predicted, num_rows)
+    counts = [
+        (len(set(true) & set(codes)), len(true), len(codes)) for true, codes in zip(truth, predicted, strict=True)
+    ]
+    hits, num_true, num_predicted = np.array(counts, dtype=int).reshape(-1, 3).T
     neither = num_true + num_predicted == 0
     return pd.DataFrame(
         {
             "accuracy": (hits == num_true) & (hits == num_predicted),
             "precision": np.where(neither, 1.0, hits / np.maximum(num_predicted, 1)),
             "recall": np.where(neither, 1.0, hits / np.maximum(num_true, 1)),
-            "f1": _f1(hits, num_true, num_predicted),
+            "f1": np.where(neither, 1.0, 2 * hits / np.maximum(num_true + num_predicted, 1)),
         }
     )
 
 
-def cut_codes(sets: pd.DataFrame, digits: int, *, separator: str = "") -> pd.DataFrame:
+def cut_codes(sets: Sets, digits: int, *, separator: str = "") -> list[tuple[str, ...]]:
     """Cut codes to their first digits, which `separator` separates; special codes, such as -1, stay whole."""
 
     def cut(code: str) -> str:
@@ -60,27 +61,25 @@ def cut_codes(sets: pd.DataFrame, digits: int, *, separator: str = "") -> pd.Dat
             return code
         return separator.join(code.split(separator)[:digits]) if separator else code[:digits]
 
-    short = {code: cut(code) for code in sets["code"].unique()}
-    return sets[["row"]].assign(code=sets["code"].map(short).astype(object)).drop_duplicates(ignore_index=True)
+    return [tuple(dict.fromkeys(map(cut, codes))) for codes in sets]
 
 
-def seen_groups(times: pd.Series) -> pd.Series:
+def seen_groups(times: Sequence[float]) -> pd.Series:
     """Group numbers of times: 0, 1, 2-5, 6-20, 21-100, >100."""
-    return pd.cut(times, _SEEN_EDGES, labels=_SEEN_GROUPS)
+    return pd.cut(pd.Series(times, dtype=float), _SEEN_EDGES, labels=_SEEN_GROUPS)
 
 
-def first_true_rank(truth: pd.DataFrame, ranked: np.ndarray) -> np.ndarray:
+def first_true_rank(truth: Sets, ranked: np.ndarray) -> np.ndarray:
     """Return the rank, from 1, of the first true code among ranked codes of shape (n, k), the most probable first.
 
     Of shape (n,): inf where no true code is among them; NaN for rows without true codes.
     """
-    found = code_sets(ranked)
-    found["rank"] = found.groupby("row").cumcount() + 1
-    first = found.merge(truth, on=["row", "code"]).groupby("row")["rank"].min()
-    ranks = np.full(len(ranked), np.nan)
-    ranks[truth["row"]] = np.inf
-    ranks[first.index] = first
-    return ranks
+
+    def rank(true: tuple[str, ...], codes: list[str | None]) -> float:
+        found = (number for number, code in enumerate(codes, start=1) if code in true)
+        return next(found, np.inf) if true else np.nan
+
+    return np.array([rank(true, codes) for true, codes in zip(truth, ranked.tolist(), strict=True)])
 
 
 def top_k_accuracy(ranks: np.ndarray, *, k: int) -> dict[str, float]:
@@ -124,50 +123,55 @@ def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 1
     }
 
 
-def confusions(
-    truth: pd.DataFrame, predicted: pd.DataFrame, texts: Sequence[str], *, limit: int = 50
-) -> list[dict[str, Any]]:
+def confusions(truth: Sets, predicted: Sets, texts: Sequence[str], *, limit: int = 50) -> list[dict[str, Any]]:
     """Return the pairs of a true and a predicted code that cost most rows, at most `limit`.
 
     The first missed code of a row is paired with its first wrong one, and so on; `texts` are the rows' descriptions. A
     pair has `true` and `predicted` codes, None where one has no counterpart; `count` of rows; `of`, the rows that have
     the true code (None without one); and an `example`, the commonest description among them.
     """
-    missed, extra = _without(truth, predicted), _without(predicted, truth)
-    pairs = missed.merge(extra, on=["row", "index"], how="outer", suffixes=("_true", "_predicted")).fillna("")
-    pairs["example"] = np.asarray(texts, dtype=object)[pairs["row"]]
-    by = ["code_true", "code_predicted"]
-    counts = pairs.groupby(by)["row"].nunique().rename("count").reset_index()
-    worst = counts.sort_values(["count", *by], ascending=[False, True, True]).head(limit)
-    examples = worst.merge(pairs, on=by).groupby(by)["example"].agg(lambda texts: texts.mode()[0])
-    totals = truth["code"].value_counts().to_dict()
+    pairs: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for true, codes, text in zip(truth, predicted, texts, strict=True):
+        missed, extra = ([code for code in one if code not in other] for one, other in ((true, codes), (codes, true)))
+        for pair in itertools.zip_longest(missed, extra, fillvalue=""):
+            pairs[pair][text] += 1
+    totals = Counter(itertools.chain.from_iterable(truth))
     return [
         {
-            "true": true or None,
-            "predicted": predicted or None,
-            "count": count,
-            "of": totals.get(true),
-            "example": examples[true, predicted],
+            "true": pair[0] or None,
+            "predicted": pair[1] or None,
+            "count": found.total(),
+            "of": totals[pair[0]] if pair[0] else None,
+            "example": next(_commonest(found))[0],
         }
-        for true, predicted, count in worst.itertuples(index=False)
+        for pair, found in sorted(pairs.items(), key=lambda item: (-item[1].total(), item[0]))[:limit]
     ]
 
 
-def scores_by_code(truth: pd.DataFrame, predicted: pd.DataFrame) -> list[dict[str, Any]]:
+def scores_by_code(truth: Sets, predicted: Sets) -> list[dict[str, Any]]:
     """Return how well each true code is found, the commonest first.
 
     Each has `code`; `n` and `predicted`, the rows that have it and those that are given it; `precision` (None where it
     is given to none), `recall` and `f1`.
     """
-    both = truth.merge(predicted, on=["row", "code"])
-    counts, given, hits = (sets["code"].value_counts().to_dict() for sets in (truth, predicted, both))
-    found = []
-    for code, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        hit, num_given = hits.get(code, 0), given.get(code, 0)
-        precision = hit / num_given if num_given else None
-        scores = {"precision": precision, "recall": hit / n, "f1": 2 * hit / (n + num_given)}
-        found.append({"code": code, "n": n, "predicted": num_given, **scores})
-    return found
+    both = [set(true) & set(codes) for true, codes in zip(truth, predicted, strict=True)]
+    counts, given, hits = (Counter(itertools.chain.from_iterable(sets)) for sets in (truth, predicted, both))
+    return [
+        {
+            "code": code,
+            "n": n,
+            "predicted": given[code],
+            "precision": hits[code] / given[code] if given[code] else None,
+            "recall": hits[code] / n,
+            "f1": 2 * hits[code] / (n + given[code]),
+        }
+        for code, n in _commonest(counts)
+    ]
+
+
+def mean_scores_by(scores: pd.DataFrame, groups: Any) -> dict[str, dict[str, float]]:
+    """Return `mean_scores` of each group that has rows, in the groups' order."""
+    return {str(name): mean_scores(part) for name, part in scores.groupby(groups, observed=True)}
 
 
 def mean_scores(scores: pd.DataFrame) -> dict[str, float]:
@@ -175,23 +179,6 @@ def mean_scores(scores: pd.DataFrame) -> dict[str, float]:
     return {"n": len(scores), **{name: float(mean) for name, mean in scores.mean().items()}}
 
 
-def mean_scores_by(scores: pd.DataFrame, groups: pd.Series) -> dict[str, dict[str, float]]:
-    """Return `mean_scores` of each group that has rows, in the groups' order."""
-    return {str(name): mean_scores(part) for name, part in scores.groupby(groups, observed=True)}
-
-
-def _without(sets: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of `sets` that are not in `others`, with their index in their row."""
-    joined = sets[["row", "code"]].merge(others[["row", "code"]], how="left", indicator=True)
-    left = joined.loc[joined["_merge"] == "left_only", ["row", "code"]]
-    return left.assign(index=left.groupby("row").cumcount())
-
-
-def _count(sets: pd.DataFrame, num_rows: int) -> np.ndarray:
-    return np.bincount(sets["row"], minlength=num_rows)
-
-
-def _f1(hits: np.ndarray, num_true: np.ndarray, num_predicted: np.ndarray) -> np.ndarray:
-    """Return 2pr / (p + r), which with p = hits / predicted and r = hits / true is 2 hits / (predicted + true)."""
-    total = num_true + num_predicted
-    return np.where(total == 0, 1.0, 2 * hits / np.maximum(total, 1))
+def _commonest(counts: Counter[str]) -> Iterator[tuple[str, int]]:
+    """Yield what was counted, the commonest first, equally common ones by their names."""
+    yield from sorted(counts.items(), key=lambda item: (-item[1], item[0]))

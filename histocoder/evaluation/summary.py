@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from histocoder.errors import counted
-
 TARGET_ACCURACY = 0.95  # wanted accuracy of automatically coded rows; the summary says how many may be coded so
 
 Metrics = Mapping[str, Any]  # `Evaluation.metrics`, or a part of it
@@ -12,27 +10,21 @@ Metrics = Mapping[str, Any]  # `Evaluation.metrics`, or a part of it
 
 def summary(metrics: Metrics) -> list[str]:
     """Return an evaluation in sentences, the most important first."""
-    answer, production = metrics["answer"], metrics["answer"]["production"]
-    overall = answer["overall"]
+    answer, production, topk = metrics["answer"], metrics["answer"]["production"], metrics["topk"]["overall"]
+    accuracy, conf, last = answer["overall"]["accuracy"], answer["overall"]["conf"], str(len(topk))
+    gap = conf - accuracy
+    leaning = "overconfident" if gap > 0 else "underconfident"
+    if abs(gap) <= 0.02:
+        leaning = "about as confident as it is accurate"
     lines = [
-        f"Of {num_descriptions(metrics)}, {percent(overall['accuracy'])} got exactly the right codes. If the least "
-        f"certain 20\u00a0% are left to a person, {percent(production['accuracy'][80])} of the others are right.",
+        f"Of {num_descriptions(metrics)}, {percent(accuracy)} got exactly the right codes. If the least certain "
+        f"20\u00a0% are left to a person, {percent(production['accuracy'][80])} of the others are right.",
         _target(production),
-    ]
-    topk = metrics["topk"]["overall"]
-    last = str(len(topk))
-    lines.append(
         f"The most probable code is right for {percent(topk['1'])} of them; one of the {last} most probable is right "
-        f"for {percent(topk[last])}."
-    )
-    gap = overall["conf"] - overall["accuracy"]
-    leaning = "about as confident as it is accurate"
-    if abs(gap) > 0.02:
-        leaning = "overconfident" if gap > 0 else "underconfident"
-    lines.append(
-        f"The model is {leaning}: its mean confidence is {percent(overall['conf'])}, and its expected calibration "
-        f"error is {100 * answer['calibration']['ece']:.1f} percentage points."
-    )
+        f"for {percent(topk[last])}.",
+        f"The model is {leaning}: its mean confidence is {percent(conf)}, and its expected calibration error is "
+        f"{100 * answer['calibration']['ece']:.1f} percentage points.",
+    ]
     if number := metrics.get("num_true_outside_key"):
         lines.append(
             f"{percent(number / metrics['num_rows'])} of the descriptions have a true code that is not in the model's "
@@ -41,16 +33,9 @@ def summary(metrics: Metrics) -> list[str]:
     if number := metrics["num_outside_key"]:
         lines.append(f"For {percent(number / metrics['num_rows'])} the decoder wrote a code that is not in the key.")
     if "by_text_seen" in answer:
-        unseen = answer["by_text_seen"].get("0", {"n": 0, "accuracy": 0.0})
-        if unseen["n"] == metrics["num_rows"]:
-            lines.append("None of the descriptions occurs in the training data.")
-        elif not unseen["n"]:
-            lines.append("All occur in the training data; expect lower accuracy on new descriptions.")
-        else:
-            lines.append(
-                counted(unseen["n"], "description does", "descriptions do")
-                + f" not occur in the training data; of these, {percent(unseen['accuracy'])} are exactly right."
-            )
+        unseen = answer["by_text_seen"].get("0", {"n": 0, "accuracy": None})
+        right = f"; of these, {percent(unseen['accuracy'])} are exactly right" if unseen["n"] else ""
+        lines.append(f"{unseen['n']:,} of the descriptions do not occur in the training data{right}.")
     if "baselines" in metrics:
         lines += comparison(metrics)
     return [*lines, *gain_in_words(metrics)]
@@ -131,11 +116,5 @@ def num_descriptions(metrics: Metrics) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a share in percent; a dash for None.
-
-    Examples
-    --------
-    >>> percent(0.6381)
-    '63.8\xa0%'
-    """
+    """Return a share in percent, such as "63.8 %"; a dash for None."""
     return "\u2013" if share is None else f"{100 * share:.1f}\u00a0%"

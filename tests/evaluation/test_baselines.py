@@ -62,7 +62,7 @@ def test_one_code_alone_is_every_rows(recwarn: pytest.WarningsRecorder):
     assert linear_codes(train, ASKED) == [("61110",)] * 4 and not recwarn.list
 
 
-@pytest.mark.parametrize(("max_size", "notice"), [(23, "8 rows and 3 codes"), (0, "--baselines also compares")])
+@pytest.mark.parametrize(("max_size", "notice"), [(23, "8 rows with 3 codes"), (0, "--baselines also compares")])
 def test_a_linear_model_that_is_left_out(max_size: int, notice: str):
     found = compared(examples(*TRAIN), max_size=max_size)
     assert notice in found["notice"] and "svc" not in found and found["exact_match"]["answered"] == 0.25
