@@ -134,10 +134,12 @@ def review(hands: Hands, truth: dict[str, str], cards: int) -> tuple[list[str], 
 
 
 def improve(hands: Hands) -> str:
+    """Run the command that the page shows; return what the run says that it has brought."""
     hands.click("nav a[href='#improve']")
-    hands.click("#improving button.primary")
-    hands.wait(lambda: hands.text("#improving .gain"))
-    return hands.text("#improving .gain")
+    hands.wait(lambda: hands.text("#improving pre"))
+    command = hands.text("#improving pre").partition("\n")[2]
+    said = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return "\n".join(line for line in said.splitlines() if line.startswith("Of the same "))
 
 
 def compare(folder: Path, held_out: pd.DataFrame, reviewed: pd.Series, language: str) -> None:
@@ -201,7 +203,7 @@ def main() -> None:
     command = ["-m", "histocoder", "serve", "--model", folder / "out" / "best", "--no-browser", "--port", 0]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     server = subprocess.Popen(
-        [sys.executable, *map(str, command), "--allow-training"], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, *map(str, command)], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
     )
     try:
         assert server.stdout is not None

@@ -103,7 +103,7 @@ class ReviewFlags(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ServeFlags(ModelFlags):
-    """Code, check and improve in a browser."""
+    """Code and check in a browser."""
 
     data: str | None = free(None, "output of histocoder predict to review", metavar="FILE")
     input_col: str | None = free(
@@ -118,7 +118,6 @@ class ServeFlags(ModelFlags):
         None, "token that the page asks for (default: a random one, the same each time)", metavar="TEXT"
     )
     no_browser: bool = free(False, "do not open the browser")
-    allow_training: bool = free(False, "allow the page to start a training run")
     folder: str | None = free(None, "folder for decisions and files (default: desk/ in the model's run)", metavar="DIR")
 
 

@@ -1,4 +1,4 @@
-"""`histocoder serve`: code, check and improve in a browser."""
+"""`histocoder serve`: code and check in a browser."""
 
 import importlib.util
 import os
@@ -7,6 +7,7 @@ import socket
 import threading
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import local_folder
@@ -21,12 +22,18 @@ _FEWEST_CHARACTERS = 16
 
 
 def run(config: ServeFlags) -> None:
-    """Serve the page until it is interrupted."""
-    _check(config)
+    """Serve the page until it is interrupted; raise a UserError if a package is missing, or others could use it."""
+    missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"histocoder serve needs {' and '.join(missing)}: pip install 'histocoder[serve]'.")
     import uvicorn
 
-    from histocoder.desk.app import Desk, create_app
+    from histocoder.desk.app import Desk, create_app, is_loopback
 
+    if not is_loopback(config.host) and not config.token:
+        raise UserError(f"At {config.host} others can reach the server, too. Set a secret with --token.")
+    if config.token is not None and (len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()):
+        raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
     device = distributed.start(device=config.device)
     model = local_folder(config.model)
     run_folder = run_of(model)
@@ -38,8 +45,7 @@ def run(config: ServeFlags) -> None:
     ):
         port = listener.getsockname()[1]
         coder = Coder.from_pretrained(model, str(device), precision=config.precision, verify=not config.no_verify)
-        may_train = config.allow_training
-        desk = Desk(coder, folder, model=config.model, model_folder=model, run=run_folder, may_train=may_train)
+        desk = Desk(coder, folder, model=config.model, model_folder=model, run=run_folder)
         if config.data:
             desk.review(Path(config.data), input_col=config.input_col, language_col=config.language_col)
         token = config.token or _kept_token(folder / "token")
@@ -49,29 +55,9 @@ def run(config: ServeFlags) -> None:
         log.info(f"Open {address}\nPress Ctrl-C to stop the server. Decisions and files are kept in {folder}.")
         if not config.no_browser:
             threading.Timer(0.5, webbrowser.open, [address]).start()
-        server = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            limit_concurrency=100,
-            timeout_graceful_shutdown=10,
-            ws="none",
-        )
-        uvicorn.Server(server).run(sockets=[listener])
-
-
-def _check(config: ServeFlags) -> None:
-    """Raise a UserError if a package is missing, or others could use the server."""
-    missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"histocoder serve needs {' and '.join(missing)}: pip install 'histocoder[serve]'.")
-    from histocoder.desk.app import is_loopback
-
-    if not is_loopback(config.host) and not config.token:
-        raise UserError(f"At {config.host} others can reach the server, too. Set a secret with --token.")
-    if config.token is not None and (len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()):
-        raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
+        quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+        limits: dict[str, Any] = {"limit_concurrency": 100, "timeout_graceful_shutdown": 10}
+        uvicorn.Server(uvicorn.Config(app, **quiet, **limits, ws="none")).run(sockets=[listener])
 
 
 def _listening(host: str, port: int) -> socket.socket:

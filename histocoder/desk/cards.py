@@ -1,10 +1,11 @@
 """Review coded files card by card: each distinct description is a card, and each decision is kept in SQLite."""
 
+import itertools
 import json
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,7 +43,6 @@ class Card(BaseModel):
     """A distinct description of a coded file, and the reviewers' decision on it."""
 
     id: int
-    source: int
     place: int  # position in the queue, from 0
     text: str
     lang: str
@@ -53,7 +53,6 @@ class Card(BaseModel):
     status: Literal["open", "settled", "unsure"]
     codes: list[str] | None  # codes that were decided on; None where none were
     who: str | None
-    at: float | None
 
 
 class Evidence(BaseModel):
@@ -81,13 +80,6 @@ class Source(BaseModel):
     settled: int
 
 
-class Changes(BaseModel):
-    """Cards that reviewers have decided on."""
-
-    last: int  # number of the last decision, from which to ask next time
-    cards: list[Card]
-
-
 class Estimate(BaseModel):
     """A share, with its 95 % interval."""
 
@@ -105,7 +97,7 @@ class Trust(BaseModel):
     cards_settled: int
     cards_unsure: int
     random_cards: int  # settled cards of the random sample
-    random_cards_needed: int | None  # number of them before which there is no estimate; None in files that have too few
+    random_cards_needed: int = _FEWEST  # number of them before which there is no estimate
     right: Estimate | None  # share of the file's rows that are right as the model coded them
 
 
@@ -122,18 +114,18 @@ class Cards:
 
     def __init__(self, path: Path, coding: Coding) -> None:
         self._coding = coding
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._db = sqlite3.connect(path, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         self._db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; {_TABLES}")
         self._claims: dict[int, tuple[str, float]] = {}  # card -> reviewer, and when
 
     def close(self) -> None:
-        with self._lock:
+        with self.lock:
             self._db.close()
 
     def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
-        with self._lock:
+        with self.lock:
             return self._db.execute(query, values).fetchall()
 
     def add_source(self, path: Path, name: str, columns: Columns) -> Source:
@@ -143,8 +135,12 @@ class Cards:
         with the content of an earlier one has that one's source.
         """
         digest = sha256(path)
-        if found := self._rows("SELECT id FROM sources WHERE sha256 = ?", digest):
-            return self.source(found[0]["id"])
+        if not self._rows("SELECT id FROM sources WHERE sha256 = ?", digest):
+            self._add(path, name, digest, columns)
+        number = self._rows("SELECT id FROM sources WHERE sha256 = ?", digest)[0]["id"]
+        return next(source for source in self.sources() if source.id == number)
+
+    def _add(self, path: Path, name: str, digest: str, columns: Columns) -> None:
         cards = in_order_of_worth(open_coded(path, columns), columns)
         lang_col = cards.columns[1]
         langs = cards[lang_col].fillna("unk").astype(str) if lang_col != CHECKED_COL else ["unk"] * len(cards)
@@ -152,22 +148,16 @@ class Cards:
         predicted = [json.dumps([code for code in row if not pd.isna(code) and code]) for row in codes]
         texts = cards[columns.input_col].fillna("").astype(str)
         values = list(zip(texts, langs, predicted, cards["conf"], cards["times"].tolist(), strict=True))
-        order, draws = order_of_review(cards["times"].to_numpy(), int(digest, 16)) if values else ([], [])
+        order, draws = order_of_review(cards["times"].to_numpy(), int(digest, 16))
         places = {card: place for place, card in enumerate(order)}
-        with self._lock, self._db as db:
-            added = db.execute(
-                "INSERT INTO sources (name, sha256, at) VALUES (?, ?, ?)", (name, digest, time.time())
-            ).lastrowid
-            assert added is not None
+        with self.lock, self._db as db:
+            row = (name, digest, time.time())
+            added = db.execute("INSERT INTO sources (name, sha256, at) VALUES (?, ?, ?)", row).lastrowid
             db.executemany(
                 "INSERT INTO cards (source, place, text, lang, predicted, conf, times) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 ((added, place, *values[card]) for card, place in places.items()),
             )
             db.executemany("INSERT INTO draws VALUES (?, ?, ?)", ((added, due, places[card]) for due, card in draws))
-        return self.source(added)
-
-    def source(self, source: int) -> Source:
-        return next(one for one in self.sources() if one.id == source)
 
     def sources(self) -> list[Source]:
         """List the coded files that are under review, the last one first."""
@@ -181,7 +171,7 @@ class Cards:
         """Return the next open descriptions, the most worth checking first; others do not get them for a while."""
         query = "SELECT * FROM cards WHERE source = ? AND status = 'open' AND place > ? ORDER BY place LIMIT ?"
         now = time.monotonic()
-        with self._lock:
+        with self.lock:
             self._claims = {card: claim for card, claim in self._claims.items() if now - claim[1] < _CLAIM_SECONDS}
             taken = {card for card, (other, _) in self._claims.items() if other != who}
             rows = [row for row in self._rows(query, source, after, count + len(taken)) if row["id"] not in taken]
@@ -207,7 +197,7 @@ class Cards:
     def decide(self, card: Number, decision: Decision) -> Card:
         """Decide on a card. Status 409: another reviewer has in the meantime; `card` is its present state."""
         codes = None if decision.codes is None else self._coding.check_codes(decision.codes)
-        with self._lock:
+        with self.lock:
             before = self._card(card)
             if before.version != decision.version:
                 raise Conflict(before)
@@ -217,19 +207,17 @@ class Cards:
 
     def undo(self, source: Number, who: Annotated[Who, Body(embed=True)]) -> Evidence:
         """Undo this reviewer's last decision. Status 409: somebody else has decided on that card since."""
-        standing = "d.undone = 0 AND d.action != 'undone'"
-        last = f"""SELECT d.* FROM decisions d JOIN cards c ON c.id = d.card
-                   WHERE c.source = ? AND d.who = ? AND {standing} ORDER BY d.id DESC LIMIT 1"""
-        later = f"SELECT 1 FROM decisions d WHERE d.card = ? AND d.id > ? AND d.who != ? AND {standing}"
-        with self._lock:
+        last = """SELECT d.* FROM decisions d JOIN cards c ON c.id = d.card WHERE c.source = ? AND d.who = ?
+                  AND d.undone = 0 AND d.action != 'undone' ORDER BY d.id DESC LIMIT 1"""
+        with self.lock:
             found = self._rows(last, source, who)
             if not found:
                 raise UserError("There is nothing to undo.")
-            decision, card = found[0], self._card(found[0]["card"])
-            if self._rows(later, card.id, decision["id"], who):
+            card = self._card(found[0]["card"])
+            if card.who != who:
                 raise Conflict(card)
-            before = json.loads(decision["before"])
-            card = self._write(card, who=who, action="undone", undoes=decision["id"], **before)
+            before = json.loads(found[0]["before"])
+            card = self._write(card, who=who, action="undone", undoes=found[0]["id"], **before)
         return self._with_evidence([card])[0]
 
     def _write(
@@ -251,13 +239,6 @@ class Cards:
             db.execute("UPDATE decisions SET undone = 1 WHERE id = ?", (undoes,))
         return self._card(card.id)
 
-    def changes(self, source: Number, after: Number = 0) -> Changes:
-        """Return the cards of the decisions that follow number `after`."""
-        with self._lock:
-            last = self._rows("SELECT coalesce(max(id), 0) FROM decisions")[0][0]
-            query = "SELECT * FROM cards WHERE source = ? AND id IN (SELECT card FROM decisions WHERE id > ?)"
-            return Changes(last=last, cards=[_card(row) for row in self._rows(query, source, after)])
-
     def settled(self) -> list[Card]:
         """Return the settled cards of all sources, the first decision first."""
         return [_card(row) for row in self._rows("SELECT * FROM cards WHERE status = 'settled' ORDER BY at")]
@@ -269,18 +250,12 @@ class Cards:
                     max(place * (status != 'open')) AS last FROM cards WHERE source = ?"""
         drawn = """SELECT c.id, c.predicted, c.codes FROM draws d JOIN cards c USING (source, place)
                    WHERE source = ? AND d.due <= ? AND c.status = 'settled'"""
-        with self._lock:
+        with self.lock:
             found = dict(self._rows(counts, source)[0])
             sample = self._rows(drawn, source, found.pop("last"))
-            most = self._rows("SELECT count(DISTINCT place) FROM draws WHERE source = ?", source)[0][0]
         num_random = len({row["id"] for row in sample})
         right = [set(json.loads(row["codes"])) == set(json.loads(row["predicted"])) for row in sample]
-        return Trust(
-            **found,
-            random_cards=num_random,
-            random_cards_needed=_FEWEST if most >= _FEWEST else None,
-            right=share_right(right) if num_random >= _FEWEST else None,
-        )
+        return Trust(**found, random_cards=num_random, right=share_right(right) if num_random >= _FEWEST else None)
 
 
 def order_of_review(times: np.ndarray, seed: int) -> tuple[list[int], list[tuple[int, int]]]:
@@ -291,20 +266,18 @@ def order_of_review(times: np.ndarray, seed: int) -> tuple[list[int], list[tuple
     their order. Return the index of the card at each place of the review; and each draw, in order: the place from which
     it counts, and the index of its card.
     """
-    drawn = iter(np.random.default_rng(seed).choice(len(times), _DRAWS, p=times / times.sum()).tolist())
-    others = iter(range(len(times)))
     cards: dict[int, None] = {}
     draws: list[tuple[int, int]] = []
-    for place in range(len(times)):
-        card = None
-        if place % _EVERY == _EVERY - 1:
-            for card in drawn:
-                draws.append((place, card))
-                if card not in cards:
-                    break
-        if card is None or card in cards:  # no draw is left
-            card = next(card for card in others if card not in cards)
-        cards[card] = None
+
+    def draw() -> Iterator[int]:
+        for card in np.random.default_rng(seed).choice(len(times), _DRAWS, p=times / times.sum()).tolist():
+            draws.append((len(cards), card))
+            yield card
+
+    sample, others = draw(), iter(range(len(times)))
+    while len(cards) < len(times):
+        turn = itertools.chain(sample, others) if len(cards) % _EVERY == _EVERY - 1 else others
+        cards[next(card for card in turn if card not in cards)] = None
     return list(cards), draws
 
 
@@ -321,7 +294,5 @@ def share_right(sample: Sequence[bool]) -> Estimate:
 
 
 def _card(row: sqlite3.Row) -> Card:
-    values = dict(row)
-    values["predicted"] = json.loads(values["predicted"])
-    values["codes"] = None if values["codes"] is None else json.loads(values["codes"])
-    return Card(**values, confidence=values["conf"])
+    codes = None if row["codes"] is None else json.loads(row["codes"])
+    return Card(**dict(row) | {"predicted": json.loads(row["predicted"]), "codes": codes, "confidence": row["conf"]})

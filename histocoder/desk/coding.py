@@ -1,6 +1,5 @@
 """Code a few descriptions, with what helps to judge the codes: alternatives, known answers, nearest neighbours."""
 
-import hashlib
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -10,10 +9,9 @@ from typing import Annotated
 
 import numpy as np
 import pandas as pd
-from fastapi import HTTPException
 from pydantic import BaseModel, Field
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.neighbors import NearestNeighbors
-from sklearn.preprocessing import normalize
 
 from histocoder.data.codes import is_short
 from histocoder.data.examples import HELD_OUT, TRAIN, Examples
@@ -21,7 +19,7 @@ from histocoder.data.languages import NAMES, Language, chosen_language
 from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError
 from histocoder.evaluation.baselines import run_rows
-from histocoder.files import replacing
+from histocoder.evaluation.scores import code_sets
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known
@@ -29,11 +27,9 @@ from histocoder.inference.predictions import Prediction
 
 NO_OCCUPATION = "-1"  # HISCO's code for no occupation
 _ALTERNATIVES, _LEAST_PROBABILITY = 9, 0.005
-_MOST_REQUESTS = 9  # number of requests at the model: one is answered, the others wait
 _MATCHES = (r"\b{}\b", r"\b{}", "{}")  # whole words, then beginnings of words, then parts
 _NEIGHBOURS = 5
-_MOST_SEARCHED = 1_000_000  # number of descriptions: 1 GB of the n-gram encoder's encodings
-_ENCODED_AT_ONCE = 256
+_MOST_SEARCHED = 1_000_000  # number of descriptions: 1 GB of n-grams
 
 
 class Code(BaseModel):
@@ -50,7 +46,7 @@ class Neighbour(BaseModel):
     text: str
     lang: str
     codes: list[Code]
-    similarity: float  # cosine of the encodings
+    similarity: float  # cosine of their n-grams
 
 
 class Answer(BaseModel):
@@ -78,27 +74,23 @@ class CodeRequest(BaseModel):
 
     texts: Annotated[list[Annotated[str, Field(max_length=2000)]], Field(min_length=1, max_length=1000)]
     lang: Annotated[str, Field(max_length=100)] = "unk"
-    evidence: bool = True  # whether to search the nearest descriptions of the training data
 
 
 class Coding:
-    """A model, and its run's training data as evidence; `folder` keeps their encodings."""
+    """A model, and its run's training data as evidence."""
 
-    def __init__(self, coder: Coder, *, run: Path, folder: Path, model_id: str) -> None:
+    def __init__(self, coder: Coder, *, run: Path, model_id: str) -> None:
         self.coder, self.model_id = coder, model_id
         coder.turn = threading.Lock()
-        self._requests = threading.BoundedSemaphore(_MOST_REQUESTS)
         self._titles = coder.model.config.descriptions
         self.known: Known | None = None
         self.neighbours: Neighbours | None = None
         rows = run_rows(run, coder, TRAIN, HELD_OUT)
         if rows is not None:
             examples = rows.coded()
-            hashes = pd.util.hash_pandas_object(examples.codes.assign(text=examples.texts, lang=examples.langs))
-            source = hashlib.sha256(hashes.to_numpy().tobytes()).hexdigest()
-            self.known = Known(f"{source} desk", languages=coder.model.config.languages)
+            self.known = Known(f"{model_id} desk", languages=coder.model.config.languages)
             self.known.add(examples)
-            self.neighbours = Neighbours(examples, folder, source=f"{source} {model_id}")
+            self.neighbours = Neighbours(examples)
 
     @property
     def languages(self) -> list[NamedLanguage]:
@@ -106,11 +98,6 @@ class Coding:
         codes = sorted(set(self.coder.model.config.languages) - {"unk"}) or list(NAMES)
         named = [NamedLanguage(code=code, name=NAMES.get(Language(code).iso, code)) for code in codes]
         return [NamedLanguage(code="unk", name="Unknown"), *sorted(named, key=lambda one: one.name)]
-
-    @property
-    def no_occupation(self) -> Code | None:
-        """Code for "no occupation"; None where the classification has none."""
-        return self.titled(NO_OCCUPATION) if NO_OCCUPATION in self.coder.codes else None
 
     def titled(self, code: str, probability: float | None = None) -> Code:
         return Code(code=code, title=self._titles.get(code), probability=probability)
@@ -149,22 +136,15 @@ class Coding:
         return dict(zip(self.coder.codes, description_keys(titled), strict=True))
 
     def code(self, wanted: CodeRequest) -> list[Answer]:
-        """Code descriptions; blank ones get no codes. Status 429: too many requests wait for the model."""
+        """Code descriptions; blank ones get no codes."""
         lang = chosen_language(wanted.lang, self.coder.model.config.languages)
-        return self.answer(wanted.texts, [lang] * len(wanted.texts), evidence=wanted.evidence)
+        return self.answer(wanted.texts, [lang] * len(wanted.texts))
 
-    def answer(self, texts: Sequence[str], langs: Sequence[str], *, evidence: bool = True) -> list[Answer]:
-        """Code descriptions; raise status 429 where too many requests wait for the model."""
-        if not self._requests.acquire(blocking=False):
-            raise HTTPException(429, "The model is busy. Try again in a moment.")
-        try:
-            langs = [Language(lang).among(self.coder.model.config.languages) for lang in langs]
-            coded, ranked, encodings = self.coder.predict_ranked(texts, langs)
-            near: list[list[Neighbour]] = [[] for _ in texts]
-            if evidence and self.neighbours is not None:
-                near = self.neighbours.find(encodings, self.titled)
-        finally:
-            self._requests.release()
+    def answer(self, texts: Sequence[str], langs: Sequence[str]) -> list[Answer]:
+        """Code descriptions, and find what helps to judge the codes."""
+        langs = [Language(lang).among(self.coder.model.config.languages) for lang in langs]
+        coded, ranked, _ = self.coder.predict_ranked(texts, langs)
+        near = self.neighbours.find(texts, self.titled) if self.neighbours else [[] for _ in texts]
         given = self.known.find(texts, langs) if self.known is not None else [None] * len(texts)
         answers = []
         for row, (text, lang, known, conf) in enumerate(zip(texts, langs, given, coded.conf, strict=True)):
@@ -193,59 +173,24 @@ class Coding:
 
 
 class Neighbours:
-    """Exact search of the training data's distinct descriptions by the cosine of their encodings.
+    """Exact search of the training data's distinct descriptions, at most a million, by cosine of character n-grams."""
 
-    If there are more than a million, the most frequent are searched. Their encodings are kept in a file in `folder`;
-    `source` identifies the data and the model.
-    """
+    def __init__(self, examples: Examples) -> None:
+        rows = pd.DataFrame({"text": examples.texts, "lang": examples.langs, "codes": code_sets(examples.codes)})
+        rows["key"] = description_keys(examples.texts)
+        self._rows = rows.drop_duplicates(["key", "lang", "codes"], keep="last").head(_MOST_SEARCHED)
+        self._vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), sublinear_tf=True)
+        features = self._vectorizer.fit_transform(self._rows["key"])
+        self._search = NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(self._rows)), metric="cosine").fit(features)
 
-    def __init__(self, examples: Examples, folder: Path, *, source: str) -> None:
-        codes = [tuple(code for code in row if code is not None) for row in examples.codes.to_numpy(dtype=object)]
-        rows = pd.DataFrame({"text": examples.texts, "lang": examples.langs, "codes": codes})
-        by = [pd.Series(description_keys(examples.texts)), "lang", "codes"]
-        rows["times"] = rows.groupby(by)["text"].transform("size")
-        distinct = rows[~rows.assign(text=by[0]).duplicated(keep="last")]
-        self._total = len(distinct)
-        self._rows = distinct.sort_values("times", ascending=False, kind="stable").head(_MOST_SEARCHED)
-        self._path = folder / f"neighbours-{hashlib.sha256(source.encode()).hexdigest()[:16]}.npy"
-        self._search: NearestNeighbors | None = None
-        self._num_encoded = 0
-
-    def describe(self) -> str:
-        """Describe which descriptions are searched."""
-        number = f"{len(self._rows):,}"
-        if len(self._rows) < self._total:
-            number = f"the {number} most frequent of {self._total:,}"
-        state = "" if self._search else f"; {self._num_encoded / len(self._rows):.0%} are encoded"
-        return f"exact search among {number} descriptions of the training data{state}"
-
-    def encode(self, coder: Coder, stop: threading.Event) -> None:
-        """Encode the descriptions, or find them encoded in the file."""
-        if not self._path.is_file():
-            encodings = np.empty((len(self._rows), coder.model.encoder.config.hidden_size), np.float32)
-            for start in range(0, len(self._rows), _ENCODED_AT_ONCE):
-                if stop.is_set():
-                    return
-                some = self._rows.iloc[start : start + _ENCODED_AT_ONCE]
-                encodings[start : start + len(some)] = normalize(coder.embed(some["text"], some["lang"]))
-                self._num_encoded += len(some)
-            for earlier in self._path.parent.glob("neighbours*.np[yz]"):
-                earlier.unlink()
-            with replacing(self._path) as temporary, temporary.open("wb") as file:
-                np.save(file, encodings)
-        # of vectors of length 1, the nearest by distance are those by cosine
-        search = NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(self._rows)), algorithm="brute")
-        self._search = search.fit(np.load(self._path, mmap_mode="r"))
-
-    def find(self, encodings: np.ndarray, titled: Callable[[str], Code]) -> list[list[Neighbour]]:
-        """Return the descriptions nearest to encodings of shape (n, hidden); none for NaN, or until all are encoded."""
-        found: list[list[Neighbour]] = [[] for _ in encodings]
-        is_real = ~np.isnan(encodings).any(1)
-        if self._search is None or not is_real.any():
-            return found
-        distances, indices = self._search.kneighbors(normalize(encodings[is_real]))
-        similarities = 1 - distances**2 / 2
-        for row, near, similar in zip(np.flatnonzero(is_real), indices, similarities, strict=True):
-            rows = self._rows.iloc[near].assign(similarity=similar).to_dict("records")
-            found[row] = [Neighbour(**{**one, "codes": [*map(titled, one["codes"])]}) for one in rows]
-        return found
+    def find(self, texts: Sequence[str], titled: Callable[[str], Code]) -> list[list[Neighbour]]:
+        """Return the descriptions nearest to each text; none for one that has no n-grams in common with any."""
+        distances, indices = self._search.kneighbors(self._vectorizer.transform(description_keys(texts)))
+        return [
+            [
+                Neighbour(text=row.text, lang=row.lang, codes=[*map(titled, row.codes)], similarity=1 - distance)
+                for row, distance in zip(self._rows.iloc[near].itertuples(), far, strict=True)
+                if distance < 1
+            ]
+            for near, far in zip(indices, distances, strict=True)
+        ]

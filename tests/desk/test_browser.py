@@ -179,8 +179,9 @@ def test_two_browsers_share_a_queue(model: Path, coded: Path, tmp_path: Path):
             fetch('/api/review/cards/1', {method: 'POST', headers: {'Content-Type': 'application/json'},
             body: JSON.stringify({who: 'Bo', version: 0, codes: ['77610']})}).then((r) => done(r.status))"""
         assert other.driver.execute_async_script(decide) == 200
+        one.press(Keys.ENTER)
         wait_until(lambda: "Bo has decided: 77610" in one.text("#card .notice"))
-        assert one.text("#card .text") == first
+        assert one.text("#card .text") == first and decisions(model) == [("Bo", "changed")]
         one.press(Keys.ENTER)
         wait_until(lambda: decisions(model) == [("Bo", "changed"), ("Anna", "changed")])
 

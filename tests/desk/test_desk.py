@@ -6,7 +6,6 @@ import codecs
 import csv
 import errno
 import io
-import json
 import shutil
 import sqlite3
 import threading
@@ -19,7 +18,6 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,12 +33,10 @@ from starlette.testclient import TestClient
 from histocoder.cli.main import main
 from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.codes import LabelRules
-from histocoder.data.examples import Examples
 from histocoder.data.split import read_corrections
 from histocoder.desk import app
 from histocoder.desk.app import Desk, create_app
 from histocoder.desk.cards import order_of_review, share_right
-from histocoder.desk.coding import Code, Neighbours
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.inference.predict_file import predict_file
@@ -66,11 +62,9 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Coder, Path]:
 
 
 @contextmanager
-def served(
-    coder: tuple[Coder, Path], folder: Path, data: Path | None = None, *, may_train: bool = False, **columns: str
-) -> Iterator[TestClient]:
+def served(coder: tuple[Coder, Path], folder: Path, data: Path | None = None, **columns: str) -> Iterator[TestClient]:
     model, run = coder
-    desk = Desk(model, folder, model=str(run), model_folder=run, run=run, may_train=may_train)
+    desk = Desk(model, folder, model=str(run), model_folder=run, run=run)
     if data is not None:
         desk.review(data, **columns)
     with TestClient(create_app(desk, token=TOKEN), base_url="http://127.0.0.1:8000", headers=HEADERS) as client:
@@ -113,12 +107,11 @@ def code(client: TestClient, file: str, *, state: str = "done", **options: str) 
 
 
 def test_codes_come_with_all_evidence(client: TestClient):
-    wait_until(lambda: "read" not in client.get("/api/about").json()["neighbours"])
     farmer, blank = client.post("/api/code", json={"texts": ["FARMER", " "], "lang": "en"}).json()
     assert [code["code"] for code in farmer["known"]] == ["61110"] and farmer["known_share"] == 1
     assert farmer["known"][0]["title"] == "Farmer"
-    assert len(farmer["neighbours"]) == 3  # two spellings of farmer are one
-    assert farmer["neighbours"][0]["similarity"] >= farmer["neighbours"][1]["similarity"]
+    near = [(one["text"], one["similarity"]) for one in farmer["neighbours"]]  # two spellings of farmer are one
+    assert near[0] == ("Farmer", pytest.approx(1)) and near[1][0] == "baker & farmer" and near[1][1] < 1
     given = [code["code"] for code in (*farmer["codes"], *farmer["alternatives"])]
     assert len(set(given)) == len(given) > 5
     assert blank["codes"] == [] and blank["neighbours"] == [] and blank["confidence"] is None
@@ -151,12 +144,10 @@ def test_models_without_named_languages_get_the_language(coder: tuple[Coder, Pat
         ({}, 401),
         ({"Authorization": "Bearer wrong"}, 401),
         ({"Cookie": f"histocoder_8000={TOKEN}", "Origin": "http://127.0.0.1:8000"}, 200),
-        ({"Cookie": f"histocoder_8000={TOKEN}"}, 403),
         ({**HEADERS, "Origin": "http://evil.example"}, 403),
         ({**HEADERS, "Origin": "null"}, 403),
-        ({**HEADERS, "Origin": "http://["}, 403),
         ({**HEADERS, "Host": "evil.example:8000"}, 421),
-        ({**HEADERS, "Host": "192.168.1.7:8000"}, 421),
+        ({**HEADERS, "Host": "["}, 421),
         ({**HEADERS, "Host": "localhost:9000"}, 200),
     ],
 )
@@ -186,25 +177,6 @@ def test_bodies_are_limited(client: TestClient, monkeypatch: pytest.MonkeyPatch)
     assert client.post("/api/code", json={"texts": ["x" * 5000]}).status_code == 422
 
 
-LARGE, SURROGATE = 2**70, '"\\ud800"'
-REFUSED = [
-    ("files/FILE/code", f'{{"input_col": {SURROGATE}}}'),
-    ("review/cards/1", f'{{"who": "Anna", "version": 0, "codes": [{SURROGATE}]}}'),
-    ("review/cards/1", '{"who": "Anna", "version": NaN, "codes": ["61110"]}'),
-    (f"review/{LARGE}/undo", '{"who": "Anna"}'),
-    (f"review/cards/{LARGE}", '{"who": "Anna", "version": 0, "codes": null}'),
-    (f"review/1/cards?who=Anna&after={LARGE}", None),
-]
-
-
-def test_values_that_cannot_be_stored_are_refused(client: TestClient):
-    file = send(client, "a.csv", b"occ1\nfarmer\n")
-    for path, body in REFUSED:
-        address = f"/api/{path.replace('FILE', file)}"
-        answer = client.get(address) if body is None else client.post(address, content=body)
-        assert answer.status_code == 422 and "should be" in answer.json()["detail"], path
-
-
 def test_bad_files_get_the_command_lines_sentence(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     bomb = io.BytesIO()
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -212,7 +184,7 @@ def test_bad_files_get_the_command_lines_sentence(client: TestClient, tmp_path: 
     bad = [
         ("../../census.csv", b"", "census.csv is empty."),
         ("a.csv", b"occ1,lang\nfarmer\n", "a.csv, line 2: 1 fields where the header has 2"),
-        ("a.exe", b"MZ", "a.exe can't be read as a table"),
+        ("a.exe", b"MZ", "a.exe: .exe files can't be written"),
         ("b.xlsx", bomb.getvalue(), "would unpack to"),
     ]
     for name, content, sentence in bad:
@@ -278,7 +250,7 @@ def test_files_come_back_in_their_form(client: TestClient, suffix: str, separato
     assert client.post(f"/api/files/{file}/review").json()["cards"] == 1
 
 
-def test_cancelled_and_restarted_files_go_on(
+def test_interrupted_files_go_on_and_deleted_do_not(
     coder: tuple[Coder, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     rows = "occ1\n" + "\n".join(f"farmer no {i}" for i in range(40)) + "\n"
@@ -294,21 +266,20 @@ def test_cancelled_and_restarted_files_go_on(
 
     monkeypatch.setattr(Coder, "predict_batch", slow)
     monkeypatch.setattr("histocoder.desk.uploads.PredictConfig", partial(PredictConfig, batch_size=2))
-    with served(coder, tmp_path / "desk") as client:
-        file = send(client, "a.csv", rows.encode())
-        client.post(f"/api/files/{file}/code", json={"input_col": "occ1"})
+    with served(coder, tmp_path / "desk") as client, ThreadPoolExecutor(1) as pool:
+        file, other = send(client, "a.csv", rows.encode()), send(client, "b.csv", rows.encode())
+        for name in (file, other):
+            client.post(f"/api/files/{name}/code", json={"input_col": "occ1"})
         assert arrived.wait(60)
         now = client.get(f"/api/files/{file}").json()
         assert now["state"] == "running" and now["num_rows"] == 40 and now["rows_done"] == 10
-        client.post(f"/api/files/{file}/cancel")
-        go_on.set()
-        wait_for(client, file, "cancelled")
-    record = tmp_path / "desk" / "files" / file / "file.json"
-    record.write_text(record.read_text().replace("cancelled", "running"))  # as a server that was killed leaves it
+        assert [left["id"] for left in client.delete(f"/api/files/{other}").json()] == [file]
+        pool.submit(lambda: (time.sleep(0.5), go_on.set()))
     with served(coder, tmp_path / "desk") as client:
         wait_for(client, file, "done")
         assert len(client.get(f"/api/files/{file}/result").text.splitlines()) == 41
-    assert sum(coded) == 40 + 4  # of the part in which it was cancelled, what was coded before
+        assert not (tmp_path / "desk" / "files" / other).exists()
+    assert sum(coded) == 40 + 4  # of the part in which it was interrupted, what was coded before
 
 
 def test_a_failing_file_does_not_stop_others(
@@ -349,8 +320,6 @@ def test_reviewers_never_overwrite_silently(client: TestClient):
     assert refused.status_code == 409 and refused.json()["card"]["who"] == "Bo"
     assert decide(client, refused.json()["card"], "Anna", codes=["77610"]).json()["codes"] == ["77610"]
     assert client.post("/api/review/1/undo", json={"who": "Bo"}).status_code == 409
-    seen = client.get("/api/review/1/changes?after=0").json()
-    assert seen["last"] == 2 and [card["who"] for card in seen["cards"]] == ["Anna"]
     back = client.post("/api/review/1/undo", json={"who": "Anna"}).json()["card"]
     assert back["codes"] == ["61110"] and back["version"] == 3
     assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 422
@@ -373,10 +342,9 @@ def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path:
         ["<b>x</b>", "'=cmd|x", "x", "61115", "77610"],
         ["baker", "en", "x", "61115", "77610"],
     ]
-    now = client.get("/api/improve").json()
-    assert now["corrections"] == 3 and not now["is_complete"] and "--corrections" in now["command"]
-    refused = client.post("/api/improve/train")
-    assert refused.status_code == 422 and "--allow-training" in refused.json()["detail"]
+    now = client.post("/api/improve").json()
+    assert now["corrections"] == 3 and "--corrections" in now["next_step"]
+    assert (tmp_path / "desk" / "corrections.csv").read_text().startswith('"occ1","lang","checked","hisco_1"')
 
 
 def test_the_last_decision_on_a_description_is_exported(coder: tuple[Coder, Path], tmp_path: Path):
@@ -387,7 +355,8 @@ def test_the_last_decision_on_a_description_is_exported(coder: tuple[Coder, Path
         for card, decided in zip(cards(client), ("77610", "95410"), strict=True):
             decide(client, card, codes=[decided])
         exported = client.get("/api/corrections.csv").text
-        assert client.get("/api/improve").json()["corrections"] == 1
+        improvement = client.post("/api/improve").json()
+        assert improvement["corrections"] == 1 and f"--save-path {tmp_path / 'run-2'}" in improvement["next_step"]
     assert "95410" in exported and "77610" not in exported
 
 
@@ -397,45 +366,6 @@ def test_coded_files_without_languages_are_reviewed(coder: tuple[Coder, Path], t
         with served(coder, tmp_path / "desk", data=tmp_path / "coded.csv", input_col="job") as client:
             assert [(card["text"], card["lang"]) for card in cards(client)] == [("a", "unk"), ("b", "unk")]
             assert len(client.get("/api/review").json()) == 1
-
-
-def test_training_shows_what_it_has_brought(coder: tuple[Coder, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    started: list[list[str]] = []
-    difference = {"rows": {"mean": 0.25, "low": 0.1, "high": 0.4}}
-    scores = {"before": {"rows": 0.5}, "after": {"rows": 0.75}, "difference": difference, "num_rows": 80}
-    parts = {"validation": scores, "before_has_seen": False}
-
-    class Training:
-        """A training that has ended well."""
-
-        def __init__(self, command: list[str], **_: Any) -> None:
-            time.sleep(0.2)
-            started.append(command)
-            new = Path(command[command.index("--save-path") + 1])
-            new.mkdir()
-            (new / "metrics.json").write_text(json.dumps({"corrections": parts}))
-            self.polls = iter([None, None])
-
-        def poll(self) -> int | None:
-            return next(self.polls, 0)
-
-    run, data = shutil.copytree(coder[1], tmp_path / "run"), tmp_path / "coded.csv"
-    (run / "args.yaml").write_text("dataset: t.csv\ninput_col: occ1\nlanguage_col: lang\n")
-    data.write_text(CODED)
-    monkeypatch.setattr("subprocess.Popen", Training)
-    with served((coder[0], run), tmp_path / "desk", data=data, may_train=True) as client:
-        assert client.post("/api/improve/train").json()["detail"].startswith("There are no corrections yet.")
-        decide(client, cards(client)[0], codes=["77610"])
-        with ThreadPoolExecutor(2) as pool:
-            answers = [*pool.map(lambda _: client.post("/api/improve/train"), range(2))]
-        assert sorted(answer.status_code for answer in answers) == [200, 422] and len(started) == 1
-        begun = next(answer.json() for answer in answers if answer.status_code == 200)
-        ended = client.get("/api/improve").json()
-    assert begun["state"] == "running" and begun["command"].endswith("--save-path " + str(tmp_path / "run-2"))
-    assert begun["serve"] == ended["serve"] == f"histocoder serve --model {tmp_path / 'run-2' / 'best'}"
-    assert ended["state"] == "done" and ended["gains"][0].startswith("Of the same 80 rows of validation data, 50.0")
-    corrections = Path(started[0][started[0].index("--corrections") + 1])
-    assert '"baker","en","x","77610",' in corrections.read_text()
 
 
 def test_the_interval_covers_the_truth():
@@ -468,17 +398,6 @@ def test_trust_needs_thirty_random_cards(coder: tuple[Coder, Path], tmp_path: Pa
     assert found[9]["rows_settled"] == found[9]["rows"] == 200
 
 
-def test_the_queue_at_the_model_has_an_end(client: TestClient, coder: tuple[Coder, Path]):
-    def code(_: int) -> int:
-        return client.post("/api/code", json={"texts": ["farmer"]}).status_code
-
-    with ThreadPoolExecutor(10) as pool:
-        with coder[0].turn:
-            answers = [pool.submit(code, i) for i in range(10)]
-            wait_until(lambda: any(answer.done() for answer in answers))
-        assert sorted(answer.result() for answer in answers) == [200] * 9 + [429]
-
-
 def test_serve_says_what_it_needs(
     coder: tuple[Coder, Path], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
@@ -493,33 +412,3 @@ def test_serve_says_what_it_needs(
     assert "--port is 99999; it must lie between 0 and 65535" in ends("--port", "99999")
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert "pip install 'histocoder[serve]'" in ends()
-
-
-class Encoder:
-    """Encodes numbers at random."""
-
-    num_encoded = 0
-    model = SimpleNamespace(encoder=SimpleNamespace(config=SimpleNamespace(hidden_size=16)))
-
-    def embed(self, texts: list[str], _langs: list[str]) -> np.ndarray:
-        self.num_encoded += len(texts)
-        return np.stack([np.random.default_rng(int(text)).normal(size=16).astype(np.float32) for text in texts])
-
-
-def test_neighbours_are_those_of_a_full_sort(tmp_path: Path):
-    coder, texts = Encoder(), [str(i) for i in range(8195)]  # compared in two blocks, the second of three
-    codes = pd.DataFrame({"hisco_1": ["61110"] * 8195}, dtype=object)
-    wanted = np.random.default_rng(0).normal(size=(50, 16)).astype(np.float32)
-    encodings = coder.embed(texts, texts)
-    wanted[:3] = encodings[-3:]  # nearest to descriptions of the second block
-    similar = wanted @ encodings.T / np.linalg.norm(encodings, axis=1)
-    expected = np.argsort(-similar, axis=1)[:, :5]
-    wanted[7] = np.nan  # a missing description
-    for _ in range(2):  # the second time from the file
-        search = Neighbours(Examples.of(texts, ["en"] * 8195, codes), tmp_path, source="here")
-        assert search.describe().endswith("among 8,195 descriptions of the training data; 0% are encoded")
-        search.encode(coder, threading.Event())
-        assert search.describe() == "exact search among 8,195 descriptions of the training data"
-        for row, found in enumerate(search.find(wanted, lambda code: Code(code=code))):
-            assert [int(one.text) for one in found] == ([] if row == 7 else expected[row].tolist())
-    assert coder.num_encoded == 2 * 8195

@@ -22,8 +22,6 @@ async function code() {
       el("h2", { tabindex: "-1" }, answers.length === 1 ? "1 description" : `${count(answers.length)} descriptions`),
       ...answers.map(answer));
     get("answers").querySelector("h2").focus();
-    const about = await api("about");
-    get("searched").textContent = `Nearest descriptions: ${about.neighbours}.`;
   } finally {
     button.disabled = false;
     get("answers").removeAttribute("aria-busy");

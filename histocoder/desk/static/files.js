@@ -1,10 +1,11 @@
 // Send tables in, choose their columns, watch them being coded.
 import { api, bar, count, doing, el, get, languageSelect, say } from "./lib.js";
 
-let timer, most;
+const MOST_BYTES = 2 * 2 ** 30;
+const begun = {}; // file -> when its first rows were coded, and how many
+let timer;
 
-export function start(about) {
-  most = about.upload_bytes;
+export function start() {
   get("file").onchange = (event) => event.target.files[0] && send(event.target.files[0]);
   const drop = get("drop");
   for (const kind of ["dragover", "dragleave", "drop"])
@@ -23,9 +24,9 @@ export function hide() {
 
 // XMLHttpRequest, since fetch does not tell how much is sent.
 function send(file, sheet = "") {
-  if (file.size > most) {
+  if (file.size > MOST_BYTES) {
     get("file").value = "";
-    return refuse(`${file.name} is larger than ${most / 2 ** 30} GB; code it with histocoder predict instead.`);
+    return refuse(`${file.name} is larger than 2 GB; code it with histocoder predict instead.`);
   }
   const request = new XMLHttpRequest();
   const stop = el("button", { onclick: () => request.abort() }, "Cancel");
@@ -98,7 +99,7 @@ async function choose(file) {
       el("button", { type: "button", onclick: () => (form.hidden = true) }, "Not now")),
   ]);
   form.onsubmit = doing(async () => {
-    const options = { input_col: input.value, language_col: column.value || null, known: known.checked, sheet: file.sheet };
+    const options = { input_col: input.value, language_col: column.value || null, known: known.checked };
     if (!column.value) options.language = language.value;
     await api(`files/${file.id}/code`, { json: options });
     form.hidden = true;
@@ -122,9 +123,8 @@ const button = (file, text, action) => el("button", { "data-key": `${file.id}-${
 
 const actions = {
   new: (file) => [code(file, "Choose columns"), remove(file)],
-  queued: (file) => [cancel(file)],
-  running: (file) => [cancel(file)],
-  cancelled: (file) => [again(file), remove(file)],
+  queued: (file) => [remove(file)],
+  running: (file) => [remove(file)],
   failed: (file) => [code(file, "Choose columns"), remove(file)],
   done: (file) => [
     el("a", { class: "button", href: `/api/files/${file.id}/result`, download: true, "data-key": `${file.id}-get`, "aria-label": `Download: ${file.name}` }, "Download"),
@@ -136,8 +136,6 @@ const actions = {
   ],
 };
 const code = (file, text) => button(file, text, () => choose(file));
-const cancel = (file) => button(file, "Cancel", async () => (await api(`files/${file.id}/cancel`, { method: "POST" }), list()));
-const again = (file) => button(file, "Continue", async () => (await api(`files/${file.id}/code`, { json: file.options }), list()));
 const remove = (file) => button(file, "Delete", async () => {
   if (confirm(`Delete ${file.name} and its codes from the server?`)) await api(`files/${file.id}`, { method: "DELETE" });
   await list();
@@ -145,21 +143,22 @@ const remove = (file) => button(file, "Delete", async () => {
 
 function shown(file) {
   const share = file.num_rows ? file.rows_done / file.num_rows : 0;
-  const speed = file.rows_per_second ? `, ${count(file.rows_per_second)} rows/s` : "";
-  const left = file.rows_per_second ? `, ${duration((file.num_rows - file.rows_done) / file.rows_per_second)} left` : "";
+  if (file.state !== "running") delete begun[file.id];
+  const first = file.rows_done ? (begun[file.id] ??= { at: Date.now(), rows: file.rows_done }) : null;
+  const perSecond = first && (1000 * (file.rows_done - first.rows)) / (Date.now() - first.at);
+  const speed = perSecond ? `, ${count(perSecond)} rows/s, ${duration((file.num_rows - file.rows_done) / perSecond)} left` : "";
   const states = {
     new: "Uploaded. Choose its columns.",
     queued: "Waiting in the queue.",
-    running: !file.num_rows ? "Reading the file." : `${count(file.rows_done)} of about ${count(file.num_rows)} rows${speed}${left}`,
-    cancelled: "Cancelled. Rows that are coded are kept; Continue codes the rest.",
+    running: !file.num_rows ? "Reading the file." : `${count(file.rows_done)} of about ${count(file.num_rows)} rows${speed}`,
     failed: "Not coded.",
     done: "Coded.",
   };
   return el("article", { class: "panel file" },
     el("span", { class: "name" }, file.name),
-    el("span", { class: "buttons" }, actions[file.state](file)),
+    el("span", { class: "buttons" }, (actions[file.state] || actions.new)(file)),
     file.state === "running" ? el("span", { class: "whole" }, bar(share, "Coded", true)) : null,
-    el("span", { class: "whole quiet" }, states[file.state]),
+    el("span", { class: "whole quiet" }, states[file.state] || states.new),
     file.message ? el("span", { class: file.state === "failed" ? "whole error" : "whole quiet" }, file.message) : null);
 }
 

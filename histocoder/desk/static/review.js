@@ -3,7 +3,7 @@ import { api, bar, codeNames, codeWithBar, count, doing, el, get, languageName, 
 
 const KEYS = [["↵", "accept the codes"], ["1–9", "choose an alternative"], ["⇧ 1–9", "add it as a further code"], ["/", "search the codes"],
   ["0", "no occupation"], ["?", "unsure"], ["u", "undo"], ["← →", "move"]];
-let about, source, cards = [], at = 0, chosen = [], note = "", lastChange = 0, timer, isBusy = false, isOver = false;
+let about, source, cards = [], at = 0, chosen = [], note = "", isBusy = false, isOver = false;
 
 const who = () => localStorage.getItem("who");
 const usesKeys = () => localStorage.getItem("keys") !== "off";
@@ -21,7 +21,6 @@ export function start(all) {
 }
 
 export const show = doing(async () => {
-  hide();
   get("who-form").hidden = Boolean(who());
   get("desk").hidden = !who();
   if (!who()) return get("who").focus();
@@ -35,16 +34,10 @@ export const show = doing(async () => {
     return get("card").replaceChildren(el("div", { class: "panel" }, el("p", {}, "There is no coded file to review yet. Code one under ",
       el("a", { href: "#files" }, "Files"), " and choose Review there.")));
   }
-  lastChange = (await api(`review/${source.id}/changes?after=${2 ** 40}`)).last;
   await fetchMore();
   choose(0);
   await trust(sources);
-  timer = setTimeout(watch, 4000);
 });
-
-export function hide() {
-  clearTimeout(timer);
-}
 
 let fetching = null;
 
@@ -229,29 +222,11 @@ function key(event) {
   doing(action)();
 }
 
-// See what other reviewers decide.
-async function watch() {
-  try {
-    const changes = await api(`review/${source.id}/changes?after=${lastChange}`);
-    if (changes.last !== lastChange) {
-      lastChange = changes.last;
-      for (const card of changes.cards) {
-        const one = cards.find((other) => other.card.id === card.id);
-        if (!one || one.card.version >= card.version) continue;
-        one.card = card;
-        if (one === present()) choose(at, decidedBy(card));
-      }
-      await trust();
-    }
-  } catch { /* the next decision says what is wrong */ }
-  if (!get("review").hidden) timer = setTimeout(watch, 4000);
-}
-
 async function trust(sources) {
   const now = await api(`review/${source.id}/trust`);
   const others = sources || (await api("review"));
   get("trust").className = "trust";
-  const select = others.length > 1 ? el("select", { "aria-label": "File", onchange: (event) => (sessionStorage.setItem("source", event.target.value), hide(), show()) },
+  const select = others.length > 1 ? el("select", { "aria-label": "File", onchange: (event) => (sessionStorage.setItem("source", event.target.value), show()) },
     others.map((one) => el("option", { value: one.id, selected: one.id === source.id }, one.name))) : el("p", { class: "quiet" }, source.name);
   const keys = el("input", { type: "checkbox", checked: usesKeys(), onchange: (event) => localStorage.setItem("keys", event.target.checked ? "on" : "off") });
   get("trust").replaceChildren(...[
@@ -265,6 +240,6 @@ async function trust(sources) {
     el("p", {}, el("a", { href: "/api/corrections.csv", download: true }, "Export settled descriptions (CSV)")),
     el("dl", { class: "keys" }, KEYS.flatMap(([name, meaning]) => [el("dt", {}, el("kbd", {}, name)), el("dd", {}, meaning)])),
     el("label", { class: "inline" }, keys, " Use these keys"),
-    el("p", { class: "quiet" }, `You are ${who()}. `, el("button", { class: "plain", onclick: () => (localStorage.removeItem("who"), hide(), show()) }, "Change")),
+    el("p", { class: "quiet" }, `You are ${who()}. `, el("button", { class: "plain", onclick: () => (localStorage.removeItem("who"), show()) }, "Change")),
   ].filter(Boolean));
 }
