@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
@@ -67,31 +66,17 @@ def _form(setting: Setting) -> dict[str, Any]:
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises `UserError` and reads `--config`; with `main` flags, `--help` lists only these."""
 
-    def __init__(self, description: str, *, config: bool = True, main: Sequence[str] = (), **kwargs: Any) -> None:
-        super().__init__(
-            description=description,
-            allow_abbrev=False,
-            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=118),
-            **kwargs,
-        )
-        self._main = main
-        if config:
-            self.add_argument(
-                "--config",
-                metavar="YAML",
-                help="read flags from a file, such as a run's args.yaml; the command line overrides them",
-            )
-        if main:
-            self.add_argument(
-                "--help-all",
-                action=_HelpAll,
-                nargs=0,
-                default=argparse.SUPPRESS,
-                help="show all flags, in groups, and exit",
-            )
-            self.add_version()
+    def __init__(self, description: str, *, main: Sequence[str] = (), **kwargs: Any) -> None:
+        def formatter(prog: str) -> argparse.HelpFormatter:
+            return argparse.HelpFormatter(prog, max_help_position=34, width=118)
 
-    def add_version(self) -> None:
+        super().__init__(description=description, allow_abbrev=False, formatter_class=formatter, **kwargs)
+        self._main = main
+        if main:
+            text = "read flags from a file, such as a run's args.yaml; the command line overrides them"
+            self.add_argument("--config", metavar="YAML", help=text)
+            text = "show all flags, in groups, and exit"
+            self.add_argument("--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help=text)
         self.add_argument("--version", action="version", version=f"histocoder {__version__}")
 
     def format_help(self) -> str:
@@ -99,11 +84,10 @@ class Parser(argparse.ArgumentParser):
         if not self._main:
             return super().format_help()
         formatter = self._get_formatter()
-        shown = [action for name in self._main for action in self._actions if name in action.option_strings]
         formatter.add_usage("%(prog)s FLAGS", self._actions, [])
         formatter.add_text(self.description)
         formatter.start_section("flags that most runs need")
-        formatter.add_arguments(shown)
+        formatter.add_arguments([self._option_string_actions[name] for name in self._main])
         formatter.end_section()
         formatter.add_text(self.epilog)
         formatter.add_text("--help-all shows all flags; docs/configuration.md has them with their defaults.")
@@ -111,13 +95,12 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse flags as argparse does; the error for an unknown flag suggests the most similar one."""
-        words = sys.argv[1:] if args is None else list(args)
-        flags = [word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None]]
-        for flag in flags if self._subparsers is None else []:
-            if flag.startswith("--") and " " not in flag and flag not in self._option_string_actions:
+        found, unknown = super().parse_known_args(args, namespace)
+        for flag in (word.partition("=")[0] for word in unknown):
+            if flag.startswith("--"):
                 near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
                 self.error(f"there is no flag {flag}.{f' Did you mean {near[0]!r}?' if near else ''}")
-        return super().parse_known_args(args, namespace)
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         raise UserError(
@@ -127,25 +110,18 @@ class Parser(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         """Parse flags; they override those of the file that `--config` names."""
         words = list(sys.argv[1:] if argv is None else argv)
-        for text in words:
-            if not text.isprintable() and any("\ud800" <= char <= "\udfff" for char in text):
-                raise UserError(
-                    f"{text!a} can't be read as {sys.getfilesystemencoding()}. Set PYTHONUTF8=1, or a locale in "
-                    "UTF-8; if it is the name of a file, rename the file."
-                )
-        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        first.add_argument("--config")
-        path = first.parse_known_args(words)[0].config
+        args = self.parse_args(words)
+        path = getattr(args, "config", None)
         if path is None:
-            return self.parse_args(words)
-        in_file = self.words_of(path)
+            return args
+        in_file = self._words_of(path)
         try:
             self.parse_args(in_file)
         except UserError as error:
             raise UserError(f"--config {path}: {error}") from error
         return self.parse_args(in_file + words)
 
-    def words_of(self, path: str) -> list[str]:
+    def _words_of(self, path: str) -> list[str]:
         """Return the flags in a YAML file, with `-` or `_` and under headings or not, as words of a command line.
 
         Those that a recipe has set are left out: the recipe sets them again. So are those without a value.
@@ -157,20 +133,18 @@ class Parser(argparse.ArgumentParser):
             raise UserError(f"--config {path} can't be read: {' '.join(str(error).split())}") from error
         if not isinstance(content, dict):
             raise UserError(f"--config {path} must hold lines of the form 'batch_size: 64'.")
-        flat = {name: value for name, value in content.items() if not isinstance(value, dict)}
-        for section in (value for value in content.values() if isinstance(value, dict)):
-            flat |= section
-        by_recipe, words = flat.pop("by_recipe", None) or (), list[str]()
+        flat: dict[str, Any] = {}
+        for name, value in content.items():
+            flat |= value if isinstance(value, dict) else {str(name): value}
+        left_out, words = {"by_recipe", *_REMOVED, *(flat.get("by_recipe") or ())}, list[str]()
         for name, value in flat.items():
-            flag = f"--{str(name).replace('_', '-')}"
-            action = self._option_string_actions.get(flag)
-            if value is None or name in by_recipe or name in _REMOVED:
+            flag = f"--{name.replace('_', '-')}"
+            action, off = self._option_string_actions.get(flag), f"--no-{flag[2:]}"
+            if value is None or name in left_out:
                 continue
-            items = value if isinstance(value, list) else [value]
             if isinstance(value, bool) and (action is None or action.nargs == 0):
-                off = f"--no-{flag[2:]}"
                 words += [flag] if value else [off] if off in self._option_string_actions else []
-            elif any(isinstance(item, bool) for item in items):
+            elif isinstance(value, bool) or (isinstance(value, list) and any(isinstance(one, bool) for one in value)):
                 raise UserError(
                     f"--config {path}: {flag[2:]} can't be {value!r}. Put a word such as no or yes in quotation marks."
                 )
@@ -180,7 +154,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _HelpAll(argparse.Action):
-    """Prints the help of all flags."""
+    """Prints the help of all flags, and the recipes."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         parser.usage = "%(prog)s FLAGS"
@@ -188,7 +162,5 @@ class _HelpAll(argparse.Action):
         print("recipes: defaults of flags that are not given, by what a run starts from")
         for name, recipe in RECIPES.items():
             values = ", ".join(f"{setting} {value}" for setting, value in recipe.items() if value is not None)
-            print(
-                textwrap.fill(f"{name} ({STARTS[name]}): {values}", 118, initial_indent="  ", subsequent_indent="    ")
-            )
+            print(f"  {name} ({STARTS[name]}): {values}")
         parser.exit()

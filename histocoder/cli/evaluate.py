@@ -1,4 +1,4 @@
-"""`histocoder evaluate`: see how right a model is on descriptions whose codes are known."""
+"""`histocoder evaluate` and `histocoder review`: see how right codes are, and choose what to check first."""
 
 import itertools
 import math
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import local_folder
-from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of
-from histocoder.cli.flags import EvaluateFlags
+from histocoder.checkpoints.model_files import local_folder, read_model_config
+from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of, run_settings
+from histocoder.cli.flags import EvaluateFlags, ReviewFlags
 from histocoder.data.codes import LabelRules
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import HELD_OUT, TRAIN, VAL, Examples
@@ -17,19 +17,25 @@ from histocoder.data.normalize import description_keys
 from histocoder.data.table import open_table
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.baselines import Baselines, run_rows
+from histocoder.evaluation.review_file import Columns, next_step, review
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, training_files
 from histocoder.log import log
 
 
-def run(config: EvaluateFlags) -> None:
+def run_evaluate(config: EvaluateFlags) -> None:
     """Evaluate the model, and write the report."""
     from histocoder.evaluation.evaluator import evaluate  # here, since drawing takes a second to import
     from histocoder.evaluation.report import write_report
     from histocoder.evaluation.summary import summary
 
     device = distributed.start(device=config.device)
-    _check(config)
+    open_table(config.data, {config.input_col: "input_col"}, sheet=config.sheet)  # raises an error if it can't be read
+    output = Path(config.output)
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file; name a folder for the report with --output.")
+    if not config.overwrite and any((output / name).exists() for name in (METRICS_FILE, REPORT_FILE)):
+        raise UserError(f"{output} already has a report. Add --overwrite to replace it, or choose another --output.")
     folder = local_folder(config.model)
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision, verify=not config.no_verify)
     rules = LabelRules(
@@ -42,25 +48,15 @@ def run(config: EvaluateFlags) -> None:
     trained = _trained(config, coder, examples, run_of(folder), rules)
     found = evaluate(coder, examples, trained=trained, batch_size=config.batch_size)
     title = f"{Path(config.model).name} on {Path(config.data).name}"
-    report = write_report(Path(config.output), found, coder, title=title, logs=run_of(folder) / LOG_FILE)
-    for line in summary(found.metrics):
-        log.info(line)
-    log.info(f"Wrote the report to {report}.")
-
-
-def _check(config: EvaluateFlags) -> None:
-    """Raise a UserError if the data can't be read, or the report may not be written."""
-    open_table(config.data, {config.input_col: "input_col"}, sheet=config.sheet)
-    output = Path(config.output)
-    if output.exists() and not output.is_dir():
-        raise UserError(f"{output} is a file; name a folder for the report with --output.")
-    if not config.overwrite and any((output / name).exists() for name in (METRICS_FILE, REPORT_FILE)):
-        raise UserError(f"{output} already has a report. Add --overwrite to replace it, or choose another --output.")
+    report = write_report(output, found, coder, title=title, logs=run_of(folder) / LOG_FILE)
+    log.info("\n".join([*summary(found.metrics), f"Wrote the report to {report}."]))
 
 
 def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examples:
     """Return the rows of `--data` that have codes."""
-    languages = coder.model.config.languages
+    language = None
+    if config.language is not None:
+        language = chosen_language(config.language, coder.model.config.languages)
     files = ExampleFiles(
         (Path(config.data),),
         tuple(config.target_cols or coder.model.config.target_cols),
@@ -68,7 +64,7 @@ def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examp
         needed=dict.fromkeys(config.target_cols or (), "target_cols"),
         input_col=config.input_col,
         language_col=config.language_col,
-        language=None if config.language is None else chosen_language(config.language, languages),
+        language=language,
         known=coder.codes,
         rules=rules,
         sheet=config.sheet,
@@ -103,9 +99,24 @@ def _trained(config: EvaluateFlags, coder: Coder, examples: Examples, run: Path,
         if num_seen:
             log.info(
                 f"Notice: {num_seen:,} of these {len(examples):,} descriptions are in the run's validation data or "
-                f"held-out corrections, on which the model was trained after its report. For its accuracy before that, "
-                f"see {run / REPORT_FILE}."
+                f"held-out corrections, on which the model was trained after {run / REPORT_FILE} had measured it."
             )
     for chunk in chunks:
         trained.add(chunk)
     return trained
+
+
+def run_review(config: ReviewFlags) -> None:
+    """Write the rows to check, and say what to do with them."""
+    folder, output = local_folder(config.model), Path(config.output)
+    settings = run_settings(run_of(folder))
+    columns = Columns(
+        config.input_col,
+        config.language_col,
+        target_cols=read_model_config(folder).target_cols,
+        run_input_col=settings.get("input_col"),
+        run_language_col=settings.get("language_col"),
+    )
+    how = {name: getattr(config, name) for name in ("budget", "overwrite", "sheet", "raw")}
+    review(Path(config.predictions), output, columns=columns, **how)
+    log.info(next_step(config.model, output, run_of(folder)))

@@ -8,12 +8,18 @@ from histocoder.config.settings import free, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFlags(Settings):
-    """The model, and how it computes."""
+class NamedModel(Settings):
+    """The model."""
 
     model: str = free(
         None, "folder of a run or a checkpoint, or hf://OWNER/NAME on the hub", metavar="DIR", is_required=True
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags(NamedModel):
+    """The model, and how it computes."""
+
     device: str = free("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     no_verify: bool = free(False, "do not verify a large model's files with its manifest.json")
     precision: str = free(
@@ -21,9 +27,6 @@ class ModelFlags(Settings):
         "auto: bf16 if the hardware supports it, several times as fast and slightly less exact",
         choices=PRECISIONS,
     )
-
-
-_KNOWN_FLAGS = ("known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +51,8 @@ class PredictFlags(PredictConfig, ModelFlags):
             bool(self.texts) != bool(self.input) and bool(self.input) == bool(self.output),
             'Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.',
         )
-        for name in _KNOWN_FLAGS:
-            given, flag = getattr(self, name), name.replace("_", "-")
-            require(not given or bool(self.known), f"--{flag} is for --known; add that, or omit it.")
+        for_known = self.known_exact or self.zero_pad_codes or self.allow_codes_shorter_than_block_size
+        require(bool(self.known) or not for_known, "Flags for --known need that flag; add it, or omit them.")
         require(
             not self.known or self.mode != "full",
             "--known needs columns of codes, and --mode full has none; choose another mode.",
@@ -75,27 +77,20 @@ class EvaluateFlags(BatchOptions, ModelFlags):
     train_data: str | None = free(
         None, "training data, to tell seen from new descriptions (default: those of the model's run)", metavar="FILE"
     )
-    baselines: bool = free(
-        False,
-        "compare with a linear model on character n-grams, fitted on the training data; takes minutes with many rows "
-        "and codes",
-    )
+    baselines: bool = free(False, "compare with a linear model fitted on the training data, which may take minutes")
     output: str = free("evaluation", "folder for the report", metavar="DIR")
     overwrite: bool = free(False, "replace an existing report in --output")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReviewFlags(Settings):
+class ReviewFlags(NamedModel):
     """Choose the rows of a coded file that a person should check first."""
 
-    model: str = free(None, "model that coded the file, to be improved by corrections", metavar="DIR", is_required=True)
     predictions: str = free(None, "output of histocoder predict", metavar="FILE", is_required=True)
     output: str = free("review.csv", "file to fill in", metavar="FILE")
     budget: int = free(200, "number of descriptions to check", at_least=1)
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
-    language_col: str | None = free(
-        None, "column of languages (default: lang, where predict --language added it)", metavar="COL"
-    )
+    language_col: str | None = free(None, "column of languages (default: lang, or the run's)", metavar="COL")
     overwrite: bool = free(False, "replace an existing --output")
     sheet: str | None = free(None, f"--predictions: {SHEET_HELP}", metavar="NAME")
     raw: bool = free(False, RAW_HELP)
@@ -106,28 +101,18 @@ class ServeFlags(ModelFlags):
     """Code and check in a browser."""
 
     data: str | None = free(None, "output of histocoder predict to review", metavar="FILE")
-    input_col: str | None = free(
-        None, "--data: column of descriptions (default: that of the model's run, or occ1)", metavar="COL"
-    )
-    language_col: str | None = free(
-        None, "--data: column of languages (default: lang, where there is one)", metavar="COL"
-    )
+    input_col: str | None = free(None, "--data: column of descriptions (default: the run's, or occ1)", metavar="COL")
     host: str = free("127.0.0.1", "address to listen on", metavar="ADDRESS")
     port: int = free(8000, "port to listen on; 0: any free one", between=(0, 65535))
-    token: str | None = free(
-        None, "token that the page asks for (default: a random one, the same each time)", metavar="TEXT"
-    )
+    token: str | None = free(None, "token that the page asks for (default: a random one)", metavar="TEXT")
     no_browser: bool = free(False, "do not open the browser")
     folder: str | None = free(None, "folder for decisions and files (default: desk/ in the model's run)", metavar="DIR")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportFlags(Settings):
+class ExportFlags(NamedModel):
     """Write a model as ONNX graphs, which run without torch."""
 
-    model: str = free(
-        None, "folder of a run or a checkpoint, or hf://OWNER/NAME on the hub", metavar="DIR", is_required=True
-    )
     onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
     int8: bool = free(False, "store weights in 8 bits: a quarter of the size")
     data: str | None = free(
@@ -136,7 +121,6 @@ class ExportFlags(Settings):
         metavar="FILE",
     )
     input_col: str = free("occ1", "--data: column of descriptions", metavar="COL")
-    language_col: str = free("lang", "--data: column of languages", metavar="COL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,9 +130,7 @@ class ConvertFlags(Settings):
     from_occcanine: str | None = free(
         None, "OccCANINE model to convert: last.bin, or a folder as on the hub", metavar="PATH"
     )
-    to_occcanine: str | None = free(
-        None, "folder of a histocoder model to convert to OccCANINE's format", metavar="DIR"
-    )
+    to_occcanine: str | None = free(None, "model to convert to OccCANINE's format", metavar="DIR")
     output: str = free(None, "folder, or file last.bin, to write", metavar="PATH", is_required=True)
     formatter: str | None = free(
         None, "kind of code that the model was trained on", choices=("hisco", "occ1950", "general", "gpf")
@@ -156,9 +138,7 @@ class ConvertFlags(Settings):
     key: str | None = free(None, "the model's key: system_code,code, and desc if it has titles", metavar="CSV")
     target_cols: tuple[str, ...] | None = free(None, "general: columns of codes", metavar="COL")
     block_size: int | None = free(None, "general: characters of the longest code (default: 5)", metavar="N")
-    encoder_config: str | None = free(
-        None, "file with the encoder's CanineConfig (default: CANINE-s's sizes)", metavar="JSON"
-    )
+    encoder_config: str | None = free(None, "encoder's CanineConfig (default: CANINE-s's sizes)", metavar="JSON")
     text_normalization: str = free(
         "lower_ascii",
         "normalisation of the training texts (default: lower_ascii, as of published models)",

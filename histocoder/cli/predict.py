@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from histocoder import distributed
@@ -25,7 +26,7 @@ from histocoder.inference.predict_file import predict_file
 from histocoder.log import log
 
 
-def run(config: PredictFlags) -> None:
+def run_predict(config: PredictFlags) -> None:
     """Code the descriptions; print or write their codes."""
     device = distributed.start(device=config.device)
     if config.output:  # before the model is read, which takes a while
@@ -52,7 +53,9 @@ def run(config: PredictFlags) -> None:
         found = coder.code_distinct(distinct.texts, distinct.langs, how).frame(coder.model.config)
     else:
         found = known.code(coder, distinct.texts, distinct.langs, how)
-    _print_table(config.texts, found.reindex(distinct.rows))  # without codes where the description is blank
+    table = found.reindex(distinct.rows).dropna(axis=1, how="all")  # without codes where the description is blank
+    table = table.fillna(np.nan).set_axis(pd.Index(config.texts, name="text"))
+    print(table.reset_index().to_string(index=False, na_rep="", float_format="{:.2f}".format))
 
 
 def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
@@ -87,12 +90,3 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags) -> Known:
             "frequent set is used, or in a tie the first in the file."
         )
     return known
-
-
-def _print_table(texts: tuple[str, ...], table: pd.DataFrame) -> None:
-    table = table.dropna(axis=1, how="all").copy()
-    for column in table.columns:
-        if pd.api.types.is_numeric_dtype(table[column]):
-            table[column] = table[column].map(lambda p: "" if pd.isna(p) else f"{p:.2f}")
-    table.insert(0, "text", list(texts))
-    print(table.fillna("").to_string(index=False))

@@ -8,21 +8,32 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
 from histocoder.errors import Interrupted, MachineError, Notice, UserError
 
-_NOBODY_READS = 128 + 13
-"""Exit code of a shell for SIGPIPE, 128 + 13; Windows lacks the signal's name."""
+_NOBODY_READS = 128 + 13  # exit code of a shell for SIGPIPE, whose name Windows lacks
 _GRACE_SECONDS = 5.0
 
 
 def run_script(main: Callable[[], None]) -> None:
     """Run a program; a user's mistake ends all its processes with a sentence and exit code 2."""
-    _open_streams()
-    warnings.showwarning = partial(_show_warning, warnings.showwarning)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # as after >&- in a shell
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # for characters that the stream can't write
+    others = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, Notice):
+            print(message, file=sys.stderr, flush=True)
+        else:
+            others(message, category, *where, **more)
+
+    warnings.showwarning = show
     try:
         main()
         sys.stdout.flush()
@@ -43,8 +54,6 @@ def _distributed() -> ModuleType | None:
 
 def _ending(error: BaseException) -> tuple[str, int] | None:
     """Return the message and the exit code with which an error ends the program; None for a fault of its own."""
-    if isinstance(error, BrokenPipeError) or _is_full(error):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python flushes at the end
     end: tuple[str, int] | None = None
     match error:
         case UserError():
@@ -57,8 +66,10 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
             end = "Interrupted.", 130
         case BrokenPipeError():  # as after `| head`
             end = "Stopped, because the program that read the output has ended.", _NOBODY_READS
-        case OSError() if _is_full(error):
+        case OSError(errno=errno.ENOSPC, filename=None):
             end = f"error: The output can't be written ({error.strerror}). Make room, and run the command again.", 2
+        case UnicodeEncodeError():  # as of an argument that is not in the terminal's encoding
+            end = f"error: {error.object!a} can't be read as text. Set PYTHONUTF8=1, or a locale in UTF-8.", 2
         case RuntimeError() | MemoryError():
             from histocoder import distributed
             from histocoder.model.devices import OUT_OF_MEMORY, is_out_of_memory
@@ -69,6 +80,8 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
             elif isinstance(error, RuntimeError) and distributed.is_lost_contact(error):
                 again = "Run the same command again to resume from the last checkpoint."
                 end = f"error: another process has ended or can't be reached ({reason}). {again}", 1
+    if end and isinstance(error, OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python flushes at the end
     return end
 
 
@@ -91,28 +104,3 @@ def _leave(message: str, status: int) -> NoReturn:
         sys.exit(status)
     sys.stdout.flush()
     os._exit(announced or status)  # a clean-up could wait for processes that are gone
-
-
-def _is_full(error: BaseException) -> bool:
-    """Return whether an error says that standard output is on a full disk."""
-    return isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None
-
-
-def _open_streams() -> None:
-    """Make standard output and error take every text: open closed ones, and escape characters that others lack."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # as after >&- in a shell
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _show_warning(
-    others: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any, **more: Any
-) -> None:
-    """Show a `Notice` as it is, and other warnings with their place in the code."""
-    if issubclass(category, Notice):
-        print(message, file=sys.stderr, flush=True)
-    else:
-        others(message, category, *where, **more)

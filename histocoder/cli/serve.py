@@ -21,7 +21,7 @@ from histocoder.log import log
 _FEWEST_CHARACTERS = 16
 
 
-def run(config: ServeFlags) -> None:
+def run_serve(config: ServeFlags) -> None:
     """Serve the page until it is interrupted; raise a UserError if a package is missing, or others could use it."""
     missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
@@ -47,7 +47,7 @@ def run(config: ServeFlags) -> None:
         coder = Coder.from_pretrained(model, str(device), precision=config.precision, verify=not config.no_verify)
         desk = Desk(coder, folder, model=config.model, model_folder=model, run=run_folder)
         if config.data:
-            desk.review(Path(config.data), input_col=config.input_col, language_col=config.language_col)
+            desk.review(Path(config.data), input_col=config.input_col)
         token = config.token or _kept_token(folder / "token")
         app = create_app(desk, token=token, host=config.host, port=port)
         name = f"[{config.host}]" if ":" in config.host else config.host

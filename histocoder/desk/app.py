@@ -85,10 +85,11 @@ class Desk:
         self.uploads = Uploads(folder / "files", self.coding, self.cards, settings=self.settings)
         self._first: int | None = None  # source to review first
 
-    def review(self, data: Path, *, input_col: str | None = None, language_col: str | None = None) -> None:
+    def review(self, data: Path, *, input_col: str | None = None) -> None:
         """Make cards of a coded file, which is reviewed first; see `Columns`."""
         text_col = input_col or self.settings.get("input_col") or "occ1"
-        columns = Columns(text_col, language_col, self.coding.coder.model.config.target_cols)
+        targets, language_col = self.coding.coder.model.config.target_cols, self.settings.get("language_col")
+        columns = Columns(text_col, target_cols=targets, run_input_col=text_col, run_language_col=language_col)
         self._first = self.cards.add_source(data, data.name, columns).id
 
     @asynccontextmanager

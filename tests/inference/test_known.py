@@ -177,8 +177,8 @@ def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys:
         (("--known", "codes.csv"), "has no code at all"),
         (("--known", "short.csv"), "line 2, hisco_1: '1110'. If leading zeros were lost, add --zero-pad-codes"),
         (("--known", "short.csv", "--mode", "full"), "columns of codes, and --mode full has none"),
-        (("--known-exact",), "--known-exact is for --known"),
-        (("--zero-pad-codes",), "--zero-pad-codes is for --known"),
+        (("--known-exact",), "Flags for --known need that flag"),
+        (("--zero-pad-codes",), "Flags for --known need that flag"),
     ],
     ids=lambda value: str(value)[:40],
 )
