@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, run, write_table
-from jobs import two_ranks
+from conftest import ROOT
 
 from histocoder.cli.arguments import parse
 from histocoder.config import FinetuneConfig, MixerConfig, recorded
@@ -27,22 +25,14 @@ def parsed(path: Path, text: str, *flags: str) -> dict:
 
 
 def test_sections_are_headings(tmp_path: Path):
-    flat = "language: da\nencoder: tiny\nbatch-size: 7\ndistributed: true\nlog_interval: 3\n"
-    sections = (
-        "data: {language: da}\nmodel:\n  encoder: tiny\ntraining:\n  batch-size: 7\n"
-        "distributed:\n  distributed: true\nlogging:\n  log_interval: 3\n"
-    )
-    mixed = "data:\ndistributed: true\nmodel: {encoder: tiny, language: da}\nbatch_size: 7\nlog_interval: 3\n"
-    one, two, three = (parsed(tmp_path / "run.yaml", text) for text in (flat, sections, mixed))
-    assert one == two == three
+    flat = "language: da\nencoder: tiny\nbatch-size: 7\ndistributed: true\n"
+    mixed = "data:\ndistributed:\n  distributed: true\nmodel: {encoder: tiny, language: da}\nbatch_size: 7\n"
+    one, two = (parsed(tmp_path / "run.yaml", text) for text in (flat, mixed))
+    assert one == two
     assert (one["language"], one["encoder"], one["batch_size"], one["distributed"]) == ("da", "tiny", 7, True)
     assert one["learning_rate"] == 1e-3  # that of a model from scratch, which the file makes it
-
-
-def test_flags_win_over_the_file(tmp_path: Path):
-    text = "training: {batch_size: 7, num_epochs: 2}\ndata: {target_cols: [a, b]}\nmodel: {encoder: small}\n"
-    args = parsed(tmp_path / "run.yaml", text, "--batch-size", "9")
-    assert (args["batch_size"], args["num_epochs"], args["target_cols"]) == (9, 2, ("hisco_1",))
+    flags_win = parsed(tmp_path / "run.yaml", mixed + "target_cols: [a, b]\n", "--batch-size", "9")
+    assert (flags_win["batch_size"], flags_win["target_cols"]) == (9, ("hisco_1",))
 
 
 def test_the_example_of_the_page(tmp_path: Path):
@@ -95,30 +85,3 @@ def test_examples_are_read_by_their_scripts(path: Path, monkeypatch: pytest.Monk
     flags["learning_rate"] = float(flags.get("learning_rate", read["learning_rate"]))  # 1e-3 is a word in YAML
     assert {name: read[name] for name in flags} == flags
     assert len(CONFIGS) == 7
-
-
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=SLOW) for name in ("laptop", "one-gpu", "eight-gpus", "frozen-encoder", "occ1950")),
-        *("cluster", "psti"),
-    ],
-)
-def test_examples_train(tmp_path: Path, name: str):
-    script, args = example(ROOT / "configs" / f"{name}.yaml")
-    table = write_table(tmp_path / "t.csv", two_codes=True)
-    text = table.read_text()
-    if name == "psti":
-        text = re.sub(r",(\d)(\d)(\d)\d\d", r',"\1,\2,\3"', text.replace("hisco_", "psti_"))
-    if name == "occ1950":
-        text = re.sub(r",0*(\d{1,3})\d\d", r",\1", text.replace("hisco_", "occ1950_"))  # of 61110 the first three
-    table.write_text(text)
-    files = {"my.csv": table, "a.csv": table, "v.csv": table, "out": tmp_path / "out"}
-    sizes = ("--encoder", "tiny", "--max-steps", 2, "--batch-size", 8, "--num-workers", 0, "--device", "cpu")
-    command = [script, *(files.get(arg, arg) for arg in args), *sizes, "--no-report", "--no-experts"]
-    command += ["--no-refit"] if script == "finetune.py" else []
-    ended = two_ranks(command)[0] if name in ("eight-gpus", "cluster") else run(*command)
-    assert "validation at step 2" in ended.stdout and (tmp_path / "out" / "model.safetensors").exists()

@@ -72,14 +72,10 @@ class Page:
     def problems(self) -> list[str]:
         """What axe-core finds, of what is serious, and whether the page is wider than the screen."""
         page = "document.documentElement"
-        if wide := self.driver.execute_script(f"return Math.max(0, {page}.scrollWidth - {page}.clientWidth)"):
-            return [f"{wide} pixels too wide"]
         self.driver.execute_script(Path(AXE).read_text(encoding="utf-8"))
-        script = "axe.run().then(arguments[arguments.length - 1])"
-        found = self.driver.execute_async_script(script)["violations"]
-        return [
-            f"{one['id']}: {one['nodes'][0]['target']}" for one in found if one["impact"] in ("serious", "critical")
-        ]
+        found = self.driver.execute_async_script("axe.run().then(arguments[arguments.length - 1])")["violations"]
+        wide = self.driver.execute_script(f"return {page}.scrollWidth > {page}.clientWidth")
+        return [one["id"] for one in found if one["impact"] in ("serious", "critical")] + ["too wide"] * wide
 
 
 @contextmanager
@@ -89,6 +85,13 @@ def browsing(address: str, downloads: Path, **options: Any) -> Iterator[Page]:
         yield page
     finally:
         page.driver.quit()
+
+
+BO_DECIDES = """
+    const headers = {"Content-Type": "application/json"}, body = '{"who": "Bo", "version": 0, "codes": ["77610"]}';
+    const decide = (_, i) => fetch(`/api/review/cards/${i + 1}`, {method: "POST", headers, body});
+    Promise.all(Array.from({length: 40}, decide)).then(arguments[arguments.length - 1]);
+"""
 
 
 @pytest.fixture
@@ -159,34 +162,17 @@ def test_reviews_survive_sigkill(model: Path, coded: Path, tmp_path: Path):
         with serving(model, "--port", port, "--data", coded):
             for _ in range(10):
                 decide(Keys.ENTER)
-        actions = [action for _, action in decisions(model)]
-        assert decisions(model)[:11] == kept and len(actions) == 21
+            made = decisions(model)
+            page.driver.execute_async_script(BO_DECIDES)
+            page.press(Keys.ENTER)
+            wait_until(lambda: "Bo has decided: 77610" in page.text("#card .notice"))
+        actions = [action for _, action in made]
+        assert made[:11] == kept and len(actions) == 21
         each = ["accepted", "changed", "changed", "unsure", "accepted"]
         assert actions == [*each * 2, "undone", *["accepted"] * 10]
 
 
-def test_two_browsers_share_a_queue(model: Path, coded: Path, tmp_path: Path):
-    with (
-        serving(model, "--port", 0, "--data", coded) as (_, address),
-        browsing(address, tmp_path) as one,
-        browsing(address, tmp_path) as other,
-    ):
-        one.begin_review("Anna")
-        other.begin_review("Bo")
-        assert one.text("#card .text") != other.text("#card .text")
-        first = one.text("#card .text")
-        decide = """const done = arguments[arguments.length - 1];
-            fetch('/api/review/cards/1', {method: 'POST', headers: {'Content-Type': 'application/json'},
-            body: JSON.stringify({who: 'Bo', version: 0, codes: ['77610']})}).then((r) => done(r.status))"""
-        assert other.driver.execute_async_script(decide) == 200
-        one.press(Keys.ENTER)
-        wait_until(lambda: "Bo has decided: 77610" in one.text("#card .notice"))
-        assert one.text("#card .text") == first and decisions(model) == [("Bo", "changed")]
-        one.press(Keys.ENTER)
-        wait_until(lambda: decisions(model) == [("Bo", "changed"), ("Anna", "changed")])
-
-
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (1280, True), (390, True)])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_no_part_is_inaccessible_or_too_wide(model: Path, coded: Path, tmp_path: Path, width: int, dark: bool):
     if not Path(AXE).is_file():
         pytest.skip("AXE_CORE does not name axe.min.js; make test-browser does")

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import codecs
 import csv
-import errno
 import io
-import shutil
 import sqlite3
 import threading
 import time
-import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -145,10 +142,8 @@ def test_models_without_named_languages_get_the_language(coder: tuple[Coder, Pat
         ({"Authorization": "Bearer wrong"}, 401),
         ({"Cookie": f"histocoder_8000={TOKEN}", "Origin": "http://127.0.0.1:8000"}, 200),
         ({**HEADERS, "Origin": "http://evil.example"}, 403),
-        ({**HEADERS, "Origin": "null"}, 403),
         ({**HEADERS, "Host": "evil.example:8000"}, 421),
         ({**HEADERS, "Host": "["}, 421),
-        ({**HEADERS, "Host": "localhost:9000"}, 200),
     ],
 )
 def test_token_host_and_origin_are_checked(client: TestClient, headers: dict[str, str], status: int):
@@ -177,27 +172,15 @@ def test_bodies_are_limited(client: TestClient, monkeypatch: pytest.MonkeyPatch)
     assert client.post("/api/code", json={"texts": ["x" * 5000]}).status_code == 422
 
 
-def test_bad_files_get_the_command_lines_sentence(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    bomb = io.BytesIO()
-    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("xl/workbook.xml", bytes(100 << 20))
+def test_bad_files_get_the_command_lines_sentence(client: TestClient, tmp_path: Path):
     bad = [
         ("../../census.csv", b"", "census.csv is empty."),
         ("a.csv", b"occ1,lang\nfarmer\n", "a.csv, line 2: 1 fields where the header has 2"),
         ("a.exe", b"MZ", "a.exe: .exe files can't be written"),
-        ("b.xlsx", bomb.getvalue(), "would unpack to"),
     ]
     for name, content, sentence in bad:
         answer = client.post("/api/files", params={"name": name}, content=content)
         assert answer.status_code == 422 and sentence in answer.json()["detail"]
-
-    async def fill(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("histocoder.desk.uploads.open_file", fill)
-        refused = client.post("/api/files?name=a.csv", content=b"occ1\nfarmer\n")
-    assert refused.json()["detail"] == "a.csv can't be saved on the server: No space left on device."
     assert client.get("/api/files").json() == [] and not any((tmp_path / "desk" / "files").iterdir())
     for path in ("static/..%2f..%2fapp.py", "static/app.py", "api/files/..%2f..%2ftoken/result"):
         assert client.get(f"/{path}").status_code == 404
@@ -223,31 +206,28 @@ def test_files_are_coded_as_predict_does(client: TestClient, coder: tuple[Coder,
     assert client.delete(f"/api/files/{file}").json() == []
 
 
-@pytest.mark.parametrize(("suffix", "separator"), [("csv", ";"), ("csv", "\t"), ("tsv", "\t"), ("xlsx", "")])
+@pytest.mark.parametrize(("suffix", "separator"), [("csv", ";"), ("csv", "\t"), ("tsv", "\t")])
 def test_files_come_back_in_their_form(client: TestClient, suffix: str, separator: str):
     rows = [["id", "occ1"], ["1", "væver, smed"]]
-    if suffix == "xlsx":
-        book, sent = openpyxl.Workbook(), io.BytesIO()
-        for sheet in (book.active, book.create_sheet("people")):
-            for row in rows:
-                sheet.append(row)
-        book.save(sent)
-        refused = client.post("/api/files?name=a.xlsx", content=sent.getvalue())
-        assert refused.status_code == 422 and refused.json()["detail"].startswith("a.xlsx has several sheets")
-        options, content = {"sheet": "people"}, sent.getvalue()
-    else:
-        options, content = {}, "".join(separator.join(row) + "\n" for row in rows).encode("cp1252")
-    file = send(client, f"a.{suffix}", content, **options)
+    file = send(client, f"a.{suffix}", "".join(separator.join(row) + "\n" for row in rows).encode("cp1252"))
     assert client.get(f"/api/files/{file}/preview").json()["rows"] == rows[1:]
-    code(client, file, **options)
+    code(client, file)
     result = client.get(f"/api/files/{file}/result").content
-    if suffix == "xlsx":
-        names, row = openpyxl.load_workbook(io.BytesIO(result)).active.iter_rows(values_only=True)
-    else:
-        names, row = csv.reader(io.StringIO(result.decode("utf-8-sig")), delimiter=separator)
-        assert result.startswith(codecs.BOM_UTF8) == (suffix == "csv")  # by which Excel recognises UTF-8
-    assert list(names[:3]) == ["id", "occ1", "hisco_1"] and list(row[:2]) == rows[1]
+    names, row = csv.reader(io.StringIO(result.decode("utf-8-sig")), delimiter=separator)
+    assert result.startswith(codecs.BOM_UTF8) == (suffix == "csv")  # by which Excel recognises UTF-8
+    assert names[:3] == ["id", "occ1", "hisco_1"] and row[:2] == rows[1]
     assert client.post(f"/api/files/{file}/review").json()["cards"] == 1
+
+
+def test_sheets_of_workbooks_are_chosen(client: TestClient):
+    book, sent = openpyxl.Workbook(), io.BytesIO()
+    for sheet in (book.active, book.create_sheet("people")):
+        sheet.append(["occ1"])
+        sheet.append(["smed"])
+    book.save(sent)
+    refused = client.post("/api/files?name=a.xlsx", content=sent.getvalue())
+    assert refused.status_code == 422 and refused.json()["detail"].startswith("a.xlsx has several sheets")
+    assert code(client, send(client, "a.xlsx", sent.getvalue(), sheet="people"))["rows_done"] == 1
 
 
 def test_interrupted_files_go_on_and_deleted_do_not(
@@ -345,27 +325,6 @@ def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path:
     now = client.post("/api/improve").json()
     assert now["corrections"] == 3 and "--corrections" in now["next_step"]
     assert (tmp_path / "desk" / "corrections.csv").read_text().startswith('"occ1","lang","checked","hisco_1"')
-
-
-def test_the_last_decision_on_a_description_is_exported(coder: tuple[Coder, Path], tmp_path: Path):
-    run, data = shutil.copytree(coder[1], tmp_path / "run"), tmp_path / "coded.csv"
-    (run / "args.yaml").write_text("dataset: t.csv\ninput_col: occ1\n")  # of one language
-    data.write_text("occ1,lang,hisco_1,prob_1,conf\nSmith,unk,61110,0.2,0.2\nsmith ,en,61110,0.4,0.4\n")
-    with served((coder[0], run), tmp_path / "desk", data=data) as client:
-        for card, decided in zip(cards(client), ("77610", "95410"), strict=True):
-            decide(client, card, codes=[decided])
-        exported = client.get("/api/corrections.csv").text
-        improvement = client.post("/api/improve").json()
-        assert improvement["corrections"] == 1 and f"--save-path {tmp_path / 'run-2'}" in improvement["next_step"]
-    assert "95410" in exported and "77610" not in exported
-
-
-def test_coded_files_without_languages_are_reviewed(coder: tuple[Coder, Path], tmp_path: Path):
-    (tmp_path / "coded.csv").write_text("job,hisco_1,prob_1,conf\na,-1,0.4,0.4\nb,61110,0.8,0.8\n")
-    for _ in range(2):  # the second time it is known
-        with served(coder, tmp_path / "desk", data=tmp_path / "coded.csv", input_col="job") as client:
-            assert [(card["text"], card["lang"]) for card in cards(client)] == [("a", "unk"), ("b", "unk")]
-            assert len(client.get("/api/review").json()) == 1
 
 
 def test_the_interval_covers_the_truth():

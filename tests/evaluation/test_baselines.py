@@ -44,6 +44,7 @@ def test_baselines_by_hand():
     assert exact["difference"]["rows"] == {"mean": 0, "low": 0, "high": 0}
     assert svc["rows"] == 0.75 and svc["difference"]["texts"]["mean"] == -0.5 and "notice" not in found
     assert svc["difference"]["texts"]["low"] < -0.5 < svc["difference"]["texts"]["high"]
+    assert "svc" not in (without := compared(examples(*TRAIN), max_size=23)) and "8 rows with 3" in without["notice"]
     assert compared(examples(*TRAIN), exact=True)["exact_match"]["answered"] == 0
 
 
@@ -55,17 +56,7 @@ def test_single_codes_equal_scikit_learns_classifier():
     expected = LinearSVC().fit(vectorizer.fit_transform(train.texts), train.codes["hisco_1"])
     codes = linear_codes(train, asked)
     assert codes == [(code,) for code in expected.predict(vectorizer.transform(asked.texts))]
-
-
-def test_one_code_alone_is_every_rows(recwarn: pytest.WarningsRecorder):
-    train = examples(("farmer", "61110"), ("old farmer", "61110"))
-    assert linear_codes(train, ASKED) == [("61110",)] * 4 and not recwarn.list
-
-
-@pytest.mark.parametrize(("max_size", "notice"), [(23, "8 rows with 3 codes"), (0, "--baselines also compares")])
-def test_a_linear_model_that_is_left_out(max_size: int, notice: str):
-    found = compared(examples(*TRAIN), max_size=max_size)
-    assert notice in found["notice"] and "svc" not in found and found["exact_match"]["answered"] == 0.25
+    assert linear_codes(examples(("farmer", "a"), ("old farmer", "a")), asked) == [("a",)] * 20  # of one code alone
 
 
 def test_intervals_draw_rows_of_a_text_together():

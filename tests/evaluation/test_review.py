@@ -54,7 +54,6 @@ def test_review_tells_codes_from_alternatives(tmp_path: Path):
     [
         ("occ1,lang,pred_lang,hisco_1,prob_1,conf", None, ["lang", "xx"]),  # predict --language, the file having lang
         ("occ1,lang,other,pred_hisco_1,pred_prob_1,pred_conf", "language", ["language", "da"]),
-        ("occ1,language,other,hisco_1,prob_1,conf", "language", ["language", "da"]),  # predict --language-col language
         ("occ1,da,other,hisco_1,prob_1,conf", "language", ["checked", ""]),
     ],
 )
@@ -64,17 +63,6 @@ def test_review_names_languages_as_the_run_does(
     columns = Columns(target_cols=("hisco_1",), run_language_col=run_language_col)
     chosen = reviewed(tmp_path, f"{header}\nsmed,da,xx,83110,0.9,0.9\n", columns)
     assert [chosen.columns[1], chosen.iloc[0, 1]] == expected
-
-
-def test_review_takes_codes_of_one_row(tmp_path: Path):
-    once = ("smed", "da", "83110", 0.5, None, None, 0.5)
-    others = [("smed", "en", "61110", 0.4, "77610", 0.4, 0.2), (None, "da", *[None] * 5)]
-    rows = [once, *others, once, ("smed", None, "83110", 0.3, None, None, 0.3)]
-    coded = pd.DataFrame(rows, columns=["occ1", "tongue", "hisco_1", "prob_1", "hisco_2", "prob_2", "conf"])
-    by_text, by_both = (reviewed(tmp_path, coded, columns) for columns in (Columns(), Columns(language_col="tongue")))
-    assert by_text[["hisco_1", "hisco_2", "conf", "times"]].to_numpy().tolist() == [["83110", "", "0.5", "4"]]
-    expected = [["da", "", "2"], ["en", "77610", "1"], ["", "", "1"]]
-    assert by_both[["tongue", "hisco_2", "times"]].to_numpy().tolist() == expected
 
 
 @pytest.mark.parametrize(
