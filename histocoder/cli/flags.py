@@ -52,8 +52,8 @@ class PredictFlags(PredictConfig, ModelFlags):
             given, flag = getattr(self, name), name.replace("_", "-")
             require(not given or bool(self.known), f"--{flag} is for --known; add that, or omit it.")
         require(
-            not self.known or self.mode != "full",
-            "--known needs columns of codes, and --mode full has none; choose another mode.",
+            not self.known or self.mode not in ("topk", "full"),
+            f"--known gives codes, and --mode {self.mode} ranks them; choose another mode.",
         )
 
 
@@ -130,7 +130,6 @@ class ExportFlags(Settings):
         None, "folder of a run or a checkpoint, or hf://OWNER/NAME on the hub", metavar="DIR", is_required=True
     )
     onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
-    int8: bool = free(False, "store weights in 8 bits: a quarter of the size")
     data: str | None = free(
         None,
         f"table of descriptions to check the graphs on: {TABLE_HELP} (default: the run's data_val.csv)",

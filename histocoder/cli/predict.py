@@ -16,12 +16,12 @@ from histocoder.data.languages import chosen_language
 from histocoder.data.output import check_output
 from histocoder.data.prepare import TRAIN_FILE, held_out
 from histocoder.data.table import fingerprint
-from histocoder.errors import UserError, counted
+from histocoder.errors import UserError
 from histocoder.files import is_same_file, sha256
 from histocoder.inference.coder import Coder
-from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.known import Known, training_files
 from histocoder.inference.predict_file import predict_file
+from histocoder.inference.table_coder import TableCoder
 from histocoder.log import log
 
 
@@ -47,11 +47,8 @@ def run(config: PredictFlags) -> None:
         predict_file(coder, how, model_id=model_id, known=known, say=log.info)
         log.info(f"Coded {config.input} into {config.output} in mode {config.mode or coder.mode}.")
         return
-    distinct = Descriptions.of(config.texts, config.language, languages=coder.model.config.languages)
-    if known is None:
-        found = coder.code_distinct(distinct.texts, distinct.langs, how).frame(coder.model.config)
-    else:
-        found = known.code(coder, distinct.texts, distinct.langs, how)
+    distinct = coder.distinct(config.texts, config.language)
+    found = TableCoder(coder, how, known=known).code(distinct).to_pandas()
     _print_table(config.texts, found.reindex(distinct.rows))  # without codes where the description is blank
 
 
@@ -67,7 +64,7 @@ def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
 
 
 def _read_known(path: Path, coder: Coder, config: PredictFlags) -> Known:
-    """Read hand-coded descriptions; tell the user of contradictory ones."""
+    """Read hand-coded descriptions."""
     short = config.allow_codes_shorter_than_block_size
     rules = LabelRules(zero_pad=config.zero_pad_codes, allow_short=short, drop_bad=True, is_training=False)
     files, has_languages = training_files(
@@ -81,11 +78,6 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags) -> Known:
     known = Known(source_id, languages=coder.model.config.languages, **settings)
     for examples in files.chunks(say=log.info):
         known.add(examples.coded())
-    if number := known.num_contradictory:
-        log.info(
-            f"{path}: {counted(number, 'description has', 'descriptions have')} several sets of codes. The most "
-            "frequent set is used, or in a tie the first in the file."
-        )
     return known
 
 

@@ -27,6 +27,7 @@ from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.review_file import Columns
 from histocoder.files import write_text
 from histocoder.inference.predict_file import predict_file
+from histocoder.inference.table_coder import TableCoder
 from histocoder.log import log
 
 _SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".parquet", ".pq", ".xlsx", ".dta", ".sav")
@@ -235,7 +236,7 @@ class Uploads:
             **options.model_dump(exclude={"known"}),
         )
         table = open_table(self._path(file), config.settings_of_columns, sheet=options.sheet)
-        names, prefix = [*coder.column_names(config), SOURCE_COL], ""
+        names, prefix = [*TableCoder(coder, config).schema.names, SOURCE_COL], ""
         while any(f"{prefix}{name}" in table.header for name in names):
             prefix += "pred_"
         is_excels = table.csv is not None and table.csv.delimiter != "," and "tsv" not in file.suffix
@@ -258,6 +259,8 @@ class Uploads:
             first = first or now
             if now[0] > first[0]:
                 file.rows_per_second = (now[1] - first[1]) / (now[0] - first[0])
+            if self._is_stopping or file.id in self._cancelled:
+                raise Cancelled
 
         end: dict[str, Any] = {
             "state": "failed",
@@ -271,7 +274,6 @@ class Uploads:
                 known=self._coding.known if file.options.known else None,
                 say=said.append,
                 progress=count,
-                cancel=lambda: self._is_stopping or file.id in self._cancelled,
             )
             end = {"state": "done", "message": self.as_sent("\n".join(said)), "rows_done": file.num_rows}
         except Cancelled:

@@ -30,8 +30,7 @@ from histocoder.evaluation.scores import (
     seen_groups,
     top_k_accuracy,
 )
-from histocoder.formatters import Labels
-from histocoder.formatters.systems import CodeSystem
+from histocoder.formatters import CodeSystem
 from histocoder.inference.coder import Coder
 
 _MAX_DIGITS = 5
@@ -94,7 +93,8 @@ def evaluate(
 
 def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, progress: bool = True) -> np.ndarray:
     """Return where a model gives exactly the true set of codes, of shape (n,)."""
-    decoded = coder.code(examples.texts, examples.langs, PredictOptions(mode=mode), progress=progress)
+    given = coder.distinct(examples.texts, examples.langs)
+    decoded = coder.code(given, PredictOptions(mode=mode), progress=progress)
     truth, answer = code_sets(examples.codes), code_sets(decoded.codes)
     return score_sets(truth, answer, len(examples))["accuracy"].to_numpy(dtype=bool)
 
@@ -143,7 +143,7 @@ def answer_metrics(
     scores = score_sets(truth, predicted, len(conf))
     right = scores["accuracy"].to_numpy()
     by_digits = {}
-    most_digits = 0 if isinstance(system, Labels) else min(system.block_size, _MAX_DIGITS)
+    most_digits = 0 if system.labels is not None else min(system.block_size, _MAX_DIGITS)
     for digits in range(1, most_digits + 1):
         cut_truth, cut_predicted = (cut_codes(sets, digits, separator=system.separator) for sets in (truth, predicted))
         by_digits[str(digits)] = mean_scores(score_sets(cut_truth, cut_predicted, len(conf)))

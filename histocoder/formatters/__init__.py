@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,14 +17,13 @@ from histocoder.formatters.systems import (
     MISSING,
     OCC1950,
     PAD,
+    SYMBOLS,
     UNK,
+    WITHIN_BLOCK_SEP,
     CodeSystem,
-    GeneralCodes,
-    Labels,
 )
 
-__all__ = ["BOS", "CODE_SEP", "EOS", "MISSING", "PAD", "CodeSystem", "Formatter", "GeneralCodes", "Labels"]
-FORMATTERS = ("hisco", "occ1950", "general")
+__all__ = ["BOS", "CODE_SEP", "EOS", "MISSING", "PAD", "CodeSystem", "Formatter", "build_formatter"]
 
 
 class Formatter:
@@ -52,20 +52,18 @@ class Formatter:
 
     def to_config(self) -> dict[str, Any]:
         """Return the arguments that `build_formatter` builds the same formatter from."""
-        return {
-            "name": self.name,
-            "num_blocks": self.num_blocks,
-            "block_size": self.block_size,
-            "use_within_block_sep": bool(self.system.separator),
-            **self.system.options,
-        }
+        system = self.system
+        form = {"name": self.name, "num_blocks": self.num_blocks, "block_size": self.block_size}
+        form["use_within_block_sep"] = bool(system.separator)
+        if system.labels is not None:
+            return {**form, "labels": list(system.labels)}
+        return form if self.name != "general" or system.symbols == SYMBOLS else {**form, "symbols": system.symbols}
 
     def without_numbers(self) -> Formatter:
         """Return a formatter of the same codes without tokens that they never need: numbers of several digits."""
-        system = self.system
-        if not isinstance(system, GeneralCodes) or system.separator or system.options:
+        if self.system.symbols != SYMBOLS or self.system.separator:
             return self
-        return Formatter(GeneralCodes(system.block_size, symbols=CHARACTERS), num_blocks=self.num_blocks)
+        return build_formatter("general", num_blocks=self.num_blocks, block_size=self.block_size, symbols=CHARACTERS)
 
     def missing_token(self, codes: Sequence[str]) -> int | None:
         """Return the token that a row without codes begins with; None if one of `codes` does, or all rows have some."""
@@ -116,18 +114,22 @@ def build_formatter(
     symbols: Sequence[str] | None = None,
     labels: Sequence[str] | None = None,
 ) -> Formatter:
-    """Build a formatter by its name, one of `FORMATTERS` or "gpf", OccCANINE's name for "general".
+    """Build a formatter by its name: hisco, occ1950 or general, which OccCANINE calls gpf.
 
-    The largest number of codes of one description is `num_blocks`. The other arguments are for the general formatter;
-    see `GeneralCodes`, and for `labels` `Labels`.
+    The largest number of codes of one description is `num_blocks`. The other arguments are for the general formatter:
+    see `CodeSystem`; `symbols` replace `SYMBOLS`, since some of OccCANINE's models have their own. By default there is
+    room for twice as many `labels`, so that a model can be trained further with new ones behind its own.
     """
-    system: CodeSystem
+    if name not in ("hisco", "occ1950", "general", "gpf"):
+        raise ValueError(f"no formatter {name!r}; there are hisco, occ1950 and general")
     if name in ("hisco", "occ1950"):
         system = HISCO if name == "hisco" else OCC1950
     elif labels is not None:
-        system = Labels(labels, block_size)
-    elif name in ("general", "gpf"):
-        system = GeneralCodes(block_size or 5, use_within_block_sep=use_within_block_sep, symbols=symbols)
+        block_size = block_size or len(str(2 * len(labels)))
+        if len(labels) > 10**block_size:
+            raise ValueError(f"{len(labels)} labels can't be numbered with {block_size} digits")
+        system = CodeSystem("general", block_size, [MISSING, *string.digits], special=(MISSING,), labels=labels)
     else:
-        raise ValueError(f"no formatter {name!r}; there are {', '.join(FORMATTERS)}")
+        separator = WITHIN_BLOCK_SEP if use_within_block_sep else ""
+        system = CodeSystem("general", block_size or 5, symbols or SYMBOLS, separator=separator)
     return Formatter(system, num_blocks=num_blocks)

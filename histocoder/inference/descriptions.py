@@ -5,26 +5,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from histocoder.config import ALL_LANGUAGES, ModelConfig
+from histocoder.config import ALL_LANGUAGES, ModelConfig, PredictOptions
 from histocoder.data.cells import MISSING_MARKS, spoilt
-from histocoder.data.languages import (
-    Language,
-    chosen_language,
-    not_in_table,
-    with_nearest,
-)
+from histocoder.data.languages import Language, chosen_language, not_in_table, with_nearest
 from histocoder.data.normalize import normalize
-from histocoder.errors import CountedNotice, Notice, UserError, shown, warn_user
-from histocoder.formatters.tokenizers import Tokenizer, join_language, lower_characters, tokenize
+from histocoder.errors import Notice, UserError, shown, warn_user
+from histocoder.formatters.tokenizers import UNKNOWN, Tokenizer, join_language, lower_characters, tokenize
 
 _MARKS = MISSING_MARKS - {"None"}
 """Marks of missing values that are no descriptions: "None" says that a person had no occupation."""
 _LIKE = 1.25  # maximum ratio of lengths within a batch, if there are enough descriptions
+
+Texts: TypeAlias = str | Sequence[str | None] | pd.Series
+Langs: TypeAlias = str | Sequence[str] | pd.Series
 
 
 class Descriptions(NamedTuple):
@@ -37,13 +35,7 @@ class Descriptions(NamedTuple):
     """Index of each row's description, of shape (n,); -1 where it is missing."""
 
     @classmethod
-    def of(
-        cls,
-        texts: str | Sequence[str | None] | pd.Series,
-        lang: str | Sequence[str] | pd.Series,
-        *,
-        languages: tuple[str, ...],
-    ) -> Descriptions:
+    def of(cls, texts: Texts, lang: Langs, *, languages: tuple[str, ...]) -> Descriptions:
         """Return the distinct descriptions of n rows; blank ones are missing.
 
         Notices name languages other than a model's `languages`, and texts that may not be descriptions. A UserError is
@@ -61,6 +53,11 @@ class Descriptions(NamedTuple):
                 "None where there is no description."
             )
         return DistinctDescriptions(languages).add(values, langs)
+
+    def part(self, start: int, size: int) -> Descriptions:
+        """Return up to `size` of the distinct descriptions, each with a row."""
+        texts, langs = (values[start : start + size] for values in (self.texts, self.langs))
+        return Descriptions(texts, langs, np.arange(len(texts)))
 
 
 class DistinctDescriptions:
@@ -112,49 +109,39 @@ class DistinctDescriptions:
             )
 
 
+class Reading(NamedTuple):
+    """A batch of descriptions as a model reads them."""
+
+    rows: np.ndarray  # indices of the distinct descriptions, of shape (B,)
+    input_ids: np.ndarray  # token ids, of shape (B, S)
+    thresholds: np.ndarray  # thresholds of the flat head, of shape (B,)
+    characters: np.ndarray | None  # characters for the linear expert, of shape (B, L), if the model has one
+
+
 def readings(
-    texts: Sequence[str],
-    langs: Sequence[str],
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    *,
-    at_least: int,
-    at_most: int,
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
-    """Yield descriptions as a model reads them, in batches of similar lengths, the shortest first.
+    given: Descriptions, config: ModelConfig, tokenizer: Tokenizer, options: PredictOptions, *, at_least: int
+) -> Iterator[Reading]:
+    """Yield distinct descriptions in batches of similar lengths, the shortest first.
 
-    Parameters
-    ----------
-    texts, langs : sequence of str, of n
-        Descriptions, and the codes of their languages; see `Language`.
-    at_least, at_most : int
-        Number of descriptions of a batch; at least so many, if there are, even if their lengths differ.
-
-    Yields
-    ------
-    rows : ndarray of int, of shape (B,)
-        Indices of the batch's descriptions.
-    ids : ndarray of int, of shape (B, S)
-        Token ids.
-    characters : ndarray of int, of shape (B, L), or None
-        Characters for the linear expert, if the model has one.
+    A batch has at least so many, if there are, even if their lengths differ. If there is no description at all, an
+    invented one is read, whose result has the shape that others would have.
     """
+    texts, langs = (given.texts, given.langs) if given.texts else (["-"], [UNKNOWN])
     own = {lang: Language(lang).among(config.languages) for lang in set(langs)}
     joined = join_language(normalize(texts, config.text_normalization), [own[lang] for lang in langs])
+    thresholds = thresholds_of(config, langs, options.threshold)
     tokens = tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
     if tokens.num_cut:
-        limit = f"longer than {config.max_len} {tokenizer.unit}."
-        one = f"description is truncated: with the language it is {limit}"
-        many = f"descriptions are truncated: with the language they are {limit}"
-        warn_user(CountedNotice(tokens.num_cut, one, many))
+        limit = f"{config.max_len} {tokenizer.unit}"
+        warn_user(Notice(f"Descriptions that are longer than {limit}, with the language, are truncated."))
     order = np.argsort(tokens.lengths, kind="stable")
     lengths, start = tokens.lengths[order], 0
     while start < len(order):
         alike = int(np.searchsorted(lengths, _LIKE * lengths[start], side="right"))
-        rows = order[start : min(max(alike, start + at_least), start + at_most)]
+        rows = order[start : min(max(alike, start + at_least), start + options.batch_size)]
         ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
         characters = lower_characters([joined[row] for row in rows]) if config.num_linear_features else None
-        yield rows, ids, characters
+        yield Reading(rows, ids, thresholds[rows], characters)
         start += len(rows)
 
 

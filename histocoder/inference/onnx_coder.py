@@ -14,8 +14,8 @@ from histocoder.config import ModelConfig, PredictOptions
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer
-from histocoder.inference.descriptions import Descriptions, readings, thresholds_of
-from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Prediction
+from histocoder.inference.descriptions import Descriptions, Langs, Texts, readings
+from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Prediction, join_rows
 
 CONFIG_FILE, TOKENIZER_FOLDER = "config.json", "tokenizer"
 ENCODER_FILE, NGRAMS_FILE, LINEAR_FILE = "encoder.onnx", "linear_ngrams.onnx", "linear.npz"
@@ -49,7 +49,7 @@ class OnnxCoder:
 
     Examples
     --------
-    coder = OnnxCoder.from_onnx("exported")
+    coder = OnnxCoder("exported")
     coder.predict(["wine and spirit merchant", "husmand"], ["en", "da"])
     """
 
@@ -85,19 +85,10 @@ class OnnxCoder:
         self.system = self._config.system
         self.mode = "flat" if self._config.mode == "flat" else "combined"
 
-    @classmethod
-    def from_onnx(cls, folder: str | Path, *, num_threads: int | None = None) -> OnnxCoder:
-        """Open an exported model; see `OnnxCoder`."""
-        return cls(folder, num_threads=num_threads)
-
-    def describe(self, code: str) -> str | None:
-        """Return what a code means, where the key says so."""
-        return self._config.descriptions.get(code)
-
     def predict(
         self,
-        texts: str | Sequence[str | None] | pd.Series,
-        lang: str | Sequence[str] | pd.Series = "unk",
+        texts: Texts,
+        lang: Langs = "unk",
         *,
         mode: str | None = None,
         threshold: float | None = None,
@@ -115,37 +106,30 @@ class OnnxCoder:
         The other parameters and the result are those of `Coder.predict`.
         """
         config, mode = self._config, mode or self.mode
-        PredictOptions(mode=mode, threshold=threshold, batch_size=batch_size)  # which checks them
+        options = PredictOptions(mode=mode, threshold=threshold, batch_size=batch_size)
         if mode not in MODES:
             raise UserError(
                 f"The mode {mode} needs the decoder, which an exported model does not have; open the model itself "
                 "where PyTorch is installed."
             )
-        distinct = Descriptions.of(texts, lang, languages=config.languages)
-        thresholds = thresholds_of(config, distinct.langs, threshold)
-        sizes = {"at_least": _AT_LEAST, "at_most": batch_size}
-        parts = []
-        for rows, ids, characters in readings(distinct.texts, distinct.langs, config, self._tokenizer, **sizes):
-            beliefs = self._beliefs(ids, characters if mode == "combined" else None)
-            if mode == "combined":
-                part = without_decoder(beliefs, config.experts, self.codes)
-            else:
+        given, parts = Descriptions.of(texts, lang, languages=config.languages), []
+        for rows, ids, thresholds, characters in readings(given, config, self._tokenizer, options, at_least=_AT_LEAST):
+            (logits,) = self._encoder.run(None, {"input_ids": ids.astype(np.int64)})
+            flat = _softmax(logits) if config.flat_loss == "softmax" else 1 / (1 + np.exp(-logits))
+            beliefs = {"flat": flat[:, self._is_code]}
+            if mode == "flat":
                 order = np.argsort(-beliefs["flat"], axis=1, kind="stable")[:, : self._num_blocks]
                 probs = np.take_along_axis(beliefs["flat"], order, 1).astype(np.float64)
-                part = Prediction.above(np.array(self.codes, dtype=object)[order], probs, thresholds[rows])
+                part = Prediction.above(np.array(self.codes, dtype=object)[order], probs, thresholds)
+            else:
+                if characters is not None:
+                    beliefs["linear"] = _softmax(self._linear(characters)[:, self._is_code])
+                part = without_decoder(beliefs, config.experts, self.codes)
             parts.append((rows, part))
-        prediction = Prediction.join(parts, Prediction.empty(self._num_blocks)).take(distinct.rows)
+        prediction = Prediction(*join_rows(parts, given.rows))
         prediction.drop_unsure(min_confidence)
         frame = prediction.frame(config)
         return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
-
-    def _beliefs(self, ids: np.ndarray, characters: np.ndarray | None) -> dict[str, np.ndarray]:
-        """Return the experts' probabilities of the codes, each (B, num_codes), the linear expert's from characters."""
-        (logits,) = self._encoder.run(None, {"input_ids": ids.astype(np.int64)})
-        flat = _softmax(logits) if self._config.flat_loss == "softmax" else 1 / (1 + np.exp(-logits))
-        if characters is None:
-            return {"flat": flat[:, self._is_code]}
-        return {"flat": flat[:, self._is_code], "linear": _softmax(self._linear(characters)[:, self._is_code])}
 
     def _linear(self, characters: np.ndarray) -> np.ndarray:
         """Return the log-odds of `LinearExpert` for characters (B, S), of shape (B, num_classes)."""

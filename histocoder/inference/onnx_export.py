@@ -43,7 +43,7 @@ def check_installed() -> None:
         )
 
 
-def export(coder: Coder, folder: Path, texts: list[str], langs: list[str], *, int8: bool = False) -> None:
+def export(coder: Coder, folder: Path, texts: list[str], langs: list[str]) -> None:
     """Write a model as ONNX graphs, whole or not at all; `OnnxCoder` runs them.
 
     Parameters
@@ -54,8 +54,6 @@ def export(coder: Coder, folder: Path, texts: list[str], langs: list[str], *, in
         Folder that does not exist yet.
     texts, langs : list of str
         Descriptions on which the graphs are compared with the model.
-    int8 : bool
-        Whether to keep the encoder's weights in 8 bits.
     """
     make_folder(folder.absolute().parent)
     with temporary_folder(folder) as temporary:
@@ -63,13 +61,11 @@ def export(coder: Coder, folder: Path, texts: list[str], langs: list[str], *, in
         save_config(temporary, coder.model.config)
         coder.model.tokenizer.save(temporary / TOKENIZER_FOLDER)
         write_text(temporary / CARD_FILE, coder.card)
-        model, graphs = (one.predict(texts, langs, mode="flat") for one in (coder, OnnxCoder(temporary)))
+        exported = OnnxCoder(temporary)
+        model, graphs = (one.predict(texts, langs, mode="flat") for one in (coder, exported))
         difference = float((model["conf"] - graphs["conf"]).abs().max())
         if difference > _TOLERANCE:
             raise UserError(f"The graphs do not match the model: probabilities differ by up to {difference:.0e}.")
-        if int8:
-            quantize(temporary)
-        exported = OnnxCoder(temporary)
         ours, theirs = coder.predict(texts, langs, progress=False), exported.predict(texts, langs)
         pairs = zip(*(table[[*code_columns(table)]].to_numpy(dtype=object) for table in (ours, theirs)), strict=True)
         same = np.mean([set(pd.Series(one).dropna()) == set(pd.Series(other).dropna()) for one, other in pairs])
@@ -78,17 +74,6 @@ def export(coder: Coder, folder: Path, texts: list[str], langs: list[str], *, in
             f"model with its decoder gives in the mode {coder.mode}."
         )
         os.replace(temporary, folder)
-
-
-def quantize(folder: Path) -> None:
-    """Replace the encoder's graph by one with weights in 8 bits."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    small = folder / f"small-{ENCODER_FILE}"
-    with _quiet():
-        # unsigned: CPUs without VNNI add up products of signed with unsigned numbers in too few bits
-        quantize_dynamic(folder / ENCODER_FILE, small, weight_type=QuantType.QUInt8)
-    os.replace(small, folder / ENCODER_FILE)
 
 
 def export_graphs(model: MixerModel, folder: Path) -> None:

@@ -49,7 +49,7 @@ TEXTS = [*few_examples().texts, *ODD, "farmer and shoemaker", "boot-maker's appr
 
 
 def ngram_model() -> MixerModel:
-    """A model with all experts, of up to three codes."""
+    """Return a model with all experts, of up to three codes."""
     torch.manual_seed(2)
     encoder = NgramEncoder(NgramConfig(num_buckets=512, hidden_size=32, max_words=6, intermediate_size=32))
     formatter = build_formatter("hisco", num_blocks=3)
@@ -134,7 +134,7 @@ def described() -> tuple[list[str], list[str]]:
 @pytest.mark.parametrize("kind", ["canine", "ngram", "bert"])
 def test_graphs_answer_as_the_model_without_decoder(exported: Callable[[str], tuple[Coder, Path]], kind: str):
     coder, folder = exported(kind)
-    graphs = Coder.from_onnx(folder, num_threads=1)
+    graphs = OnnxCoder(folder, num_threads=1)
     for how in ({}, {"threshold": 0.05}, {"min_confidence": 0.5}):
         then, now = (one.predict([*TEXTS, None], "en", mode="flat", **how) for one in (coder, graphs))
         pd.testing.assert_frame_equal(then, now, atol=1e-4, rtol=0, check_dtype=False)
@@ -162,8 +162,8 @@ def test_graphs_run_without_torch(exported: Callable[[str], tuple[Coder, Path]])
 import sys
 others = ("torch", "transformers", "safetensors", "pyarrow", "sklearn", "tqdm", "yaml", "onnx")
 sys.modules |= dict.fromkeys(others)  # so that importing them fails
-from histocoder import Coder
-coder = Coder.from_onnx({str(folder)!r})
+from histocoder import OnnxCoder
+coder = OnnxCoder({str(folder)!r})
 for mode in {MODES!r}:
     print(coder.predict({TEXTS!r}, "en", mode=mode).to_csv())
 """
@@ -174,18 +174,13 @@ for mode in {MODES!r}:
 
 
 @pytest.mark.slow
-def test_int8_is_smaller_or_nothing_is_written(
+def test_graphs_of_another_model_are_refused(
     exported: Callable[[str], tuple[Coder, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    coder, folder = exported("ngram")
-    copy = shutil.copytree
-    monkeypatch.setattr(onnx_export, "export_graphs", lambda _model, to: copy(folder, to, dirs_exist_ok=True))
-    onnx_export.export(coder, tmp_path / "int8", *described(), int8=True)
-    assert (tmp_path / "int8" / "encoder.onnx").stat().st_size < (folder / "encoder.onnx").stat().st_size
-    assert set(OnnxCoder(tmp_path / "int8").predict(TEXTS, "en")["hisco_1"]) <= set(CODES)
-    other = Coder(tiny_model(), "cpu")
+    folder, copy_of = exported("ngram")[1], shutil.copytree
+    monkeypatch.setattr(onnx_export, "export_graphs", lambda _model, to: copy_of(folder, to, dirs_exist_ok=True))
     with pytest.raises(UserError, match="The graphs do not match the model: probabilities differ by up to"):
-        onnx_export.export(other, tmp_path / "other", *described())
+        onnx_export.export(Coder(tiny_model(), "cpu"), tmp_path / "other", *described())
     assert not (tmp_path / "other").exists()
 
 
@@ -219,14 +214,14 @@ def test_mistakes_of_exporting_are_one_sentence(tmp_path: Path, monkeypatch: pyt
 
 
 def test_mistakes_of_opening_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(UserError, match=r"holds no exported model: it has no encoder.onnx. Write one with histocoder"):
-        Coder.from_onnx(tmp_path)
+    def refused(message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            OnnxCoder(tmp_path)
+
+    refused(r"holds no exported model: it has no encoder.onnx. Write one with histocoder")
     (tmp_path / "encoder.onnx").write_bytes(b"no graph")
-    with pytest.raises(UserError, match=r"can't be read .*config.json"):
-        Coder.from_onnx(tmp_path)
+    refused(r"can't be read .*config.json")
     shutil.copy(save_tiny_model(tmp_path / "model") / "config.json", tmp_path)
-    with pytest.raises(UserError, match=r"can't be read .*encoder.onnx"):
-        Coder.from_onnx(tmp_path)
+    refused(r"can't be read .*encoder.onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(UserError, match=r"need onnxruntime. Install it: pip install 'histocoder\[onnx\]'"):
-        Coder.from_onnx(tmp_path)
+    refused(r"need onnxruntime. Install it: pip install 'histocoder\[onnx\]'")

@@ -21,6 +21,7 @@ from histocoder.checkpoints.model_files import load_model
 from histocoder.config import PredictConfig
 from histocoder.errors import Interrupted, UserError
 from histocoder.inference.coder import Coder
+from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.predict_file import predict_file
 from histocoder.inference.predictions import Prediction
 
@@ -34,13 +35,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def coded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The descriptions that are coded from now on."""
     found: list[str] = []
-    code_texts = Coder.code_distinct
+    code_texts = Coder.code
 
-    def code_and_keep(self: Coder, texts: list[str], *args: Any, **options: Any) -> Prediction:
-        found.extend(texts)
-        return code_texts(self, texts, *args, **options)
+    def code_and_keep(self: Coder, given: Descriptions, *args: Any, **options: Any) -> Prediction:
+        found.extend(given.texts)
+        return code_texts(self, given, *args, **options)
 
-    monkeypatch.setattr(Coder, "code_distinct", code_and_keep)
+    monkeypatch.setattr(Coder, "code", code_and_keep)
     return found
 
 
@@ -83,7 +84,7 @@ def test_parquet_is_copied_or_refused(model: Path, tmp_path: Path):
         with pytest.raises(UserError, match=message):
             code(model, tmp_path / "in.parquet", tmp_path / name, **options)
     pq.write_table(pa.table(columns | {"hash": others["hash"]}), tmp_path / "in.parquet")
-    with pytest.raises(UserError, match="column 'hash', holds bytes that are not UTF-8"):
+    with pytest.raises(UserError, match="column 'hash' holds bytes that are not UTF-8"):
         code(model, tmp_path / "in.parquet", tmp_path / "no.dta")
     assert not list(tmp_path.glob("no.*"))
 
@@ -149,9 +150,9 @@ def said_of(model: Path, folder: Path, text: str, **options: Any) -> list[str]:
 def test_notices_are_of_the_whole_file(model: Path, tmp_path: Path):
     langs = ["xx"] * 20 + ["xx", "yy"] * 5
     rows = [f"{'very ' * (40 * (row % 3 == 0))}old smith {row},{lang}\n" for row, lang in enumerate(langs)]
-    xx, yy, cut = said_of(model, tmp_path, "occ1,lang\n" + "".join(rows), language_col="lang")
+    xx, cut, yy = said_of(model, tmp_path, "occ1,lang\n" + "".join(rows), language_col="lang")
     assert [text.partition(" and ")[0][-4:] for text in (xx, yy)] == ["'xx'", "'yy'"]
-    assert cut.startswith("10 descriptions are truncated")
+    assert cut.startswith("Descriptions that are longer than 64 characters")
     marks = "occ1,lang\n" + "NA,en\nfarmer,en\n#NAME?,en\nNone,en\n" * 20
     error, mark = said_of(model, tmp_path, marks, language_col="lang")
     assert "'#NAME?'" in error and mark.startswith("The description 'NA' is coded as a word.")
@@ -174,7 +175,7 @@ def test_two_ranks_say_what_one_does(model: Path, tmp_path: Path):
     flags = ("predict", "--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--mode", "flat")
     ended = two_ranks(["-m", "histocoder", *flags, "--output", tmp_path / "out.csv", "--batch-size", 4])
     said = "".join(one.stdout + one.stderr for one in ended)
-    assert said.count("does not know the language 'xx'") == said.count("30 descriptions are truncated") == 1
+    assert said.count("does not know the language 'xx'") == said.count("are truncated") == 1
     assert read(tmp_path / "out.csv")["occ1"].tolist() == frame["occ1"].tolist()
 
 
@@ -215,17 +216,17 @@ def test_a_second_run_on_an_output_ends(model: Path, tmp_path: Path, monkeypatch
     code(model, tmp_path / "in.csv", tmp_path / "alone.csv", mode="flat")
     flags = ("--input", tmp_path / "in.csv", "--output", output, "--language-col", "lang", "--overwrite")
     seconds = []
-    code_texts = Coder.code_distinct
+    code_texts = Coder.code
 
-    def meanwhile(self: Coder, texts: list[str], *args: Any, **options: Any) -> Prediction:
-        if not texts:
-            return code_texts(self, texts, *args, **options)
+    def meanwhile(self: Coder, given: Descriptions, *args: Any, **options: Any) -> Prediction:
+        if not given.texts:
+            return code_texts(self, given, *args, **options)
         second = run("-m", "histocoder", "predict", "--model", model, *flags, "--mode", "greedy", check=False)
         in_use = f"{output} is in use by another run"
         seconds.append((second.returncode, second.stderr.count(in_use)))
-        return code_texts(self, texts, *args, **options)
+        return code_texts(self, given, *args, **options)
 
-    monkeypatch.setattr(Coder, "code_distinct", meanwhile)
+    monkeypatch.setattr(Coder, "code", meanwhile)
     code(model, tmp_path / "in.csv", output, mode="flat")
     assert seconds == [(2, 1)] * 3
     assert output.read_bytes() == (tmp_path / "alone.csv").read_bytes()
