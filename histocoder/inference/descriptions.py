@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -78,13 +77,10 @@ class DistinctDescriptions:
         unseen = [pair for pair in set(pairs) - self._indices.keys() if isinstance(pair[0], str) and pair[0].strip()]
         new = sorted(unseen, key=lambda pair: (len(str(pair[0])), pair))
         new_texts = [str(text) for text, _ in new]
-        marks = sorted({text for text in new_texts if text in _MARKS or spoilt(text) == "an error"})
-        for text in marks:
+        for text in sorted({text for text in new_texts if text in _MARKS or spoilt(text) == "an error"}):
             warn_user(
                 Notice(f"The description {text!r} is coded as a word. If it means a missing one, leave it blank.")
             )
-        if not self._indices and 2 * sum(map(bool, map(re.compile(r"[0-9\s]+").fullmatch, new_texts))) > len(new) > 1:
-            warn_user(Notice("Most descriptions are numbers. Check that their column is the right one."))
         indices = {pair: len(self._indices) + i for i, pair in enumerate(new)}
         rows = np.array([self._indices.get(pair, indices.get(pair, -1)) for pair in pairs], dtype=np.int64)
         if len(self._indices) < self._room:

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,8 +36,6 @@ class OnnxCoder:
 
     Attributes
     ----------
-    system : str
-        Name of the classification, with which the codes' columns begin.
     codes : tuple of str
         The codes of the model's key.
     mode : str
@@ -46,19 +45,13 @@ class OnnxCoder:
     ------
     UserError
         If onnxruntime is not installed, or the folder holds no exported model, or a damaged one.
-
-    Examples
-    --------
-    coder = OnnxCoder("exported")
-    coder.predict(["wine and spirit merchant", "husmand"], ["en", "da"])
     """
 
     def __init__(self, folder: str | Path, *, num_threads: int | None = None) -> None:
         folder = Path(folder)
         if not (folder / ENCODER_FILE).is_file():
             raise UserError(
-                f"{folder} holds no exported model: it has no {ENCODER_FILE}. Write one with histocoder export --model "
-                f"MODEL --onnx {folder}."
+                f"{folder} holds no exported model, which histocoder export writes: it has no {ENCODER_FILE}."
             )
         try:
             import onnxruntime
@@ -82,7 +75,6 @@ class OnnxCoder:
         self._num_blocks = build_formatter(**self._config.formatter).num_blocks
         self._is_code = np.array([bool(code) for code in self._config.codes])
         self.codes = tuple(filter(None, self._config.codes))
-        self.system = self._config.system
         self.mode = "flat" if self._config.mode == "flat" else "combined"
 
     def predict(
@@ -108,13 +100,10 @@ class OnnxCoder:
         config, mode = self._config, mode or self.mode
         options = PredictOptions(mode=mode, threshold=threshold, batch_size=batch_size)
         if mode not in MODES:
-            raise UserError(
-                f"The mode {mode} needs the decoder, which an exported model does not have; open the model itself "
-                "where PyTorch is installed."
-            )
+            raise UserError(f"The mode {mode} needs the decoder, which an exported model lacks; open the model itself.")
         given, parts = Descriptions.of(texts, lang, languages=config.languages), []
         for rows, ids, thresholds, characters in readings(given, config, self._tokenizer, options, at_least=_AT_LEAST):
-            (logits,) = self._encoder.run(None, {"input_ids": ids.astype(np.int64)})
+            logits = _run(self._encoder, ids)
             flat = _softmax(logits) if config.flat_loss == "softmax" else 1 / (1 + np.exp(-logits))
             beliefs = {"flat": flat[:, self._is_code]}
             if mode == "flat":
@@ -134,8 +123,7 @@ class OnnxCoder:
     def _linear(self, characters: np.ndarray) -> np.ndarray:
         """Return the log-odds of `LinearExpert` for characters (B, S), of shape (B, num_classes)."""
         known, idf, weight, bias = (self._expert[name] for name in ("buckets", "idf", "weight", "bias"))
-        (buckets,) = self._ngrams.run(None, {"characters": characters.astype(np.int64)})
-        buckets = buckets.reshape(len(characters), -1)
+        buckets = _run(self._ngrams, characters).reshape(len(characters), -1)
         row, at = (buckets >= 0).nonzero()
         bucket = buckets[row, at]
         index = np.searchsorted(known, bucket).clip(max=len(known) - 1)
@@ -152,16 +140,9 @@ class OnnxCoder:
 def without_decoder(
     beliefs: Mapping[str, np.ndarray], weights: Mapping[str, float], codes: Sequence[str]
 ) -> Prediction:
-    """Return each row's first code by the experts other than the decoder.
+    """Return each row's first code by the experts other than the decoder, whose weight is divided among them.
 
-    `beliefs` are the experts' probabilities of the codes, each of shape (B, num_codes); the decoder's weight is divided
-    among them.
-
-    Examples
-    --------
-    >>> beliefs = {"flat": np.array([[0.2, 0.8]]), "linear": np.array([[0.7, 0.3]])}
-    >>> without_decoder(beliefs, {"decoder": 0.5, "flat": 0.1, "linear": 0.4}, ["61110", "95410"]).codes.tolist()
-    [['61110']]
+    `beliefs` are the experts' probabilities of the codes, each of shape (B, num_codes).
     """
     if not any(weights.get(name) for name in beliefs):
         weights = dict.fromkeys(("decoder", *beliefs), 1 / (1 + len(beliefs)))
@@ -170,6 +151,12 @@ def without_decoder(
     best = np.argsort(-scores, axis=1, kind="stable")[:, :NUM_CANDIDATES]
     probs = _softmax(np.take_along_axis(scores, best, 1))[:, :1].astype(np.float64)
     return Prediction(np.array(codes, dtype=object)[best[:, :1]], probs, probs[:, 0].copy())
+
+
+def _run(session: Any, values: np.ndarray) -> np.ndarray:
+    """Run a graph of one input, integers, and one output."""
+    output: np.ndarray = session.run(None, {session.get_inputs()[0].name: values.astype(np.int64)})[0]
+    return output
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:

@@ -153,19 +153,18 @@ def _coded_blocks(
         parts = [(Path(f"{prefix}-{number:06d}-{start:06d}.arrow"), new.part(start, size)) for start in starts]
         own = parts[rank::world_size]
         rows_each = len(block) / max(sum(len(part.texts) for _, part in own), 1)
-        tell_rows = partial(_tell_rows, tell, rows_each)
+
+        def tell_texts(num_texts: int, each: float = rows_each) -> None:
+            tell(num_texts * each)
+
         for path, part in own:
-            _codes(tables, path, part, progress=tell_rows)
+            _codes(tables, path, part, progress=tell_texts)
         if not own:
             tell(len(block))
         distributed.barrier()
         if rank == 0:
             codes = [_codes(tables, path, part, progress=False) for path, part in parts]
             yield tables.append(block, pa.concat_tables([tables.schema.empty_table(), *codes]), new.rows)
-
-
-def _tell_rows(tell: Callable[[float], object], rows_each: float, num_texts: int) -> None:
-    tell(num_texts * rows_each)
 
 
 def _codes(tables: TableCoder, path: Path, part: Descriptions, *, progress: ShowProgress) -> pa.Table:
