@@ -16,7 +16,7 @@ from histocoder.model import Decoder
 _SLACK = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 """Largest difference of log-probabilities computed again in batches of another shape, by the decoder's precision."""
 _NODES_AT_ONCE, _NODES_AT_ONCE_ON_CPU = 1 << 16, 1 << 12  # the latter fit a CPU's caches
-_FEW = 256  # number of nodes that a row of `top_k` seldom exceeds on a level
+_FEW = 128  # number of nodes that a row of `top_k` seldom exceeds on a level
 
 
 class CodeTrie:
@@ -143,7 +143,7 @@ class TrieSearch:
             Indices in the key, the most probable first.
         probabilities : Tensor of shape (B, k)
         """
-        k, step = min(k, len(self._trie.blocks)), max(1, self._nodes_at_once // _FEW)
+        k, step = min(k, len(self._trie.blocks)), max(1, self._nodes_at_once // min(_FEW, self._widest))
         parts = []
         for start in range(0, len(source.memory), step):
             part = source.rows(slice(start, start + step))
