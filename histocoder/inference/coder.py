@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -29,14 +29,6 @@ _ENCODED_AT_ONCE_ELSEWHERE = 4096
 
 Result = TypeVar("Result")
 ShowProgress: TypeAlias = bool | Callable[[int], object]
-
-
-class Ranked(NamedTuple):
-    """Codes, other codes and encodings of n descriptions."""
-
-    codes: Prediction  # codes in the model's own mode
-    ranked: Prediction  # codes that all experts propose as the first, by their combined probability
-    encodings: np.ndarray  # result of `Coder.embed`, of shape (n, hidden)
 
 
 class Coder:
@@ -61,8 +53,6 @@ class Coder:
         Codes of the model's key.
     precision : str
         Name of the torch dtype that it computes in.
-    card : str
-        Model card, the README.md that is saved beside the model.
     turn : context manager
         Entered for each batch: a lock lets several threads share the model. By default, none.
 
@@ -107,7 +97,7 @@ class Coder:
         verify : bool
             Whether to verify the model's files with the checksums in its `manifest.json`, if it has one.
         device, **computing
-            See `Coder`: `precision` and `compile`.
+            See `Coder`.
 
         Raises
         ------
@@ -190,8 +180,14 @@ class Coder:
         return join_rows(parts, given.rows)[0]
 
     @torch.inference_mode()
-    def predict_ranked(self, texts: Texts, lang: Langs = "unk", *, batch_size: int = 256) -> Ranked:
-        """Code descriptions in the model's own mode and rank other codes, encoding each once; see `predict`."""
+    def predict_ranked(
+        self, texts: Texts, lang: Langs = "unk", *, batch_size: int = 256
+    ) -> tuple[Prediction, Prediction, np.ndarray]:
+        """Code n descriptions in the model's own mode, rank first codes, and encode each once; see `predict`.
+
+        Return the codes, the codes that all experts propose as the first, by their combined probability, and the result
+        of `embed`.
+        """
         given, options = self.distinct(texts, lang), PredictOptions(mode=self.mode, batch_size=batch_size)
 
         def work(inputs: Inputs) -> list[np.ndarray]:
@@ -202,7 +198,7 @@ class Coder:
             return [*chosen, *others, batch.pooled.float().cpu().numpy()]
 
         arrays = join_rows(self.each_batch(work, given, options), given.rows)
-        return Ranked(Prediction(*arrays[:3]), Prediction(*arrays[3:6]), arrays[6])
+        return Prediction(*arrays[:3]), Prediction(*arrays[3:6]), arrays[6]
 
     def encode(self, inputs: Inputs) -> Encoded:
         """Return a batch as `MixerModel.encode` encodes it."""

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.formatters.systems import BOS, PAD
+from histocoder.formatters import BOS, PAD
 from histocoder.inference.predictions import LEAST, NUM_CANDIDATES
 from histocoder.inference.search import CodeTrie, greedy
 from histocoder.inference.stepper import DecoderInputs, Stepper

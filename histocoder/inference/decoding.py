@@ -38,8 +38,6 @@ class Encoded(NamedTuple):
 def encode(model: MixerModel, inputs: Inputs, *, at_once: int) -> Encoded:
     """Encode a batch as `MixerModel.encode` does, at most so many descriptions at once."""
     input_ids, config, tokenizer = inputs.input_ids, model.config, model.tokenizer
-    if len(input_ids) <= at_once:
-        return Encoded(inputs, *model.encode(input_ids))
     parts = []
     for ids in input_ids.split(at_once):
         num_positions = ids.shape[1]

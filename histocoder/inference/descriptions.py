@@ -94,33 +94,22 @@ class DistinctDescriptions:
         own = {*map(Language, known), Language()}
         is_strange = (lambda code: code not in own) if known else (lambda code: not code.is_known)
         strange = sorted(lang for lang in langs if is_strange(self._codes[lang]))
-        if strange and not known:
-            warn_user(Notice(not_in_table(strange)))
-        elif strange:
-            warn_user(
-                Notice(
-                    f"The model does not know the language {', '.join(map(with_nearest, strange))} and treats it as "
-                    f"unknown (unk); it knows {', '.join(known)}."
-                )
+        if strange:
+            message = (
+                f"The model does not know the language {', '.join(map(with_nearest, strange))} and treats it as "
+                f"unknown (unk); it knows {', '.join(known)}."
             )
-
-
-class Reading(NamedTuple):
-    """A batch of descriptions as a model reads them."""
-
-    rows: np.ndarray  # indices of the distinct descriptions, of shape (B,)
-    input_ids: np.ndarray  # token ids, of shape (B, S)
-    thresholds: np.ndarray  # thresholds of the flat head, of shape (B,)
-    characters: np.ndarray | None  # characters for the linear expert, of shape (B, L), if the model has one
+            warn_user(Notice(message if known else not_in_table(strange)))
 
 
 def readings(
     given: Descriptions, config: ModelConfig, tokenizer: Tokenizer, options: PredictOptions, *, at_least: int
-) -> Iterator[Reading]:
-    """Yield distinct descriptions in batches of similar lengths, the shortest first.
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]]:
+    """Yield distinct descriptions as a model reads them, in batches of similar lengths, the shortest first.
 
-    A batch has at least so many, if there are, even if their lengths differ. If there is no description at all, an
-    invented one is read, whose result has the shape that others would have.
+    These are the indices of a batch (B,), its token ids (B, S), thresholds of the flat head (B,), and the characters
+    (B, L) for the linear expert, if the model has one. A batch has at least so many, if there are, even if their
+    lengths differ. If there is no description, an invented one is read, which shows the shape of results.
     """
     texts, langs = (given.texts, given.langs) if given.texts else (["-"], [UNKNOWN])
     own = {lang: Language(lang).among(config.languages) for lang in set(langs)}
@@ -137,7 +126,7 @@ def readings(
         rows = order[start : min(max(alike, start + at_least), start + options.batch_size)]
         ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
         characters = lower_characters([joined[row] for row in rows]) if config.num_linear_features else None
-        yield Reading(rows, ids, thresholds[rows], characters)
+        yield rows, ids, thresholds[rows], characters
         start += len(rows)
 
 

@@ -103,14 +103,13 @@ def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form
     if output.exists() and output.samefile(table.path):
         raise UserError("--output is the input itself; choose another.")
     config.check_free(names, taken=table.header)
-    for field in () if is_parquet(output) else table.schema:
-        try:
-            pa.csv.write_csv(pa.schema([field]).empty_table(), pa.BufferOutputStream())
-        except pa.ArrowInvalid as error:
-            raise UserError(
-                f"{table.path}, column {field.name!r}: its cells are of the type {field.type}, which CSV can't hold. "
-                "Choose an --output that ends in .parquet."
-            ) from error
+    try:
+        if not is_parquet(output):
+            pa.csv.write_csv(table.schema.empty_table(), pa.BufferOutputStream())
+    except pa.ArrowInvalid as error:
+        raise UserError(
+            f"{table.path} does not fit into CSV ({error}). Choose an --output that ends in .parquet."
+        ) from error
     how = {"excel": config.excel, "raw": config.raw, **({} if config.excel else {"decimal": "."})}
     return Form.like(table, codes=code_columns(names), **how)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-if TYPE_CHECKING:
-    from histocoder.config import ModelConfig
+from histocoder.config import ModelConfig
 
 NUM_CANDIDATES = 8  # codes of a row that experts beside the decoder propose; the decoder adds its own
 LEAST = 1e-9  # least probability of an expert, which is not 0 so that none has a veto

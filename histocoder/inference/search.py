@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from histocoder.formatters import Formatter
-from histocoder.formatters.systems import BOS, PAD
+from histocoder.formatters import BOS, PAD, Formatter
 from histocoder.inference.stepper import DecoderInputs, Stepper
 from histocoder.model import Decoder
 
@@ -122,13 +121,12 @@ class TrieSearch:
 
         The rest of a sum of 1 is the probability of tokens that make no code.
         """
-        probs = torch.empty(len(source.memory), len(self._trie.blocks), device=source.memory.device)
-        step = max(1, self._nodes_at_once // self._widest)
-        for start in range(0, len(probs), step):
-            rows = slice(start, start + step)
-            codes, scores = self._descend(source.rows(rows))
-            probs[rows, codes[0]] = scores.exp()
-        return probs
+        num_codes, step = len(self._trie.blocks), max(1, self._nodes_at_once // self._widest)
+        parts = []
+        for start in range(0, len(source.memory), step):
+            codes, scores = self._descend(source.rows(slice(start, start + step)), k=num_codes)
+            parts.append(torch.zeros_like(scores).scatter_(1, codes, scores.exp()))
+        return torch.cat(parts)
 
     @torch.no_grad()
     def top_k(self, source: DecoderInputs, *, k: int) -> tuple[Tensor, Tensor]:
@@ -147,39 +145,34 @@ class TrieSearch:
         parts = []
         for start in range(0, len(source.memory), step):
             part = source.rows(slice(start, start + step))
-            floor = torch.full_like(part.memory[:, 0, :1], -torch.inf, dtype=torch.float32)
-            _, found = self._descend(part, k=k, floor=floor, width=k)
+            _, found = self._descend(part, k=k, width=k)
             parts.append(self._descend(part, k=k, floor=found[:, -1:] - _SLACK[part.memory.dtype]))
         codes, scores = map(torch.cat, zip(*parts, strict=True))
         return codes, scores.exp()
 
     def _descend(
-        self, source: DecoderInputs, *, k: int = 0, floor: Tensor | None = None, width: int | None = None
+        self, source: DecoderInputs, *, k: int, floor: Tensor | float = -torch.inf, width: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Go down the trie with each row's nodes that reach its floor (B, 1); with a width, the best so many of them.
 
-        Return the k best codes (B, k) and their log-probabilities (B, k). Without a floor, it is all codes for all
-        rows, codes (1, W), in the trie's order.
+        Return the k best codes (B, k) and their log-probabilities (B, k).
         """
         batch, device = len(source.memory), source.memory.device
-        stepper = Stepper(self._decoder, source)
+        stepper, depth = Stepper(self._decoder, source), len(self._trie.children)
         scores = torch.zeros(batch, 1, device=device)
-        nodes = parents = torch.zeros(1 if floor is None else batch, 1, dtype=torch.long, device=device)
+        nodes = parents = torch.zeros(batch, 1, dtype=torch.long, device=device)
         tokens = torch.full_like(nodes, BOS)
-        depth = len(self._trie.children)
         for level, (children, child_tokens) in enumerate(zip(self._trie.children, self._trie.tokens, strict=True), 1):
-            real = None if floor is None else scores > -torch.inf
-            log_probs = stepper.step(tokens, parents, real).float().log_softmax(-1)  # (B, W, V)
-            next_tokens = child_tokens[nodes]  # (B or 1, W, C)
-            candidates = scores[..., None] + log_probs.gather(-1, next_tokens.expand(batch, -1, -1))
+            log_probs = stepper.step(tokens, parents, scores > -torch.inf).float().log_softmax(-1)  # (B, W, V)
+            next_tokens = child_tokens[nodes]  # (B, W, C)
+            candidates = scores[..., None] + log_probs.gather(-1, next_tokens)
             candidates = candidates.masked_fill(children[nodes] < 0, -torch.inf).flatten(1)
-            if floor is None:
-                indices = (children[nodes] >= 0).flatten().nonzero().t()  # (1, W)
-                scores = candidates[:, indices[0]]
+            if level < depth:
+                candidates = candidates.masked_fill(candidates < floor, -torch.inf)
+                most = int((candidates > -torch.inf).sum(1).max())
+                scores, indices = candidates.topk(min(most, width or most))
             else:
-                above = candidates.masked_fill(candidates < floor, -torch.inf) if level < depth else candidates
-                most = int((above > -torch.inf).sum(1).max())
-                scores, indices = above.topk(min(most, width or most) if level < depth else k)
+                scores, indices = candidates.topk(k)
             parents = indices // children.shape[1]
             nodes, tokens = (x.flatten(1).gather(1, indices) for x in (children[nodes].clamp(min=0), next_tokens))
         return nodes, scores

@@ -6,8 +6,7 @@ from conftest import shared
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histocoder.formatters import BOS, EOS, PAD, Formatter, build_formatter
-from histocoder.formatters.systems import SYMBOLS
+from histocoder.formatters import BOS, EOS, PAD, SYMBOLS, Formatter, build_formatter
 
 HISCO = build_formatter("hisco", num_blocks=5)
 OCC1950 = build_formatter("occ1950", num_blocks=2)

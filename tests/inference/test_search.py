@@ -155,9 +155,8 @@ def test_cached_steps_are_the_decoder():
     torch.testing.assert_close(stepped, decoder(tokens, memory, mask))
 
 
-@pytest.mark.parametrize("shared", [False, True])
 @torch.no_grad()
-def test_nodes_of_trees_see_their_ancestors_alone(shared: bool):
+def test_nodes_of_trees_see_their_ancestors_alone():
     decoder, memory, mask = decoder_and_memory(HISCO)
     batch, stepper = len(memory), Stepper(decoder, DecoderInputs(memory, mask))
     paths, parents = torch.full((batch, 1, 1), BOS), torch.zeros(batch, 1, dtype=torch.long)
@@ -165,13 +164,11 @@ def test_nodes_of_trees_see_their_ancestors_alone(shared: bool):
     for width in (1, 4, 6, 3):
         if width > 1:
             parents = real.float().multinomial(width, replacement=True)
-            parents = parents[:1].expand(batch, -1) if shared else parents
-            tokens = torch.randint(5, HISCO.vocab_size, (1 if shared else batch, width, 1)).expand(batch, -1, -1)
+            tokens = torch.randint(5, HISCO.vocab_size, (batch, width, 1))
             paths = torch.cat([paths.gather(1, parents[..., None].expand(-1, -1, paths.shape[2])), tokens], dim=2)
-            real = torch.ones_like(parents, dtype=torch.bool) if shared else torch.rand(batch, width) > 0.5
+            real = torch.rand(batch, width) > 0.5
             real[:, 0] = True
-        first = slice(0, 1 if shared else None)
-        logits = stepper.step(paths[first, :, -1], parents[first], None if shared else real)
+        logits = stepper.step(paths[..., -1], parents, real)
         for row, column in real.nonzero().tolist():
             expected = decoder(paths[row, column][None], memory[row : row + 1], mask[row : row + 1])[0, -1]
             torch.testing.assert_close(logits[row, column], expected)
