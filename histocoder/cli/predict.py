@@ -40,10 +40,10 @@ def run(config: PredictFlags) -> None:
         folder, str(device), precision=config.precision, compile=config.compile, verify=not config.no_verify
     )
     chosen_language(config.language, coder.model.config.languages)  # raises an error if it is not one
-    known = _read_known(known_file, coder, config) if known_file else None
+    known, known_id = _read_known(known_file, coder, config) if known_file else (None, "")
     how = config_of(PredictConfig, config)
     if config.input:
-        model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
+        model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision} {known_id}"
         predict_file(coder, how, model_id=model_id, known=known, say=log.info)
         log.info(f"Coded {config.input} into {config.output} in mode {config.mode or coder.mode}.")
         return
@@ -63,8 +63,8 @@ def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
     return path
 
 
-def _read_known(path: Path, coder: Coder, config: PredictFlags) -> Known:
-    """Read hand-coded descriptions."""
+def _read_known(path: Path, coder: Coder, config: PredictFlags) -> tuple[Known, str]:
+    """Read hand-coded descriptions; return them and their identity."""
     short = config.allow_codes_shorter_than_block_size
     rules = LabelRules(zero_pad=config.zero_pad_codes, allow_short=short, drop_bad=True, is_training=False)
     files, has_languages = training_files(
@@ -74,11 +74,10 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags) -> Known:
         files = replace(files, paths=(path, *held_out(path.parent)))
     settings = {"any_language": not has_languages, "exact": config.known_exact}
     sources = " ".join(map(fingerprint, files.paths))
-    source_id = f"{sources} {files.input_col} {files.language_col} {rules} {settings}"
-    known = Known(source_id, languages=coder.model.config.languages, **settings)
+    known = Known(languages=coder.model.config.languages, **settings)
     for examples in files.chunks(say=log.info):
         known.add(examples.coded())
-    return known
+    return known, f"{sources} {files.input_col} {files.language_col} {rules} {settings}"
 
 
 def _print_table(texts: tuple[str, ...], table: pd.DataFrame) -> None:

@@ -96,7 +96,7 @@ class Coding:
             examples = rows.coded()
             hashes = pd.util.hash_pandas_object(examples.codes.assign(text=examples.texts, lang=examples.langs))
             source = hashlib.sha256(hashes.to_numpy().tobytes()).hexdigest()
-            self.known = Known(f"{source} desk", languages=coder.model.config.languages)
+            self.known = Known(languages=coder.model.config.languages)
             self.known.add(examples)
             self.neighbours = Neighbours(examples, folder, source=f"{source} {model_id}")
 

@@ -270,7 +270,7 @@ class Uploads:
             predict_file(
                 self._coding.coder,
                 self._config(file, file.options),
-                model_id=self._coding.model_id,
+                model_id=f"{self._coding.model_id} {file.options.known}",
                 known=self._coding.known if file.options.known else None,
                 say=said.append,
                 progress=count,

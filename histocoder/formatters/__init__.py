@@ -146,11 +146,8 @@ class Formatter:
     def __init__(self, system: CodeSystem, *, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ValueError(f"a description holds one code or more, not {num_blocks}")
-        self.system = system
-        self.name = system.name
-        self.num_blocks = num_blocks
-        self.block_size = system.block_size
-        self.vocab_size = system.vocab_size
+        self.system, self.num_blocks = system, num_blocks
+        self.name, self.block_size, self.vocab_size = system.name, system.block_size, system.vocab_size
         self.target_len = 2 + num_blocks * system.block_size
 
     def to_config(self) -> dict[str, Any]:

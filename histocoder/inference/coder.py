@@ -17,15 +17,11 @@ from tqdm import tqdm
 from histocoder.checkpoints.model_files import CARD_FILE, load_model, local_folder, model_card, save_model
 from histocoder.checkpoints.occcanine import model_from_occcanine
 from histocoder.config import PredictOptions
-from histocoder.inference.decoding import Decoding, Encoded, Inputs, encode
+from histocoder.inference.decoding import Decoding, Inputs
 from histocoder.inference.descriptions import Descriptions, Langs, Texts, readings
 from histocoder.inference.predictions import Prediction, join_rows
 from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
-
-_ENCODED_AT_ONCE = 64
-"""Number of descriptions that fits a CPU's caches. Decoding reads all weights at each step, and prefers more."""
-_ENCODED_AT_ONCE_ELSEWHERE = 4096
 
 Result = TypeVar("Result")
 ShowProgress: TypeAlias = bool | Callable[[int], object]
@@ -49,6 +45,8 @@ class Coder:
     ----------
     system : str
         Name of the classification; see `ModelConfig.system`.
+    mode : str
+        The mode chosen in validation, the default of `predict`.
     codes : tuple of str
         Codes of the model's key.
     precision : str
@@ -78,10 +76,9 @@ class Coder:
         self.precision = str(dtype).removeprefix("torch.")
         self.decoding = Decoding(self.model, self.computing)
         self.formatter, self.codes = self.decoding.formatter, self.decoding.codes
-        self.system = model.config.system
+        self.system, self.mode = model.config.system, model.config.mode
         self.card = model_card(model.config)
         self.turn: AbstractContextManager[object] = nullcontext()
-        self._encoded_at_once = _ENCODED_AT_ONCE if self.device.type == "cpu" else _ENCODED_AT_ONCE_ELSEWHERE
 
     @classmethod
     def from_pretrained(
@@ -114,11 +111,6 @@ class Coder:
         """Write what `save_model` writes, and the model card; `from_pretrained` reads them."""
         model = self.model
         save_model(Path(folder), model.config, model.state_dict(), tokenizer=model.tokenizer, card=self.card)
-
-    @property
-    def mode(self) -> str:
-        """The mode chosen in validation, the default of `predict`."""
-        return self.model.config.mode
 
     def distinct(self, texts: Texts, lang: Langs = "unk") -> Descriptions:
         """Return the distinct descriptions of n rows; texts and languages are those of `predict`."""
@@ -170,13 +162,15 @@ class Coder:
     @torch.inference_mode()
     def predict_batch(self, inputs: Inputs, options: PredictOptions) -> Prediction:
         """Code a batch of tokenised descriptions; see `predict`."""
-        return self.decoding.decode(self.encode(inputs), options)
+        return self.decoding.decode(self.decoding.encode(inputs), options)
 
     @torch.inference_mode()
     def embed(self, texts: Texts, lang: Langs = "unk", *, batch_size: int = 256) -> np.ndarray:
         """Return pooled encodings of descriptions, an array of shape (n, hidden); NaN for missing descriptions."""
         given, options = self.distinct(texts, lang), PredictOptions(batch_size=batch_size)
-        parts = self.each_batch(lambda inputs: [self.encode(inputs).pooled.float().cpu().numpy()], given, options)
+        parts = self.each_batch(
+            lambda inputs: [self.decoding.encode(inputs).pooled.float().cpu().numpy()], given, options
+        )
         return join_rows(parts, given.rows)[0]
 
     @torch.inference_mode()
@@ -191,7 +185,7 @@ class Coder:
         given, options = self.distinct(texts, lang), PredictOptions(mode=self.mode, batch_size=batch_size)
 
         def work(inputs: Inputs) -> list[np.ndarray]:
-            batch = self.encode(inputs)
+            batch = self.decoding.encode(inputs)
             chosen, others = self.decoding.ranked(batch)
             if self.mode != "combined":
                 chosen = self.decoding.decode(batch, options)
@@ -199,10 +193,6 @@ class Coder:
 
         arrays = join_rows(self.each_batch(work, given, options), given.rows)
         return Prediction(*arrays[:3]), Prediction(*arrays[3:6]), arrays[6]
-
-    def encode(self, inputs: Inputs) -> Encoded:
-        """Return a batch as `MixerModel.encode` encodes it."""
-        return encode(self.computing, inputs, at_once=self._encoded_at_once)
 
     def each_batch(
         self,
@@ -218,7 +208,7 @@ class Coder:
         """
         num_texts = len(given.texts)
         hidden = None if progress is True and num_texts > options.batch_size else True  # None: without a terminal
-        batches = readings(given, self.model.config, self.model.tokenizer, options, at_least=self._encoded_at_once)
+        batches = readings(given, self.model.config, self.model.tokenizer, options, at_least=self.decoding.num_at_once)
         with tqdm(total=num_texts, unit="text", disable=hidden, leave=False) as bar:
             tell = progress if callable(progress) else bar.update
             for rows, *arrays in batches:

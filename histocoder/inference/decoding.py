@@ -35,24 +35,6 @@ class Encoded(NamedTuple):
     memory_mask: Tensor | None  # positions that the decoder may attend to, of shape (B, S); None means all
 
 
-def encode(model: MixerModel, inputs: Inputs, *, at_once: int) -> Encoded:
-    """Encode a batch as `MixerModel.encode` does, at most so many descriptions at once."""
-    input_ids, config, tokenizer = inputs.input_ids, model.config, model.tokenizer
-    parts = []
-    for ids in input_ids.split(at_once):
-        num_positions = ids.shape[1]
-        if config.mask_memory:  # else the decoder attends to padding, which is not cut off
-            num_positions = tokenizer.num_positions(int(ids.ne(tokenizer.pad_id).sum(1).max()), config.max_len)
-        parts.append(model.encode(ids[:, :num_positions]))
-    memories, pooled, masks = zip(*parts, strict=True)
-    width = max(memory.shape[1] for memory in memories)
-    memory = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[1])) for part in memories])
-    mask = None
-    if config.mask_memory:
-        mask = torch.cat([F.pad(part, (0, width - part.shape[1])) for part in masks])
-    return Encoded(inputs, memory, torch.cat(pooled), mask)
-
-
 class Decoding:
     """Decodes encoded descriptions; `computing` is `model` in the precision that its neural part is computed in."""
 
@@ -61,11 +43,30 @@ class Decoding:
         self.formatter = build_formatter(**model.config.formatter)
         self.codes = tuple(filter(None, model.config.codes))  # without OccCANINE's class for blank cells
         self._named = np.array([*self.codes, None], dtype=object)  # by their indices in the key; -1 is none
+        on_cpu = computing.linear_decoder.weight.device.type == "cpu"
+        self.num_at_once = 64 if on_cpu else 4096  # 64 fit a CPU's caches; decoding prefers more
         self._is_code = [i for i, code in enumerate(model.config.codes) if code]
 
     @cached_property
     def _trie(self) -> CodeTrie:
         return CodeTrie(self.codes, self.formatter, self._computing.linear_decoder.weight.device)
+
+    def encode(self, inputs: Inputs) -> Encoded:
+        """Encode a batch as `MixerModel.encode` does, `num_at_once` descriptions at once."""
+        config, tokenizer = self._model.config, self._model.tokenizer
+        parts = []
+        for ids in inputs.input_ids.split(self.num_at_once):
+            num_positions = ids.shape[1]
+            if config.mask_memory:  # else the decoder attends to padding, which is not cut off
+                num_positions = tokenizer.num_positions(int(ids.ne(tokenizer.pad_id).sum(1).max()), config.max_len)
+            parts.append(self._computing.encode(ids[:, :num_positions]))
+        memories, pooled, masks = zip(*parts, strict=True)
+        width = max(memory.shape[1] for memory in memories)
+        memory = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[1])) for part in memories])
+        mask = None
+        if config.mask_memory:
+            mask = torch.cat([F.pad(part, (0, width - part.shape[1])) for part in masks])
+        return Encoded(inputs, memory, torch.cat(pooled), mask)
 
     def decode(self, batch: Encoded, options: PredictOptions) -> Prediction:
         """Return the codes of a batch; see `Coder.predict_batch`."""

@@ -32,8 +32,6 @@ class Known:
 
     Parameters
     ----------
-    source_id : str
-        Identifies its source.
     languages : collection of str
         Languages that the model knows; if it is empty, languages are compared by their codes.
     any_language : bool
@@ -42,10 +40,7 @@ class Known:
         Whether descriptions are compared letter by letter, instead of by `description_keys`.
     """
 
-    def __init__(
-        self, source_id: str = "", *, languages: Collection[str] = (), any_language: bool = False, exact: bool = False
-    ) -> None:
-        self.source_id = source_id
+    def __init__(self, *, languages: Collection[str] = (), any_language: bool = False, exact: bool = False) -> None:
         self._languages, self._any_language, self._exact = frozenset(languages), any_language, exact
         self._written: dict[frozenset[str], tuple[str, ...]] = {}  # each set of codes as it was first written
         self._langs: set[str] = set()

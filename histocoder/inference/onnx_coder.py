@@ -31,8 +31,8 @@ class OnnxCoder:
     ----------
     folder : path
         Folder that `histocoder export --onnx` wrote.
-    num_threads : int, optional
-        Number of threads; by default as many as there are cores.
+    num_threads : int
+        Number of threads; 0 means as many as there are cores.
 
     Attributes
     ----------
@@ -47,20 +47,16 @@ class OnnxCoder:
         If onnxruntime is not installed, or the folder holds no exported model, or a damaged one.
     """
 
-    def __init__(self, folder: str | Path, *, num_threads: int | None = None) -> None:
+    def __init__(self, folder: str | Path, *, num_threads: int = 0) -> None:
         folder = Path(folder)
         if not (folder / ENCODER_FILE).is_file():
-            raise UserError(
-                f"{folder} holds no exported model, which histocoder export writes: it has no {ENCODER_FILE}."
-            )
+            raise UserError(f"{folder} holds no exported model: it has no {ENCODER_FILE}. See histocoder export.")
         try:
             import onnxruntime
         except ImportError as error:
             raise UserError("Exported models need onnxruntime. Install it: pip install 'histocoder[onnx]'.") from error
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        if num_threads is not None:
-            options.intra_op_num_threads = num_threads
+        options.log_severity_level, options.intra_op_num_threads = 3, num_threads
         try:
             self._config = ModelConfig.from_dict(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
             how = {"sess_options": options, "providers": ["CPUExecutionProvider"]}

@@ -56,7 +56,7 @@ def predict_file(
     Parameters
     ----------
     model_id : str
-        Identity of the model; parts that another model has coded are not used.
+        Identity of the model and of hand-coded descriptions; parts with codes by others are not used.
     known : Known, optional
         Hand-coded descriptions, which keep their codes; a column `source` says which.
     block_rows : int, optional
@@ -75,7 +75,7 @@ def predict_file(
     for notice in table.notices:
         say(notice)
     block_rows = block_rows or tables.block_rows
-    depends_on = [asdict(config), _state(table.path), model_id, known and known.source_id, block_rows]
+    depends_on = [asdict(config), _state(table.path), model_id, block_rows]
     identity = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:16]
     parts = output.with_name(f".{output.name}.parts")
     distributed.run_on_primary(partial(make_folder, output.parent), doing="making the output's folder")

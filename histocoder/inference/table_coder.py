@@ -20,7 +20,6 @@ from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.descriptions import Descriptions, DistinctDescriptions
 from histocoder.inference.known import Known, KnownCodes
 
-KNOWN, MODEL = "known", "model"  # values of the column `source`
 REMEMBERED, REMEMBERED_CELLS = 500_000, 10_000_000  # distinct descriptions, and cells of their codes, kept for later
 _BLOCK_ROWS, _BLOCK_CELLS = 100_000, 2_000_000  # largest number of rows of a block, and of cells of their codes
 _DECIMALS = 6
@@ -72,7 +71,7 @@ class TableCoder:
             progress(len(known) - len(texts))
         frame = found.frame(self._coder.model.config, has_alternatives=self._config.mode == "topk")
         if self._known is not None:
-            frame[SOURCE_COL] = np.where(is_new, MODEL, KNOWN).astype(object)
+            frame[SOURCE_COL] = np.where(is_new, "model", "known").astype(object)
         frame = frame.round(_DECIMALS).add_prefix(self._config.columns)
         kinds = [pa.float64() if kind.kind == "f" else pa.string() for kind in frame.dtypes]
         schema = pa.schema(list(zip(frame.columns, kinds, strict=True)))

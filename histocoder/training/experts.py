@@ -38,7 +38,7 @@ def votes_on(coder: Coder, examples: Examples) -> Iterator[list[tuple[dict[str, 
     """Yield `CombinedSearch.votes_and_truth` of descriptions whose codes are known, batch by batch."""
 
     def search(inputs: Inputs) -> CombinedSearch:
-        return coder.decoding.combined_search(coder.encode(inputs))
+        return coder.decoding.combined_search(coder.decoding.encode(inputs))
 
     class_of = {code: i for i, code in enumerate(coder.codes)}
     true = np.array([[class_of.get(code, -1) for code in row] for row in examples.codes.to_numpy(dtype=object)])

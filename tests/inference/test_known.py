@@ -117,7 +117,7 @@ def test_resumed_coding_keeps_known_codes(model: Path, tmp_path: Path):
 
     def code(output: Path, source_id: str, *, num_batches: int = 1000) -> list[str]:
         """Code a file, unless it is cancelled after some batches, and return what is said."""
-        known, said, left = Known(source_id, languages=("da", "en", "unk")), [], iter(range(num_batches))
+        known, said, left = Known(languages=("da", "en", "unk")), [], iter(range(num_batches))
 
         def progress(*_: float) -> None:
             if next(left, None) is None:
@@ -127,7 +127,7 @@ def test_resumed_coding_keeps_known_codes(model: Path, tmp_path: Path):
         settings = config(tmp_path / "in.csv", output, batch_size=2)
         how = {"known": known, "block_rows": 30, "say": said.append, "progress": progress}
         with suppress(Cancelled):
-            predict_file(coder, settings, model_id="m", **how)
+            predict_file(coder, settings, model_id=source_id, **how)
         return said
 
     code(tmp_path / "whole.csv", "a")

@@ -216,7 +216,7 @@ def test_mistakes_of_opening_are_one_sentence(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(UserError, match=message):
             OnnxCoder(tmp_path)
 
-    refused(r"holds no exported model, which histocoder export writes: it has no encoder.onnx")
+    refused(r"holds no exported model: it has no encoder.onnx. See histocoder export")
     (tmp_path / "encoder.onnx").write_bytes(b"no graph")
     refused(r"can't be read .*config.json")
     shutil.copy(save_tiny_model(tmp_path / "model") / "config.json", tmp_path)
