@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import shutil
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from archives import config, read, write_archive
-from models import save_tiny_model, tiny_model
+from models import save_tiny_model
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.cli.main import main
-from histocoder.data.codes import LabelRules
 from histocoder.data.examples import Examples
 from histocoder.errors import Cancelled
-from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
-from histocoder.inference.known import Known, KnownCodes, training_files
+from histocoder.inference.known import Known, KnownCodes
 from histocoder.inference.predict_file import predict_file
 
 SEVEN = KnownCodes(("7",), 1)
@@ -76,16 +73,6 @@ def test_unknown_is_the_only_language(given: list[tuple[str, ...]], asked: dict[
     known.add(rows(*given))
     expected = [code and KnownCodes((code,), 1) for code in asked.values()]
     assert known.find(*map(list, zip(*asked, strict=True))) == expected
-
-
-def test_known_codes_may_look_like_missing_ones(tmp_path: Path):
-    model = tiny_model()
-    form = build_formatter("general", num_blocks=2, block_size=3).to_config()
-    model.config = replace(model.config, formatter=form, codes=("NA", "1.0", "1.5"))
-    (tmp_path / "known.csv").write_text("occ1,hisco_1,hisco_2\nnone,NA,1.0\nwhole,1.0,\n")
-    rules = LabelRules(allow_short=True)
-    files, _ = training_files(tmp_path / "known.csv", Coder(model, "cpu"), rules, input_col="occ1", language_col=None)
-    assert files.read().codes.to_numpy().tolist() == [["NA", "1.0"], ["1.0", None]]
 
 
 @pytest.mark.parametrize("mode", ["greedy", "flat"])
@@ -165,19 +152,17 @@ def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys:
         (("--known", "in.csv"), "in.csv is the file of --known itself"),
         (("--known", "out.csv", "--overwrite"), "out.csv is the file of --known itself"),
         (("--known", "columns.csv"), "has no column 'hisco_1'; it has: occ1, code"),
-        (("--known", "texts.csv"), "has no column 'occ1'; it has: job, hisco_1"),
         (("--known", "codes.csv"), "has no code at all"),
         (("--known", "short.csv"), "line 2, hisco_1: '1110'. If leading zeros were lost, add --zero-pad-codes"),
         (("--known", "short.csv", "--mode", "full"), "--known gives codes, and --mode full ranks them"),
         (("--known-exact",), "--known-exact is for --known"),
-        (("--zero-pad-codes",), "--zero-pad-codes is for --known"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_mistakes(model: Path, tmp_path: Path, monkeypatch, capsys, args, message):
     monkeypatch.chdir(tmp_path)
     files = {"in": "occ1,hisco_1\nfarmer,61110\n", "out": "occ1,hisco_1\nfarmer,61110\n"}
-    files |= {"columns": "occ1,code\nfarmer,61110\n", "texts": "job,hisco_1\nfarmer,61110\n"}
+    files |= {"columns": "occ1,code\nfarmer,61110\n"}
     files |= {"codes": "occ1,hisco_1\nfarmer,\n", "short": "occ1,hisco_1\nfarmer,1110\n"}
     for name, content in files.items():
         Path(f"{name}.csv").write_text(content)

@@ -19,7 +19,6 @@ import pytest
 import torch
 from conftest import ROOT, environment
 from models import CODES, few_examples, save_tiny_model, tiny_model
-from pretrained import save_pretrained
 
 pytest.importorskip("onnxruntime")
 from histocoder import Coder
@@ -30,7 +29,7 @@ from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import join_language, lower_characters
 from histocoder.inference import onnx_export
 from histocoder.inference.onnx_coder import MODES, OnnxCoder
-from histocoder.model import MixerModel, load_encoder, load_tokenizer, ngram
+from histocoder.model import MixerModel, ngram
 from histocoder.model.linear_expert import ngram_rows
 from histocoder.model.ngram import NgramConfig, NgramEncoder
 
@@ -89,22 +88,6 @@ def with_linear_expert(model: MixerModel) -> MixerModel:
     return model.eval()
 
 
-def bert_model(folder: Path) -> MixerModel:
-    """A model over a BERT, with a class that is no code, as some published ones have."""
-    name = str(save_pretrained("bert", folder))
-    encoder, formatter = load_encoder(name, max_len=32), build_formatter("occ1950", num_blocks=2)
-    config = ModelConfig(
-        encoder=encoder.config.to_diff_dict(),
-        formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size,
-        codes=("100", "", "970", "310"),
-        target_cols=("occ1950",),
-        max_len=32,
-        num_linear_features=len(known_ngrams()),
-    )
-    return with_linear_expert(MixerModel(config, encoder, tokenizer=load_tokenizer(name)))
-
-
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Coder, Path]]:
     """A model of a kind, and the folder that it was exported to."""
@@ -114,7 +97,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
     @cache
     def of(kind: str) -> tuple[Coder, Path]:
         folder = tmp_path_factory.mktemp(kind)
-        model = {"canine": tiny_model, "ngram": ngram_model, "bert": lambda: bert_model(folder / "encoder")}[kind]()
+        model = {"canine": tiny_model, "ngram": ngram_model}[kind]()
         coder = Coder(model, "cpu")
         ngram._kinds.cache_clear()  # as in a process of its own
         onnx_export.export(coder, folder / "onnx", *described())
@@ -129,7 +112,7 @@ def described() -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["canine", "ngram", "bert"])
+@pytest.mark.parametrize("kind", ["canine", "ngram"])
 def test_graphs_answer_as_the_model_without_decoder(exported: Callable[[str], tuple[Coder, Path]], kind: str):
     coder, folder = exported(kind)
     graphs = OnnxCoder(folder, num_threads=1)
@@ -169,17 +152,6 @@ for mode in {MODES!r}:
     command = [sys.executable, "-c", script]  # in a process of its own, which has not imported pandas with pyarrow
     ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True)
     assert ended.stdout == expected
-
-
-@pytest.mark.slow
-def test_graphs_of_another_model_are_refused(
-    exported: Callable[[str], tuple[Coder, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    folder, copy_of = exported("ngram")[1], shutil.copytree
-    monkeypatch.setattr(onnx_export, "export_graphs", lambda _model, to: copy_of(folder, to, dirs_exist_ok=True))
-    with pytest.raises(UserError, match="The graphs do not match the model: probabilities differ by up to"):
-        onnx_export.export(Coder(tiny_model(), "cpu"), tmp_path / "other", *described())
-    assert not (tmp_path / "other").exists()
 
 
 def test_mistakes_of_exporting_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):

@@ -91,31 +91,18 @@ def test_parquet_is_copied_or_refused(model: Path, tmp_path: Path):
 
 def test_names_do_not_clash(model: Path, tmp_path: Path):
     write_archive(tmp_path / "0.csv", 100)
-    for i in range(3):
-        code(model, tmp_path / f"{i}.csv", tmp_path / f"{i + 1}.csv", mode="topk", k=1, columns="pred_" * i)
-    names = list(read(tmp_path / "3.csv"))
-    own = ["hisco_1", "prob_1", "desc_1", "conf"]
-    assert names == ["id", "occ1", "lang", "prob_note", *own, *(p + n for p in ("pred_", "pred_pred_") for n in own)]
+    code(model, tmp_path / "0.csv", tmp_path / "1.csv")
     with pytest.raises(UserError, match=r"already has a column 'hisco_1'.* --columns pred_\."):
-        code(model, tmp_path / "3.csv", tmp_path / "4.csv", mode="topk", k=1)
-
-
-def test_excel_opens_what_is_written(model: Path, tmp_path: Path):
-    (tmp_path / "in.csv").write_text("occ1;lang\n" + "væver;da\nfarmer, retired;en\n" * 30, encoding="utf-8")
-    code(model, tmp_path / "in.csv", tmp_path / "out.csv", excel=True)  # in chunks
-    assert (tmp_path / "out.csv").read_bytes().startswith(b'\xef\xbb\xbf"occ1";"lang";"hisco_1";"prob_1"')
-    assert (tmp_path / "out.csv").read_bytes().count(b"\xef\xbb\xbf") == 1
-    code(model, tmp_path / "in.csv", tmp_path / "plain.csv")
-    excel = pd.read_csv(tmp_path / "out.csv", sep=";", decimal=",")
-    plain = pd.read_csv(tmp_path / "plain.csv", sep=";")  # with points
-    pd.testing.assert_frame_equal(excel, plain)
+        code(model, tmp_path / "1.csv", tmp_path / "2.csv")
+    code(model, tmp_path / "1.csv", tmp_path / "2.csv", columns="pred_")
+    own = list(read(tmp_path / "1.csv"))
+    assert list(read(tmp_path / "2.csv")) == [*own, *(f"pred_{name}" for name in own[4:])]
     with pytest.raises(UserError, match="--excel is for CSV"):
-        code(model, tmp_path / "in.csv", tmp_path / "out.parquet", excel=True)
+        code(model, tmp_path / "0.csv", tmp_path / "out.parquet", excel=True)
 
 
 def test_errors_are_told_before_coding(model: Path, tmp_path: Path, coded: list[str]):
-    rows = "occ1;lang;note\n" + "farmer;en;\n" * 30
-    (tmp_path / "in.csv").write_text(rows + 'smith;en;"lost\nbaker;en;\n')  # an even number of marks
+    (tmp_path / "in.csv").write_text("occ1;lang;note\n" + "farmer;en;\n" * 30 + 'smith;en;"lost\nbaker;en;\n')
     with pytest.raises(UserError, match="line 32: a quotation mark is opened and not closed"):
         code(model, tmp_path / "in.csv", tmp_path / "out.csv")
     assert not coded
@@ -253,18 +240,12 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
     [
         ({"input": "none.csv"}, "File not found: none.csv"),
         ({"input_col": "occ"}, "no column 'occ'; it has: id, occ1"),
-        ({"language_col": "language"}, "no column 'language'"),
         ({"output": "in.csv"}, "--output is the input itself"),
         ({"language": "en"}, "not both"),
         ({"k": 0}, "k is 0; it must be 1 or more"),
-        ({"batch_size": 0}, "--batch-size is 0; it must be 1 or more"),
         ({"output": "out.csv.zip"}, r"out\.csv\.zip: \.zip files can't be written"),
-        ({"output": "out.parquet.ZST"}, r"\.ZST files can't be written"),
-        ({"output": "out.xls"}, r"out\.xls: \.xls files can't be written. Choose a name that ends in \.csv"),
-        ({"output": "."}, "is a folder or a device"),
         ({"output": os.devnull}, "is a folder or a device"),
         ({"threshold": 2}, "threshold is 2; it must lie between 0 and 1"),
-        ({"threshold": float("nan")}, "threshold is nan"),
         ({"input": "ragged.csv"}, "line 3: 3 fields"),
         ({"input": "header.csv"}, "no rows"),
     ],
