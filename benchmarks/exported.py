@@ -1,4 +1,4 @@
-"""Rows per second of CPU time of a model in torch, and exported in fp32 and int8; prints one line of JSON.
+"""Rows per second of CPU time of a model in torch, and exported; prints one line of JSON.
 
 The sides take turns on the same distinct descriptions; the figures are medians of the rounds. `right` is the percentage
 of rows of --data for which exactly the right codes are predicted.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
 import tempfile
 import time
@@ -24,7 +23,7 @@ from histocoder import Coder
 from histocoder.checkpoints.model_files import local_folder
 from histocoder.data.examples import Examples
 from histocoder.inference.onnx_coder import MODES, OnnxCoder
-from histocoder.inference.onnx_export import export, quantize
+from histocoder.inference.onnx_export import export
 from histocoder.inference.predictions import code_columns
 from histocoder.model.devices import device_name
 
@@ -59,18 +58,10 @@ def main() -> None:
     examples = read(args.data, coder, args.language)
     texts = list(dict.fromkeys(examples.texts))
     with tempfile.TemporaryDirectory() as folder:
-        plain, small = Path(folder, "fp32"), Path(folder, "int8")
+        plain = Path(folder, "exported")
         export(coder, plain, examples.texts, examples.langs)
-        shutil.copytree(plain, small)
-        quantize(small)
-        sizes = {
-            path.name: sum(one.stat().st_size for one in path.rglob("*") if one.is_file()) for path in (plain, small)
-        }
-        sides: dict[str, Any] = {
-            "torch": coder,
-            "fp32": OnnxCoder(plain, num_threads=args.threads),
-            "int8": OnnxCoder(small, num_threads=args.threads),
-        }
+        size = sum(one.stat().st_size for one in plain.rglob("*") if one.is_file())
+        sides: dict[str, Any] = {"torch": coder, "exported": OnnxCoder(plain, num_threads=args.threads)}
         modes = {}
         for mode in MODES:
             rates: dict[str, list[float]] = {name: [] for name in sides}
@@ -92,7 +83,7 @@ def main() -> None:
                 "texts": len(texts),
                 "threads": args.threads,
                 "modes": modes,
-                "megabytes": {name: round(size / 1e6, 1) for name, size in sizes.items()},
+                "megabytes": round(size / 1e6, 1),
                 "machine": device_name(coder.device),
                 "torch": torch.__version__,
             }

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from histocoder.config import FinetuneConfig, MixerConfig
     from histocoder.inference.coder import Coder, load_occcanine
+    from histocoder.inference.onnx_coder import OnnxCoder
 
 # Set before torch is imported: how often OpenMP's threads check for the others before they sleep. The default, 300,000
 # times, takes the processor from the threads they wait for if another program is running.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-__all__ = ["Coder", "FinetuneConfig", "MixerConfig", "load_occcanine", "train"]
+__all__ = ["Coder", "FinetuneConfig", "MixerConfig", "OnnxCoder", "load_occcanine", "train"]
 __version__ = "0.1.0"
 
 _MODULES = {
     "Coder": "histocoder.inference.coder",
     "FinetuneConfig": "histocoder.config",
     "MixerConfig": "histocoder.config",
+    "OnnxCoder": "histocoder.inference.onnx_coder",
     "load_occcanine": "histocoder.inference.coder",
     "train": "histocoder.training.train",
 }
 
 
 def __getattr__(name: str) -> Any:  # importing histocoder does not import torch and transformers
-    if name == "Coder" and importlib.util.find_spec("torch") is None:  # exported models need no torch
-        return importlib.import_module("histocoder.inference.onnx_coder").OnnxCoder
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

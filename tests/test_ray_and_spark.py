@@ -1,4 +1,4 @@
-"""Ray and Spark on this machine: a million rows as one process codes them, lost workers, broken files."""
+"""Ray and Spark on this machine: rows as one process codes them, lost workers, broken files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import NOTES, TITLES, run, write_table
 from jobs import assert_same_weights, finetune, training
-from watched import Ended, has_torch, runs, watch
+from watched import has_torch, runs, watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.engines]
 with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray; make test-engines installs it")
@@ -100,12 +100,6 @@ def write_archive(folder: Path, rows: int, distinct: int, *, files: int = 8) -> 
 
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A million rows with 20,000 distinct descriptions."""
-    return write_archive(tmp_path_factory.mktemp("archive") / "census", 1_000_000, 20_000)
-
-
-@pytest.fixture(scope="module")
 def village(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Forty thousand rows with 20,000 distinct descriptions, which take a while to code."""
     return write_archive(tmp_path_factory.mktemp("village") / "census", 40_000, 20_000, files=4)
@@ -114,21 +108,6 @@ def village(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def predict(source: Path, model: Path, output: Path) -> list[object]:
     flags = ("--model", model, "--input", source, "--output", output, "--language-col", "lang")
     return ["-m", "histocoder", "predict", *flags, "--precision", "fp32", "--device", "cpu"]
-
-
-def told(name: str, ended: Ended) -> Ended:
-    """Print what a run took; a run that failed fails the test."""
-    assert ended.status == 0, ended.output
-    print(f"\n{name}: {ended.seconds:.0f} s")
-    return ended
-
-
-@pytest.fixture(scope="module")
-def coded(archive: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive as one process codes it."""
-    output = tmp_path_factory.mktemp("coded") / "one.csv"
-    told("one process, a million rows", watch(predict(archive, model, output)))
-    return output
 
 
 @pytest.fixture(scope="module")
@@ -156,19 +135,15 @@ def assert_codes_agree(coded: Path, one: Path, *, share: float = 1.0) -> None:
 
 
 @with_ray
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_ray_codes_as_one_process_does(archive: Path, model: Path, coded: Path, tmp_path: Path, share: float):
-    told(f"Ray, {share} of a million rows", watch(["-c", RAY, archive, model, tmp_path / "out", share]))
-    assert_codes_agree(tmp_path / "out", coded, share=share)
+def test_ray_codes_a_sample(village: Path, model: Path, coded_village: Path, tmp_path: Path):
+    run("-c", RAY, village, model, tmp_path / "out", 0.5)
+    assert_codes_agree(tmp_path / "out", coded_village, share=0.5)
 
 
 @with_spark
-@pytest.mark.parametrize(("condition", "share"), [("true", 1.0), ("rand() < 0.5", 0.5)])
-def test_spark_codes_as_one_process_does(
-    archive: Path, model: Path, coded: Path, tmp_path: Path, condition: str, share: float
-):
-    told(f"Spark, a million rows, {condition}", watch(["-c", SPARK, archive, model, tmp_path / "out", condition]))
-    assert_codes_agree(tmp_path / "out", coded, share=share)
+def test_spark_codes_a_sample(village: Path, model: Path, coded_village: Path, tmp_path: Path):
+    run("-c", SPARK, village, model, tmp_path / "out", "rand() < 0.5")
+    assert_codes_agree(tmp_path / "out", coded_village, share=0.5)
 
 
 @with_ray

@@ -58,6 +58,6 @@ def run_export(config: ExportFlags) -> None:
     files, _ = training_files(Path(data), coder, rules, input_col=config.input_col, language_col=None)
     examples = files.read(say=log.info)
     examples = examples.take(np.random.default_rng(0).permutation(len(examples))[:_MOST_ROWS])
-    export(coder, output, examples.texts, examples.langs, int8=config.int8)
+    export(coder, output, examples.texts, examples.langs)
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     log.info(f"Wrote {output}, {size / 1e6:,.0f} MB.")

@@ -54,8 +54,8 @@ class PredictFlags(PredictConfig, ModelFlags):
         for_known = self.known_exact or self.zero_pad_codes or self.allow_codes_shorter_than_block_size
         require(bool(self.known) or not for_known, "Flags for --known need that flag; add it, or omit them.")
         require(
-            not self.known or self.mode != "full",
-            "--known needs columns of codes, and --mode full has none; choose another mode.",
+            not self.known or self.mode not in ("topk", "full"),
+            f"--known gives codes, and --mode {self.mode} ranks them; choose another mode.",
         )
 
 
@@ -114,7 +114,6 @@ class ExportFlags(NamedModel):
     """Write a model as ONNX graphs, which run without torch."""
 
     onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
-    int8: bool = free(False, "store weights in 8 bits: a quarter of the size")
     data: str | None = free(
         None,
         f"table of descriptions to check the graphs on: {TABLE_HELP} (default: the run's data_val.csv)",

@@ -17,12 +17,12 @@ from histocoder.data.languages import chosen_language
 from histocoder.data.output import check_output
 from histocoder.data.prepare import TRAIN_FILE, held_out
 from histocoder.data.table import fingerprint
-from histocoder.errors import UserError, counted
+from histocoder.errors import UserError
 from histocoder.files import is_same_file, sha256
 from histocoder.inference.coder import Coder
-from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.known import Known, training_files
 from histocoder.inference.predict_file import predict_file
+from histocoder.inference.table_coder import TableCoder
 from histocoder.log import log
 
 
@@ -41,18 +41,15 @@ def run_predict(config: PredictFlags) -> None:
         folder, str(device), precision=config.precision, compile=config.compile, verify=not config.no_verify
     )
     chosen_language(config.language, coder.model.config.languages)  # raises an error if it is not one
-    known = _read_known(known_file, coder, config) if known_file else None
+    known, known_id = _read_known(known_file, coder, config) if known_file else (None, "")
     how = config_of(PredictConfig, config)
     if config.input:
-        model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
+        model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision} {known_id}"
         predict_file(coder, how, model_id=model_id, known=known, say=log.info)
         log.info(f"Coded {config.input} into {config.output} in mode {config.mode or coder.mode}.")
         return
-    distinct = Descriptions.of(config.texts, config.language, languages=coder.model.config.languages)
-    if known is None:
-        found = coder.code_distinct(distinct.texts, distinct.langs, how).frame(coder.model.config)
-    else:
-        found = known.code(coder, distinct.texts, distinct.langs, how)
+    distinct = coder.distinct(config.texts, config.language)
+    found = TableCoder(coder, how, known=known).code(distinct).to_pandas()
     table = found.reindex(distinct.rows).dropna(axis=1, how="all")  # without codes where the description is blank
     table = table.fillna(np.nan).set_axis(pd.Index(config.texts, name="text"))
     print(table.reset_index().to_string(index=False, na_rep="", float_format="{:.2f}".format))
@@ -69,8 +66,8 @@ def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
     return path
 
 
-def _read_known(path: Path, coder: Coder, config: PredictFlags) -> Known:
-    """Read hand-coded descriptions; tell the user of contradictory ones."""
+def _read_known(path: Path, coder: Coder, config: PredictFlags) -> tuple[Known, str]:
+    """Read hand-coded descriptions; return them and their identity."""
     short = config.allow_codes_shorter_than_block_size
     rules = LabelRules(zero_pad=config.zero_pad_codes, allow_short=short, drop_bad=True, is_training=False)
     files, has_languages = training_files(
@@ -80,13 +77,7 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags) -> Known:
         files = replace(files, paths=(path, *held_out(path.parent)))
     settings = {"any_language": not has_languages, "exact": config.known_exact}
     sources = " ".join(map(fingerprint, files.paths))
-    source_id = f"{sources} {files.input_col} {files.language_col} {rules} {settings}"
-    known = Known(source_id, languages=coder.model.config.languages, **settings)
+    known = Known(languages=coder.model.config.languages, **settings)
     for examples in files.chunks(say=log.info):
         known.add(examples.coded())
-    if number := known.num_contradictory:
-        log.info(
-            f"{path}: {counted(number, 'description has', 'descriptions have')} several sets of codes. The most "
-            "frequent set is used, or in a tie the first in the file."
-        )
-    return known
+    return known, f"{sources} {files.input_col} {files.language_col} {rules} {settings}"

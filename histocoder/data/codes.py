@@ -19,7 +19,7 @@ from histocoder.data.cells import WHOLE_NUMBER, have_decimals, read_code, spoilt
 from histocoder.data.key import Key
 from histocoder.data.table import Table, TableFile
 from histocoder.errors import UserError, counted, shown
-from histocoder.formatters import MISSING, CodeSystem, Formatter, GeneralCodes, Labels, build_formatter
+from histocoder.formatters import MISSING, CodeSystem, Formatter, build_formatter
 
 _SEVERAL_CODES = re.compile(r"(-[0-9]|[0-9]{3,})([\s;,/|&+]+(-[0-9]|[0-9]{3,}))+")
 _NUM_EXAMPLES = 3
@@ -89,7 +89,7 @@ def fit_codes(
     """
     build = partial(build_formatter, "general", num_blocks=num_blocks, use_within_block_sep=use_within_block_sep)
     most = MAX_TARGET_LEN if use_within_block_sep else _LONGEST_CODE
-    system = GeneralCodes(most, use_within_block_sep=use_within_block_sep)
+    system = build(block_size=most).system
     fits = {code: system.problem(code) is None and any(map(str.isdigit, code)) for code in counts}
     codes = [code for code in counts if fits[code] or use_within_block_sep]
     numbers = [code for code in codes if WHOLE_NUMBER.fullmatch(code)]
@@ -236,7 +236,7 @@ class LabelChecker:
         changed = "a number" if is_decimal else spoilt(code)
         if changed is not None and (problem is not None or (self._key is None and code not in self._known)):
             return f"looks like a code that a spreadsheet has turned into {changed}; save the column as text"
-        may_be_several = problem is not None or (isinstance(system, Labels) and code not in self._known)
+        may_be_several = problem is not None or (system.labels is not None and code not in self._known)
         if may_be_several and _SEVERAL_CODES.fullmatch(code):
             return "holds several codes; put each in a column of its own"
         if problem is None:

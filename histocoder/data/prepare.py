@@ -27,7 +27,7 @@ from histocoder.data.store import (
 from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, remove_leftovers, temporary_folder
-from histocoder.formatters import MISSING, Formatter, Labels, build_formatter
+from histocoder.formatters import MISSING, Formatter, build_formatter
 from histocoder.log import log, quiet
 
 TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
@@ -154,7 +154,7 @@ def _prepare(
     own = [code for one in (key, known) if one is not None for code in one.codes]
     files = _files(config, key, known, own)
     record["settings"]["block_size"] = files.formatter.block_size
-    if isinstance(files.formatter.system, Labels):
+    if files.formatter.system.labels is not None:
         record["settings"]["block_size"] = None
         log.info(
             f"{config.dataset}: {', '.join(config.target_cols)} holds labels, each of which is a class as written."

@@ -88,7 +88,7 @@ class Coding:
         rows = run_rows(run, coder, TRAIN, HELD_OUT)
         if rows is not None:
             examples = rows.coded()
-            self.known = Known(f"{model_id} desk", languages=coder.model.config.languages)
+            self.known = Known(languages=coder.model.config.languages)
             self.known.add(examples)
             self.neighbours = Neighbours(examples)
 

@@ -27,6 +27,7 @@ from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.review_file import Columns
 from histocoder.files import write_text
 from histocoder.inference.predict_file import predict_file
+from histocoder.inference.table_coder import TableCoder
 from histocoder.log import log
 
 _RECORD = "file.json"  # what is known of a file, in its folder
@@ -212,7 +213,7 @@ class Uploads:
         paths: dict[str, Any] = {"input": str(self._path(file)), "output": str(self._output(file))}
         config = PredictConfig(**paths, mode=coder.mode, sheet=file.sheet, **options.model_dump(exclude={"known"}))
         table = open_table(self._path(file), config.settings_of_columns, sheet=file.sheet)
-        names, prefix = [*coder.column_names(config), SOURCE_COL], ""
+        names, prefix = [*TableCoder(coder, config).schema.names, SOURCE_COL], ""
         while any(f"{prefix}{name}" in table.header for name in names):
             prefix += "pred_"
         is_excels = table.csv is not None and table.csv.delimiter != "," and ".tsv" not in file.name
@@ -227,6 +228,8 @@ class Uploads:
 
         def count(num_rows: float, total: int) -> None:
             file.num_rows, file.rows_done = total, file.rows_done + num_rows
+            if is_over():
+                raise Cancelled
 
         with self._lock:
             if is_over():
@@ -235,8 +238,9 @@ class Uploads:
         try:
             assert file.options is not None
             known = self._coding.known if file.options.known else None
-            how: dict[str, Any] = {"model_id": self._coding.model_id, "known": known, "say": said.append}
-            predict_file(self._coding.coder, self._config(file, file.options), **how, progress=count, cancel=is_over)
+            model_id = f"{self._coding.model_id} {file.options.known}"
+            how: dict[str, Any] = {"model_id": model_id, "known": known, "say": said.append}
+            predict_file(self._coding.coder, self._config(file, file.options), **how, progress=count)
             file.rows_done = file.num_rows or 0
             state, message = "done", self.as_sent("\n".join(said))
         except Cancelled:

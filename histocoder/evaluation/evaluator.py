@@ -17,7 +17,6 @@ from histocoder.errors import UserError
 from histocoder.evaluation import scores
 from histocoder.evaluation.baselines import Baselines, difference_interval, shares
 from histocoder.evaluation.scores import code_sets, mean_scores, mean_scores_by, score_sets, seen_groups
-from histocoder.formatters import Labels
 from histocoder.inference.coder import Coder
 
 _MAX_DIGITS = 5
@@ -66,7 +65,7 @@ def evaluate(
         answer["by_code_seen"] = mean_scores_by(by_row, seen_groups(codes_seen))
         answer["by_text_seen"] = mean_scores_by(by_row, seen_groups([trained.texts_seen[key] for key in keys]))
     system = coder.formatter.system
-    for digits in range(1, 1 if isinstance(system, Labels) else min(system.block_size, _MAX_DIGITS) + 1):
+    for digits in range(1, 1 if system.labels is not None else min(system.block_size, _MAX_DIGITS) + 1):
         cut = (scores.cut_codes(sets, digits, separator=system.separator) for sets in (truth, predicted))
         answer["by_digits"][str(digits)] = mean_scores(score_sets(*cut))
     ranks = scores.first_true_rank(truth, ranked.codes)
@@ -92,7 +91,8 @@ def evaluate(
 
 def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, progress: bool = True) -> np.ndarray:
     """Return where a model gives exactly the true set of codes, of shape (n,)."""
-    decoded = coder.code(examples.texts, examples.langs, PredictOptions(mode=mode), progress=progress)
+    given = coder.distinct(examples.texts, examples.langs)
+    decoded = coder.code(given, PredictOptions(mode=mode), progress=progress)
     return score_sets(code_sets(examples.codes), code_sets(decoded.codes))["accuracy"].to_numpy()
 
 

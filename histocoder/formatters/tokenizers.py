@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import tempfile
@@ -67,7 +66,7 @@ class CharacterTokenizer:
         num_cut : int
             Number of texts that were cut.
         """
-        lengths = 2 + _num_characters(texts)
+        lengths = 2 + np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         if num_cut := int((lengths > max_len).sum()):
             texts = [text[: max_len - 2] for text in texts]
         cls, sep = chr(CLS_ID), chr(SEP_ID)
@@ -88,10 +87,6 @@ class CharacterTokenizer:
         (22, 128)
         """
         return num_positions if num_positions == max_len else num_positions - 6
-
-    def fingerprint(self) -> str | None:
-        """Return a hash that tells the tokenizer from others; None for CANINE's, of which there is one."""
-        return None
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files, if it has any, into a folder of their own, whole or not at all."""
@@ -173,22 +168,12 @@ class PretrainedTokenizer:
     def num_encoded(self, num_positions: int, max_len: int) -> int:
         return num_positions
 
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for name, content in self._files.items():
-            digest.update(f"{name} {len(content)} ".encode() + content)
-        return digest.hexdigest()
-
     def save(self, folder: Path) -> None:
         if folder.is_dir() and contents(folder) == self._files:
             return
         with replacing_folder(folder) as temporary:
             for name, content in self._files.items():
                 (temporary / name).write_bytes(content)
-
-    @property
-    def num_ids(self) -> int:
-        return len(self._tokenizer)
 
     def __reduce__(self) -> tuple[type[PretrainedTokenizer], tuple[dict[str, bytes]]]:
         return PretrainedTokenizer, (self._files,)
@@ -201,10 +186,6 @@ class PretrainedTokenizer:
             langs, descriptions, split_special_tokens=True, return_attention_mask=False, return_token_type_ids=False
         )["input_ids"]
         return ids
-
-
-def _num_characters(texts: Sequence[str]) -> np.ndarray:
-    return np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
 
 
 def auto_tokenizer(name: str, options: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from histocoder.config import PredictOptions
 from histocoder.formatters import build_formatter
 from histocoder.inference.combined import CombinedSearch, set_probability
 from histocoder.inference.predictions import Prediction
@@ -17,33 +18,21 @@ from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel
 
 
+class Inputs(NamedTuple):
+    """A batch of tokenised descriptions."""
+
+    input_ids: Tensor  # see `MixerModel.encode`, of shape (B, S)
+    thresholds: Tensor  # thresholds of the flat head, of shape (B,)
+    characters: Tensor | None  # for the linear expert, of shape (B, L); None if the model has none
+
+
 class Encoded(NamedTuple):
     """A batch of encoded descriptions."""
 
+    inputs: Inputs
     memory: Tensor  # encoding of each position, of shape (B, S, dim)
     pooled: Tensor  # encoding of each description, of shape (B, dim)
     memory_mask: Tensor | None  # positions that the decoder may attend to, of shape (B, S); None means all
-    characters: Tensor | None = None  # for the linear expert, of shape (B, L); None if the model has none
-
-
-def encode(model: MixerModel, input_ids: Tensor, characters: Tensor | None, *, at_once: int) -> Encoded:
-    """Encode a batch as `MixerModel.encode` does, at most so many descriptions at once."""
-    if len(input_ids) <= at_once:
-        return Encoded(*model.encode(input_ids), characters)
-    config, tokenizer, num_positions = model.config, model.tokenizer, input_ids.shape[1]
-    parts = []
-    for ids in input_ids.split(at_once):
-        # padding is cut off, unless the decoder attends to it
-        longest = int(ids.ne(tokenizer.pad_id).sum(1).max())
-        needed = tokenizer.num_positions(longest, config.max_len) if config.mask_memory else num_positions
-        parts.append(model.encode(ids[:, : min(num_positions, needed)]))
-    memories, pooled, masks = zip(*parts, strict=True)
-    width = max(memory.shape[1] for memory in memories)
-    memory = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[1])) for part in memories])
-    if not config.mask_memory:
-        return Encoded(memory, torch.cat(pooled), None, characters)
-    mask = torch.cat([F.pad(part, (0, width - part.shape[1])) for part in masks])
-    return Encoded(memory, torch.cat(pooled), mask, characters)
 
 
 class Decoding:
@@ -54,30 +43,46 @@ class Decoding:
         self.formatter = build_formatter(**model.config.formatter)
         self.codes = tuple(filter(None, model.config.codes))  # without OccCANINE's class for blank cells
         self._named = np.array([*self.codes, None], dtype=object)  # by their indices in the key; -1 is none
+        on_cpu = computing.linear_decoder.weight.device.type == "cpu"
+        self.num_at_once = 64 if on_cpu else 4096  # 64 fit a CPU's caches; decoding prefers more
         self._is_code = [i for i, code in enumerate(model.config.codes) if code]
 
     @cached_property
     def _trie(self) -> CodeTrie:
         return CodeTrie(self.codes, self.formatter, self._computing.linear_decoder.weight.device)
 
-    def decode(
-        self, batch: Encoded, mode: str, *, thresholds: Tensor | None = None, k: int = 5, constrain: bool = False
-    ) -> Prediction:
+    def encode(self, inputs: Inputs) -> Encoded:
+        """Encode a batch as `MixerModel.encode` does, `num_at_once` descriptions at once."""
+        config, tokenizer = self._model.config, self._model.tokenizer
+        parts = []
+        for ids in inputs.input_ids.split(self.num_at_once):
+            num_positions = ids.shape[1]
+            if config.mask_memory:  # else the decoder attends to padding, which is not cut off
+                num_positions = tokenizer.num_positions(int(ids.ne(tokenizer.pad_id).sum(1).max()), config.max_len)
+            parts.append(self._computing.encode(ids[:, :num_positions]))
+        memories, pooled, masks = zip(*parts, strict=True)
+        width = max(memory.shape[1] for memory in memories)
+        memory = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[1])) for part in memories])
+        mask = None
+        if config.mask_memory:
+            mask = torch.cat([F.pad(part, (0, width - part.shape[1])) for part in masks])
+        return Encoded(inputs, memory, torch.cat(pooled), mask)
+
+    def decode(self, batch: Encoded, options: PredictOptions) -> Prediction:
         """Return the codes of a batch; see `Coder.predict_batch`."""
+        mode = options.mode or self._model.config.mode
         if mode == "combined":
             return self.ranked(batch)[0]
         if mode == "flat":
             best = self._flat(batch).topk(min(self.formatter.num_blocks, len(self.codes)))
-            if thresholds is None:
-                thresholds = torch.full_like(best.values[:, 0], self._model.config.default_threshold)
             codes = self._named[best.indices.cpu().numpy()]
-            return Prediction.above(codes, _numpy(best.values), _numpy(thresholds))
+            return Prediction.above(codes, _numpy(best.values), _numpy(batch.inputs.thresholds))
         source = self._source(batch)
         if mode == "greedy":
-            return self._greedy(source, constrain=constrain)
+            return self._greedy(source, constrain=bool(options.constrain))
         search = TrieSearch(self._computing.decoder, self._trie)
         if mode == "topk":
-            indices, probs = search.top_k(source, k=k)
+            indices, probs = search.top_k(source, k=options.k)
             return Prediction(self._named[indices.cpu().numpy()], _numpy(probs), _numpy(probs[:, 0]))
         of_all = _numpy(search.full(source))
         return Prediction(np.empty((len(of_all), 0), dtype=object), of_all, of_all.max(1))
@@ -86,7 +91,7 @@ class Decoding:
         """Return the probabilities of the codes, each (B, num_codes), by the experts other than the decoder."""
         beliefs = {"flat": self._flat(batch)}
         if self._model.linear_expert is not None:
-            beliefs["linear"] = self._model.linear_expert(batch.characters)[:, self._is_code].softmax(-1)
+            beliefs["linear"] = self._model.linear_expert(batch.inputs.characters)[:, self._is_code].softmax(-1)
         return beliefs
 
     def combined_search(self, batch: Encoded) -> CombinedSearch:

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from histocoder.config import ALL_LANGUAGES, ModelConfig
+from histocoder.config import ALL_LANGUAGES, ModelConfig, PredictOptions
 from histocoder.data.cells import MISSING_MARKS, spoilt
-from histocoder.data.languages import (
-    Language,
-    chosen_language,
-    not_in_table,
-    with_nearest,
-)
+from histocoder.data.languages import Language, chosen_language, not_in_table, with_nearest
 from histocoder.data.normalize import normalize
-from histocoder.errors import CountedNotice, Notice, UserError, shown, warn_user
-from histocoder.formatters.tokenizers import Tokenizer, join_language, lower_characters, tokenize
+from histocoder.errors import Notice, UserError, shown, warn_user
+from histocoder.formatters.tokenizers import UNKNOWN, Tokenizer, join_language, lower_characters, tokenize
 
 _MARKS = MISSING_MARKS - {"None"}
 """Marks of missing values that are no descriptions: "None" says that a person had no occupation."""
 _LIKE = 1.25  # maximum ratio of lengths within a batch, if there are enough descriptions
+
+Texts: TypeAlias = str | Sequence[str | None] | pd.Series
+Langs: TypeAlias = str | Sequence[str] | pd.Series
 
 
 class Descriptions(NamedTuple):
@@ -37,13 +34,7 @@ class Descriptions(NamedTuple):
     """Index of each row's description, of shape (n,); -1 where it is missing."""
 
     @classmethod
-    def of(
-        cls,
-        texts: str | Sequence[str | None] | pd.Series,
-        lang: str | Sequence[str] | pd.Series,
-        *,
-        languages: tuple[str, ...],
-    ) -> Descriptions:
+    def of(cls, texts: Texts, lang: Langs, *, languages: tuple[str, ...]) -> Descriptions:
         """Return the distinct descriptions of n rows; blank ones are missing.
 
         Notices name languages other than a model's `languages`, and texts that may not be descriptions. A UserError is
@@ -61,6 +52,11 @@ class Descriptions(NamedTuple):
                 "None where there is no description."
             )
         return DistinctDescriptions(languages).add(values, langs)
+
+    def part(self, start: int, size: int) -> Descriptions:
+        """Return up to `size` of the distinct descriptions, each with a row."""
+        texts, langs = (values[start : start + size] for values in (self.texts, self.langs))
+        return Descriptions(texts, langs, np.arange(len(texts)))
 
 
 class DistinctDescriptions:
@@ -81,13 +77,10 @@ class DistinctDescriptions:
         unseen = [pair for pair in set(pairs) - self._indices.keys() if isinstance(pair[0], str) and pair[0].strip()]
         new = sorted(unseen, key=lambda pair: (len(str(pair[0])), pair))
         new_texts = [str(text) for text, _ in new]
-        marks = sorted({text for text in new_texts if text in _MARKS or spoilt(text) == "an error"})
-        for text in marks:
+        for text in sorted({text for text in new_texts if text in _MARKS or spoilt(text) == "an error"}):
             warn_user(
                 Notice(f"The description {text!r} is coded as a word. If it means a missing one, leave it blank.")
             )
-        if not self._indices and 2 * sum(map(bool, map(re.compile(r"[0-9\s]+").fullmatch, new_texts))) > len(new) > 1:
-            warn_user(Notice("Most descriptions are numbers. Check that their column is the right one."))
         indices = {pair: len(self._indices) + i for i, pair in enumerate(new)}
         rows = np.array([self._indices.get(pair, indices.get(pair, -1)) for pair in pairs], dtype=np.int64)
         if len(self._indices) < self._room:
@@ -101,60 +94,39 @@ class DistinctDescriptions:
         own = {*map(Language, known), Language()}
         is_strange = (lambda code: code not in own) if known else (lambda code: not code.is_known)
         strange = sorted(lang for lang in langs if is_strange(self._codes[lang]))
-        if strange and not known:
-            warn_user(Notice(not_in_table(strange)))
-        elif strange:
-            warn_user(
-                Notice(
-                    f"The model does not know the language {', '.join(map(with_nearest, strange))} and treats it as "
-                    f"unknown (unk); it knows {', '.join(known)}."
-                )
+        if strange:
+            message = (
+                f"The model does not know the language {', '.join(map(with_nearest, strange))} and treats it as "
+                f"unknown (unk); it knows {', '.join(known)}."
             )
+            warn_user(Notice(message if known else not_in_table(strange)))
 
 
 def readings(
-    texts: Sequence[str],
-    langs: Sequence[str],
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    *,
-    at_least: int,
-    at_most: int,
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
-    """Yield descriptions as a model reads them, in batches of similar lengths, the shortest first.
+    given: Descriptions, config: ModelConfig, tokenizer: Tokenizer, options: PredictOptions, *, at_least: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]]:
+    """Yield distinct descriptions as a model reads them, in batches of similar lengths, the shortest first.
 
-    Parameters
-    ----------
-    texts, langs : sequence of str, of n
-        Descriptions, and the codes of their languages; see `Language`.
-    at_least, at_most : int
-        Number of descriptions of a batch; at least so many, if there are, even if their lengths differ.
-
-    Yields
-    ------
-    rows : ndarray of int, of shape (B,)
-        Indices of the batch's descriptions.
-    ids : ndarray of int, of shape (B, S)
-        Token ids.
-    characters : ndarray of int, of shape (B, L), or None
-        Characters for the linear expert, if the model has one.
+    These are the indices of a batch (B,), its token ids (B, S), thresholds of the flat head (B,), and the characters
+    (B, L) for the linear expert, if the model has one. A batch has at least so many, if there are, even if their
+    lengths differ. If there is no description, an invented one is read, which shows the shape of results.
     """
+    texts, langs = (given.texts, given.langs) if given.texts else (["-"], [UNKNOWN])
     own = {lang: Language(lang).among(config.languages) for lang in set(langs)}
     joined = join_language(normalize(texts, config.text_normalization), [own[lang] for lang in langs])
+    thresholds = thresholds_of(config, langs, options.threshold)
     tokens = tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
     if tokens.num_cut:
-        limit = f"longer than {config.max_len} {tokenizer.unit}."
-        one = f"description is truncated: with the language it is {limit}"
-        many = f"descriptions are truncated: with the language they are {limit}"
-        warn_user(CountedNotice(tokens.num_cut, one, many))
+        limit = f"{config.max_len} {tokenizer.unit}"
+        warn_user(Notice(f"Descriptions that are longer than {limit}, with the language, are truncated."))
     order = np.argsort(tokens.lengths, kind="stable")
     lengths, start = tokens.lengths[order], 0
     while start < len(order):
         alike = int(np.searchsorted(lengths, _LIKE * lengths[start], side="right"))
-        rows = order[start : min(max(alike, start + at_least), start + at_most)]
+        rows = order[start : min(max(alike, start + at_least), start + options.batch_size)]
         ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
         characters = lower_characters([joined[row] for row in rows]) if config.num_linear_features else None
-        yield rows, ids, characters
+        yield rows, ids, thresholds[rows], characters
         start += len(rows)
 
 

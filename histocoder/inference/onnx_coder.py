@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,8 +15,8 @@ from histocoder.config import ModelConfig, PredictOptions
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer
-from histocoder.inference.descriptions import Descriptions, readings, thresholds_of
-from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Prediction
+from histocoder.inference.descriptions import Descriptions, Langs, Texts, readings
+from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Prediction, join_rows
 
 CONFIG_FILE, TOKENIZER_FOLDER = "config.json", "tokenizer"
 ENCODER_FILE, NGRAMS_FILE, LINEAR_FILE = "encoder.onnx", "linear_ngrams.onnx", "linear.npz"
@@ -30,13 +31,11 @@ class OnnxCoder:
     ----------
     folder : path
         Folder that `histocoder export --onnx` wrote.
-    num_threads : int, optional
-        Number of threads; by default as many as there are cores.
+    num_threads : int
+        Number of threads; 0 means as many as there are cores.
 
     Attributes
     ----------
-    system : str
-        Name of the classification, with which the codes' columns begin.
     codes : tuple of str
         The codes of the model's key.
     mode : str
@@ -46,28 +45,18 @@ class OnnxCoder:
     ------
     UserError
         If onnxruntime is not installed, or the folder holds no exported model, or a damaged one.
-
-    Examples
-    --------
-    coder = OnnxCoder.from_onnx("exported")
-    coder.predict(["wine and spirit merchant", "husmand"], ["en", "da"])
     """
 
-    def __init__(self, folder: str | Path, *, num_threads: int | None = None) -> None:
+    def __init__(self, folder: str | Path, *, num_threads: int = 0) -> None:
         folder = Path(folder)
         if not (folder / ENCODER_FILE).is_file():
-            raise UserError(
-                f"{folder} holds no exported model: it has no {ENCODER_FILE}. Write one with histocoder export --model "
-                f"MODEL --onnx {folder}."
-            )
+            raise UserError(f"{folder} holds no exported model: it has no {ENCODER_FILE}. See histocoder export.")
         try:
             import onnxruntime
         except ImportError as error:
             raise UserError("Exported models need onnxruntime. Install it: pip install 'histocoder[onnx]'.") from error
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        if num_threads is not None:
-            options.intra_op_num_threads = num_threads
+        options.log_severity_level, options.intra_op_num_threads = 3, num_threads
         try:
             self._config = ModelConfig.from_dict(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
             how = {"sess_options": options, "providers": ["CPUExecutionProvider"]}
@@ -82,22 +71,12 @@ class OnnxCoder:
         self._num_blocks = build_formatter(**self._config.formatter).num_blocks
         self._is_code = np.array([bool(code) for code in self._config.codes])
         self.codes = tuple(filter(None, self._config.codes))
-        self.system = self._config.system
         self.mode = "flat" if self._config.mode == "flat" else "combined"
-
-    @classmethod
-    def from_onnx(cls, folder: str | Path, *, num_threads: int | None = None) -> OnnxCoder:
-        """Open an exported model; see `OnnxCoder`."""
-        return cls(folder, num_threads=num_threads)
-
-    def describe(self, code: str) -> str | None:
-        """Return what a code means, where the key says so."""
-        return self._config.descriptions.get(code)
 
     def predict(
         self,
-        texts: str | Sequence[str | None] | pd.Series,
-        lang: str | Sequence[str] | pd.Series = "unk",
+        texts: Texts,
+        lang: Langs = "unk",
         *,
         mode: str | None = None,
         threshold: float | None = None,
@@ -115,43 +94,32 @@ class OnnxCoder:
         The other parameters and the result are those of `Coder.predict`.
         """
         config, mode = self._config, mode or self.mode
-        PredictOptions(mode=mode, threshold=threshold, batch_size=batch_size)  # which checks them
+        options = PredictOptions(mode=mode, threshold=threshold, batch_size=batch_size)
         if mode not in MODES:
-            raise UserError(
-                f"The mode {mode} needs the decoder, which an exported model does not have; open the model itself "
-                "where PyTorch is installed."
-            )
-        distinct = Descriptions.of(texts, lang, languages=config.languages)
-        thresholds = thresholds_of(config, distinct.langs, threshold)
-        sizes = {"at_least": _AT_LEAST, "at_most": batch_size}
-        parts = []
-        for rows, ids, characters in readings(distinct.texts, distinct.langs, config, self._tokenizer, **sizes):
-            beliefs = self._beliefs(ids, characters if mode == "combined" else None)
-            if mode == "combined":
-                part = without_decoder(beliefs, config.experts, self.codes)
-            else:
+            raise UserError(f"The mode {mode} needs the decoder, which an exported model lacks; open the model itself.")
+        given, parts = Descriptions.of(texts, lang, languages=config.languages), []
+        for rows, ids, thresholds, characters in readings(given, config, self._tokenizer, options, at_least=_AT_LEAST):
+            logits = _run(self._encoder, ids)
+            flat = _softmax(logits) if config.flat_loss == "softmax" else 1 / (1 + np.exp(-logits))
+            beliefs = {"flat": flat[:, self._is_code]}
+            if mode == "flat":
                 order = np.argsort(-beliefs["flat"], axis=1, kind="stable")[:, : self._num_blocks]
                 probs = np.take_along_axis(beliefs["flat"], order, 1).astype(np.float64)
-                part = Prediction.above(np.array(self.codes, dtype=object)[order], probs, thresholds[rows])
+                part = Prediction.above(np.array(self.codes, dtype=object)[order], probs, thresholds)
+            else:
+                if characters is not None:
+                    beliefs["linear"] = _softmax(self._linear(characters)[:, self._is_code])
+                part = without_decoder(beliefs, config.experts, self.codes)
             parts.append((rows, part))
-        prediction = Prediction.join(parts, Prediction.empty(self._num_blocks)).take(distinct.rows)
+        prediction = Prediction(*join_rows(parts, given.rows))
         prediction.drop_unsure(min_confidence)
         frame = prediction.frame(config)
         return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
 
-    def _beliefs(self, ids: np.ndarray, characters: np.ndarray | None) -> dict[str, np.ndarray]:
-        """Return the experts' probabilities of the codes, each (B, num_codes), the linear expert's from characters."""
-        (logits,) = self._encoder.run(None, {"input_ids": ids.astype(np.int64)})
-        flat = _softmax(logits) if self._config.flat_loss == "softmax" else 1 / (1 + np.exp(-logits))
-        if characters is None:
-            return {"flat": flat[:, self._is_code]}
-        return {"flat": flat[:, self._is_code], "linear": _softmax(self._linear(characters)[:, self._is_code])}
-
     def _linear(self, characters: np.ndarray) -> np.ndarray:
         """Return the log-odds of `LinearExpert` for characters (B, S), of shape (B, num_classes)."""
         known, idf, weight, bias = (self._expert[name] for name in ("buckets", "idf", "weight", "bias"))
-        (buckets,) = self._ngrams.run(None, {"characters": characters.astype(np.int64)})
-        buckets = buckets.reshape(len(characters), -1)
+        buckets = _run(self._ngrams, characters).reshape(len(characters), -1)
         row, at = (buckets >= 0).nonzero()
         bucket = buckets[row, at]
         index = np.searchsorted(known, bucket).clip(max=len(known) - 1)
@@ -168,16 +136,9 @@ class OnnxCoder:
 def without_decoder(
     beliefs: Mapping[str, np.ndarray], weights: Mapping[str, float], codes: Sequence[str]
 ) -> Prediction:
-    """Return each row's first code by the experts other than the decoder.
+    """Return each row's first code by the experts other than the decoder, whose weight is divided among them.
 
-    `beliefs` are the experts' probabilities of the codes, each of shape (B, num_codes); the decoder's weight is divided
-    among them.
-
-    Examples
-    --------
-    >>> beliefs = {"flat": np.array([[0.2, 0.8]]), "linear": np.array([[0.7, 0.3]])}
-    >>> without_decoder(beliefs, {"decoder": 0.5, "flat": 0.1, "linear": 0.4}, ["61110", "95410"]).codes.tolist()
-    [['61110']]
+    `beliefs` are the experts' probabilities of the codes, each of shape (B, num_codes).
     """
     if not any(weights.get(name) for name in beliefs):
         weights = dict.fromkeys(("decoder", *beliefs), 1 / (1 + len(beliefs)))
@@ -186,6 +147,12 @@ def without_decoder(
     best = np.argsort(-scores, axis=1, kind="stable")[:, :NUM_CANDIDATES]
     probs = _softmax(np.take_along_axis(scores, best, 1))[:, :1].astype(np.float64)
     return Prediction(np.array(codes, dtype=object)[best[:, :1]], probs, probs[:, 0].copy())
+
+
+def _run(session: Any, values: np.ndarray) -> np.ndarray:
+    """Run a graph of one input, integers, and one output."""
+    output: np.ndarray = session.run(None, {session.get_inputs()[0].name: values.astype(np.int64)})[0]
+    return output
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:

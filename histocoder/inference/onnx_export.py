@@ -5,13 +5,10 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,8 +20,6 @@ from histocoder.files import make_folder, temporary_folder, write_text
 from histocoder.formatters.tokenizers import join_language, lower_characters, tokenize
 from histocoder.inference.coder import Coder
 from histocoder.inference.onnx_coder import ENCODER_FILE, LINEAR_FILE, NGRAMS_FILE, TOKENIZER_FOLDER, OnnxCoder
-from histocoder.inference.predictions import code_columns
-from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import SHARPNESS, linear_ngrams
 from histocoder.model.ngram import NgramEncoder, Ngrams
@@ -36,26 +31,15 @@ _TOLERANCE = 1e-4  # largest difference of probabilities
 
 def check_installed() -> None:
     """Raise a UserError if a library that exporting needs is missing."""
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"Exporting a model needs {', '.join(missing)}. Install what is missing: pip install 'histocoder[onnx]'."
-        )
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"Exporting a model needs {name}. Install it: pip install 'histocoder[onnx]'.")
 
 
-def export(coder: Coder, folder: Path, texts: list[str], langs: list[str], *, int8: bool = False) -> None:
-    """Write a model as ONNX graphs, whole or not at all; `OnnxCoder` runs them.
+def export(coder: Coder, folder: Path, texts: list[str], langs: list[str]) -> None:
+    """Write a model in fp32 on the CPU as ONNX graphs, whole or not at all; `OnnxCoder` runs them.
 
-    Parameters
-    ----------
-    coder : Coder
-        Model in fp32, on the CPU.
-    folder : Path
-        Folder that does not exist yet.
-    texts, langs : list of str
-        Descriptions on which the graphs are compared with the model.
-    int8 : bool
-        Whether to keep the encoder's weights in 8 bits.
+    `folder` must not exist. The graphs are compared with the model on descriptions in some languages, (n,) each.
     """
     make_folder(folder.absolute().parent)
     with temporary_folder(folder) as temporary:
@@ -67,28 +51,7 @@ def export(coder: Coder, folder: Path, texts: list[str], langs: list[str], *, in
         difference = float((model["conf"] - graphs["conf"]).abs().max())
         if difference > _TOLERANCE:
             raise UserError(f"The graphs do not match the model: probabilities differ by up to {difference:.0e}.")
-        if int8:
-            quantize(temporary)
-        exported = OnnxCoder(temporary)
-        ours, theirs = coder.predict(texts, langs, progress=False), exported.predict(texts, langs)
-        pairs = zip(*(table[[*code_columns(table)]].to_numpy(dtype=object) for table in (ours, theirs)), strict=True)
-        same = np.mean([set(pd.Series(one).dropna()) == set(pd.Series(other).dropna()) for one, other in pairs])
-        log.info(
-            f"In the mode {exported.mode}, {100 * same:.1f} % of {len(texts):,} descriptions get the codes that the "
-            f"model with its decoder gives in the mode {coder.mode}."
-        )
         os.replace(temporary, folder)
-
-
-def quantize(folder: Path) -> None:
-    """Replace the encoder's graph by one with weights in 8 bits."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    small = folder / f"small-{ENCODER_FILE}"
-    with _quiet():
-        # unsigned: CPUs without VNNI add up products of signed with unsigned numbers in too few bits
-        quantize_dynamic(folder / ENCODER_FILE, small, weight_type=QuantType.QUInt8)
-    os.replace(small, folder / ENCODER_FILE)
 
 
 def export_graphs(model: MixerModel, folder: Path) -> None:
@@ -99,10 +62,10 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
     rows = np.arange(len(texts))
     ids = torch.from_numpy(tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)).long()
     num_positions = 4 * Dim("quarters", max=config.max_len // 4) if model.tokenizer.reads_characters else Dim("tokens")
-    _write(EncoderGraph(model), "input_ids", ids, num_positions, "flat_logits", folder / ENCODER_FILE)
+    _write(EncoderGraph(model), ids, num_positions, folder / ENCODER_FILE)
     if model.linear_expert is not None:
         characters = torch.from_numpy(lower_characters(texts)).long()
-        _write(NgramsGraph(), "characters", characters, Dim("characters"), "buckets", folder / NGRAMS_FILE)
+        _write(NgramsGraph(), characters, Dim("characters"), folder / NGRAMS_FILE)
         expert = {name: value.numpy() for name, value in model.linear_expert.state_dict().items()}
         np.savez(folder / LINEAR_FILE, sharpness=SHARPNESS, **expert)
 
@@ -148,35 +111,21 @@ class NgramsGraph(nn.Module):
 
 
 @torch.no_grad()
-def _write(module: nn.Module, name: str, example: Tensor, length: Any, output: str, path: Path) -> None:
+def _write(module: nn.Module, example: Tensor, length: Any, path: Path) -> None:
     """Export a module of one input (B, length), by an example of it, and one output."""
     module.eval()(example)  # fill caches, which would otherwise keep tensors of the export
+    before = logging.root.manager.disable
     try:
-        with _quiet():
-            program = torch.onnx.export(
-                module,
-                (example,),
-                input_names=[name],
-                output_names=[output],
-                dynamic_shapes=({0: Dim("batch"), 1: length},),
-                opset_version=_OPSET,
-                dynamo=True,
-                verbose=False,
-            )
+        logging.disable(logging.WARNING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            shapes = ({0: Dim("batch"), 1: length},)
+            how: dict[str, Any] = {"opset_version": _OPSET, "dynamo": True, "verbose": False}
+            program = torch.onnx.export(module, (example,), dynamic_shapes=shapes, **how)
             assert program is not None
             program.save(path, external_data=False)
     except Exception as error:  # torch raises errors of any kind here
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise UserError(f"torch can't write this encoder as an ONNX graph ({reason}). Nothing was written.") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
     finally:
         logging.disable(before)

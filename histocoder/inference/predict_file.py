@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import json
 import shutil
 import signal
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -24,10 +25,11 @@ from histocoder.checkpoints.run_folder import holding
 from histocoder.config import PredictConfig
 from histocoder.data.examples import LANG_COL
 from histocoder.data.output import Form, check_output, write_table
-from histocoder.data.table import TableFile, is_bytes, is_parquet, open_table, strings
-from histocoder.errors import CountedNotice, Interrupted, Notice, UserError, counted
-from histocoder.files import make_folder, remove_leftovers, replacing, write_text
-from histocoder.inference.coder import Coder
+from histocoder.data.table import TableFile, is_parquet, open_table
+from histocoder.errors import Interrupted, Notice, UserError
+from histocoder.files import make_folder, replacing
+from histocoder.inference.coder import Coder, ShowProgress
+from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.known import Known
 from histocoder.inference.predictions import code_columns
 from histocoder.inference.table_coder import TableCoder
@@ -45,27 +47,23 @@ def predict_file(
     say: Callable[[str], None] = print,
     block_rows: int | None = None,
     progress: Callable[[float, int], object] | None = None,
-    cancel: Callable[[], bool] | None = None,
 ) -> None:
     """Code a file into another, with all its columns, the language if one was given for all rows, and the codes.
 
-    The file is read once: its rows and their distinct descriptions are kept beside the output, and the codes of these
-    in parts. After an interruption they stay, and the same call resumes. Several processes share the parts. The output
-    does not depend on interruptions.
+    The codes of its distinct descriptions are kept in parts beside the output. After an interruption they stay, and the
+    same call resumes. Several processes share the parts. The output does not depend on either.
 
     Parameters
     ----------
     model_id : str
-        Identity of the model; parts that another model has coded are not used.
+        Identity of the model and of hand-coded descriptions; parts with codes by others are not used.
     known : Known, optional
         Hand-coded descriptions, which keep their codes; a column `source` says which.
     block_rows : int, optional
         Number of rows that are read at once; by default few enough to hold in memory.
     progress : callable, optional
         Receives the number of rows that a batch has coded, and of all rows; by default a progress bar on rank 0's
-        terminal, if there is one.
-    cancel : callable, optional
-        Asked before each batch; if it returns True, `Cancelled` is raised, and the same call resumes.
+        terminal, if there is one. It may raise an error to stop; the same call then resumes.
     """
     table, output = open_table(Path(config.input), config.settings_of_columns, sheet=config.sheet), Path(config.output)
     own: dict[str, Any] = {setting: table.column(name) for name, setting in config.settings_of_columns.items()}
@@ -76,23 +74,26 @@ def predict_file(
         say(f"{config.input}: languages are taken as unknown (unk); the column {LANG_COL!r} is not chosen for them.")
     for notice in table.notices:
         say(notice)
-    settings = {**asdict(config), "source": _state(table.path), "model": model_id, "known": known and known.source_id}
-    parts = Parts(output, {**settings, "processes": distributed.world_size()}, size=_BATCHES * config.batch_size)
+    block_rows = block_rows or tables.block_rows
+    depends_on = [asdict(config), _state(table.path), model_id, block_rows]
+    identity = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:16]
+    parts = output.with_name(f".{output.name}.parts")
     distributed.run_on_primary(partial(make_folder, output.parent), doing="making the output's folder")
-    with holding(output.with_name(f".{output.name}.lock"), path=output, instead="another --output"), parts.kept():
-        with _notices_once(say):
-            read = partial(_read, table, tables, parts, block_rows or tables.block_rows, say)
-            distributed.run_on_primary(read, doing="reading the input")
-            if not parts.open():
-                raise UserError(
-                    f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see."
-                )
-            _code(tables, parts, progress=progress, cancel=cancel)
-            distributed.barrier()
-        distributed.run_on_primary(partial(_write, tables, parts, form, say), doing="writing the output")
-        if known is not None and distributed.is_primary():
-            rows = counted(parts.num_rows, "row", "rows")
-            say(f"{tables.num_known:,} of {rows} got the codes of hand-coded descriptions (--known).")
+    with holding(output.with_name(f".{output.name}.lock"), path=output, instead="another --output"), _kept(parts):
+        count = partial(_count_rows, table, output, block_rows)
+        num_rows = distributed.broadcast_from_primary(count, doing="reading the input")
+        if any(parts.glob(f"codes-{identity}-*")):
+            say("Resuming an interrupted run.")
+        hidden = True if progress is not None or distributed.rank() else None  # None: without a terminal
+        with tqdm(total=num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True) as bar, _saying(say):
+            tell = bar.update if progress is None else lambda num_coded: progress(num_coded, num_rows)
+            blocks = table.chunks(chunk_rows=block_rows)
+            prefix, size = str(parts / f"codes-{identity}"), _BATCHES * config.batch_size
+            coded = _coded_blocks(tables, blocks, prefix=prefix, size=size, tell=tell)
+            for notice in write_table(output, coded, form) if distributed.is_primary() else coded:
+                say(notice)
+        if distributed.is_primary():
+            shutil.rmtree(parts, ignore_errors=True)
 
 
 def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form:
@@ -102,14 +103,13 @@ def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form
     if output.exists() and output.samefile(table.path):
         raise UserError("--output is the input itself; choose another.")
     config.check_free(names, taken=table.header)
-    for field in () if is_parquet(output) else table.schema:
-        try:
-            pa.csv.write_csv(pa.schema([field]).empty_table(), pa.BufferOutputStream())
-        except pa.ArrowInvalid as error:
-            raise UserError(
-                f"{table.path}, column {field.name!r}: its cells are of the type {field.type}, which CSV can't hold. "
-                "Choose an --output that ends in .parquet."
-            ) from error
+    try:
+        if not is_parquet(output):
+            pa.csv.write_csv(table.schema.empty_table(), pa.BufferOutputStream())
+    except pa.ArrowInvalid as error:
+        raise UserError(
+            f"{table.path} does not fit into CSV ({error}). Choose an --output that ends in .parquet."
+        ) from error
     how = {"excel": config.excel, "raw": config.raw, **({} if config.excel else {"decimal": "."})}
     return Form.like(table, codes=code_columns(names), **how)
 
@@ -120,173 +120,88 @@ def _state(path: Path) -> list[list[Any]]:
     return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
-def _read(table: TableFile, tables: TableCoder, parts: Parts, block_rows: int, say: Callable[[str], None]) -> None:
-    """Read the input and find its distinct descriptions, unless an earlier run has done so."""
-    if parts.open():
-        remove_leftovers(parts.folder)
-        num_texts = sum(part.num_texts for part in parts.parts)
-        if num_done := sum(part.num_texts for part in parts.parts if parts.codes(part).exists()):
-            say(f"Resuming an interrupted run: {num_done:,} of {num_texts:,} distinct descriptions are coded.")
-        return
-    parts.delete()
-    make_folder(parts.folder)
-    blobs = [] if is_parquet(parts.output) else [i for i, one in enumerate(table.schema) if is_bytes(one.type)]
-    for block in table.chunks(chunk_rows=block_rows):
-        columns, new = block.columns, tables.find(block)
-        for i in blobs:
-            columns[i] = strings(columns[i], f"{table.path}, column {table.header[i]!r},")
-        rows = pa.table([*columns, pa.array(new.rows)], names=[*table.header, "index of its description"])
-        _keep(parts.path("rows", parts.num_blocks), rows)
-        _keep(parts.path("texts", parts.num_blocks), pa.table([new.texts, new.langs], names=["text", "lang"]))
-        parts.add(len(rows), len(new.texts))
-    check_output(parts.output, num_rows=parts.num_rows)
-    parts.close()
+def _count_rows(table: TableFile, output: Path, block_rows: int) -> int:
+    """Read all of the input, so that a damaged file is refused before anything is coded, and return its rows.
 
-
-def _code(
-    tables: TableCoder,
-    parts: Parts,
-    *,
-    progress: Callable[[float, int], object] | None,
-    cancel: Callable[[], bool] | None,
-) -> None:
-    """Code this process's parts."""
-    own = parts.parts[distributed.rank() :: distributed.world_size()]
-    rows_each = parts.num_rows / max(sum(part.num_texts for part in own), 1)
-    hidden = True if progress is not None or distributed.rank() else None  # None: without a terminal
-    with tqdm(total=parts.num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True) as bar:
-
-        def tell(num_texts: int) -> None:
-            bar.update(num_texts * rows_each)
-            if progress is not None:
-                progress(num_texts * rows_each, parts.num_rows)
-
-        for part in own:
-            if parts.codes(part).exists():
-                tell(part.num_texts)
-            else:
-                new = pa.feather.read_table(parts.path("texts", part.block)).slice(part.start, part.num_texts)
-                given = new["text"].to_pylist(), new["lang"].to_pylist()
-                _keep(parts.codes(part), tables.code(*given, progress=tell, cancel=cancel))
-
-
-def _write(tables: TableCoder, parts: Parts, form: Form, say: Callable[[str], None]) -> None:
-    """Write the output, and delete the parts."""
-
-    def blocks() -> Iterator[pa.Table]:
-        """Yield the rows, block by block, with their codes."""
-        for block in range(parts.num_blocks):
-            rows = pa.feather.read_table(parts.path("rows", block))
-            paths = [parts.codes(part) for part in parts.parts if part.block == block]
-            if missing := [path for path in paths if not path.exists()]:
-                raise UserError(f"The codes {missing[0]} were written but are missing now.")
-            codes = pa.concat_tables([tables.schema.empty_table(), *map(pa.feather.read_table, paths)])
-            last = rows.num_columns - 1
-            yield tables.append(rows.remove_column(last), codes, rows[last].to_numpy())
-
-    for notice in write_table(parts.output, blocks(), form):
-        say(notice)
-    parts.delete()
-
-
-class Part(NamedTuple):
-    """Some of the descriptions that a block of rows has and no earlier block."""
-
-    block: int
-    start: int
-    num_texts: int
-
-
-class Parts:
-    """A folder beside the output, with a file for each block of rows, for its new descriptions, and each part's codes.
-
-    Parameters
-    ----------
-    output : Path
-    settings : dict
-        Settings and input that the parts depend on; those of others are not used.
-    size : int
-        Number of descriptions of a part.
+    What a killed run has left of the output is deleted.
     """
-
-    def __init__(self, output: Path, settings: dict[str, Any], *, size: int) -> None:
-        self.output, self._settings, self._size = output, {**settings, "part_texts": size}, size
-        self.folder = output.with_name(f".{output.name}.parts")
-        self._record = self.folder / "settings.json"
-        self.num_rows = self.num_blocks = 0
-        self.parts: list[Part] = []
-
-    def open(self) -> bool:
-        """Return whether all rows have been read, by this process or an earlier run."""
-        kept = json.loads(self._record.read_text(encoding="utf-8")) if self._record.exists() else {}
-        if kept.get("settings") != self._settings:
-            return False
-        self.num_rows, self.num_blocks = kept["num_rows"], kept["num_blocks"]
-        self.parts = [Part(*part) for part in kept["parts"]]
-        return True
-
-    def add(self, num_rows: int, num_texts: int) -> None:
-        """Count a block of rows, and the parts of its new descriptions."""
-        starts = range(0, num_texts, self._size)
-        self.parts += [Part(self.num_blocks, start, min(self._size, num_texts - start)) for start in starts]
-        self.num_blocks += 1
-        self.num_rows += num_rows
-
-    def close(self) -> None:
-        """Record that all rows have been read."""
-        kept = {"settings": self._settings, "num_rows": self.num_rows, "num_blocks": self.num_blocks}
-        write_text(self._record, json.dumps({**kept, "parts": self.parts}))
-
-    def path(self, kind: str, block: int, start: int = 0) -> Path:
-        """Return the file of a block's "rows" or "texts", or of a part's "codes"."""
-        return self.folder / f"{kind}-{block:06d}-{start:06d}.arrow"
-
-    def codes(self, part: Part) -> Path:
-        return self.path("codes", part.block, part.start)
-
-    def delete(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Let an error or an interruption say that what is coded so far is kept; delete the folder if nothing is."""
-        try:
-            yield
-        except (KeyboardInterrupt, Interrupted) as error:
-            raise Interrupted(f"Interrupted. {_RESUME}", getattr(error, "signum", signal.SIGINT)) from None
-        except UserError as error:
-            if any(self.folder.glob("codes-*")):
-                raise UserError(f"{error} {_RESUME}") from error
-            if distributed.is_primary():
-                self.delete()
-            raise
+    for left in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):
+        left.unlink()
+    num_rows = sum(map(len, table.chunks(chunk_rows=block_rows)))
+    check_output(output, num_rows=num_rows)
+    return num_rows
 
 
-def _keep(path: Path, table: pa.Table) -> None:
-    with replacing(path) as temporary:
-        pa.feather.write_feather(table, str(temporary))
+def _coded_blocks(
+    tables: TableCoder,
+    blocks: Iterator[pa.Table],
+    *,
+    prefix: str,
+    size: int,
+    tell: Callable[[float], object],
+) -> Iterator[pa.Table]:
+    """Yield blocks of rows with their codes, on rank 0; `tell` receives numbers of rows.
+
+    A block's new descriptions are coded in parts of up to `size`, which ranks deal out among themselves; the codes of
+    each are in a file of its own, whose name begins with `prefix`.
+    """
+    rank, world_size = distributed.rank(), distributed.world_size()
+    for number, block in enumerate(blocks):
+        new = tables.find(block)
+        starts = range(0, len(new.texts), size)
+        parts = [(Path(f"{prefix}-{number:06d}-{start:06d}.arrow"), new.part(start, size)) for start in starts]
+        own = parts[rank::world_size]
+        rows_each = len(block) / max(sum(len(part.texts) for _, part in own), 1)
+
+        def tell_texts(num_texts: int, each: float = rows_each) -> None:
+            tell(num_texts * each)
+
+        for path, part in own:
+            _codes(tables, path, part, progress=tell_texts)
+        if not own:
+            tell(len(block))
+        distributed.barrier()
+        if rank == 0:
+            codes = [_codes(tables, path, part, progress=False) for path, part in parts]
+            yield tables.append(block, pa.concat_tables([tables.schema.empty_table(), *codes]), new.rows)
+
+
+def _codes(tables: TableCoder, path: Path, part: Descriptions, *, progress: ShowProgress) -> pa.Table:
+    """Return the codes of some descriptions, from their file if they are coded already."""
+    if not path.exists():
+        codes = tables.code(part, progress=progress)
+        path.parent.mkdir(exist_ok=True)
+        with replacing(path) as temporary:
+            pa.feather.write_feather(codes, str(temporary))
+    elif callable(progress):
+        progress(len(part.texts))
+    return pa.feather.read_table(path)
 
 
 @contextmanager
-def _notices_once(say: Callable[[str], None]) -> Iterator[None]:
-    """Have rank 0 say each notice of all processes once, and at the end the sums of numbers."""
-    counts: Counter[tuple[str, str]] = Counter()
-    shown: set[str] = set()
+def _kept(parts: Path) -> Iterator[None]:
+    """Let an error or an interruption say that what is coded so far is kept."""
+    try:
+        yield
+    except (KeyboardInterrupt, Interrupted) as error:
+        raise Interrupted(f"Interrupted. {_RESUME}", getattr(error, "signum", signal.SIGINT)) from None
+    except UserError as error:
+        raise UserError(f"{error} {_RESUME}" if any(parts.glob("codes-*")) else str(error)) from error
 
-    def take(show: Callable[..., None], message: Warning | str, *where: Any, **more: Any) -> None:
-        """Count a notice, or show it unless it was shown already."""
-        if isinstance(message, CountedNotice):
-            counts[message.words] += message.count
-        elif str(message) not in shown:
-            shown.add(str(message))
-            if not isinstance(message, Notice):
-                show(message, *where, **more)
-            elif distributed.is_primary():
-                say(str(message))
+
+@contextmanager
+def _saying(say: Callable[[str], None]) -> Iterator[None]:
+    """Have rank 0 say each notice once."""
+    show, said = warnings.showwarning, set()
+
+    def take(message: Warning | str, *where: Any, **more: Any) -> None:
+        if not isinstance(message, Notice):
+            show(message, *where, **more)
+        elif str(message) not in said and distributed.is_primary():
+            said.add(str(message))
+            say(str(message))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", Notice)
-        warnings.showwarning = partial(take, warnings.showwarning)
+        warnings.showwarning = take
         yield
-    for words, count in sum(distributed.gather_objects(counts), Counter[tuple[str, str]]()).items():
-        say(counted(count, *words))

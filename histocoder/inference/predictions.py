@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from histocoder.config import ModelConfig
+from histocoder.config import ModelConfig
 
 NUM_CANDIDATES = 8  # codes of a row that experts beside the decoder propose; the decoder adds its own
 LEAST = 1e-9  # least probability of an expert, which is not 0 so that none has a veto
@@ -32,25 +30,6 @@ class Prediction(NamedTuple):
     """Confidence in the whole prediction, of shape (n,)."""
 
     @classmethod
-    def empty(cls, width: int, *, has_codes: bool = True) -> Prediction:
-        """Return the prediction for no descriptions."""
-        return cls(np.empty((0, width if has_codes else 0), dtype=object), np.empty((0, width)), np.empty(0))
-
-    @classmethod
-    def join(cls, parts: Sequence[tuple[np.ndarray, Prediction]], empty: Prediction) -> Prediction:
-        """Put batches, each with the indices of its rows, in the order of these; return `empty` if there are none."""
-        if not parts:
-            return empty
-        indices, found = zip(*parts, strict=True)
-        order = np.argsort(np.concatenate(indices))
-        return cls(*(np.concatenate(arrays)[order] for arrays in zip(*found, strict=True)))
-
-    def take(self, rows: np.ndarray) -> Prediction:
-        """Return the predictions at some indices; -1 stands for a missing description, which has no codes."""
-        missing = (np.full_like(array, None, shape=(1, *array.shape[1:])) for array in self)
-        return Prediction(*(np.concatenate(pair)[rows] for pair in zip(self, missing, strict=True)))
-
-    @classmethod
     def above(cls, codes: np.ndarray, probs: np.ndarray, thresholds: np.ndarray) -> Prediction:
         """Keep the first code of each row, and others with probabilities above its threshold (n,), in place."""
         left_out = probs <= thresholds[:, None]
@@ -68,8 +47,6 @@ class Prediction(NamedTuple):
 
         If all codes but the first are alternatives to it, as of mode topk in a file, their columns begin with `alt_`.
         """
-        import pandas as pd
-
         width = self.codes.shape[1]
         if width < self.probs.shape[1]:
             return pd.DataFrame(self.probs, columns=list(filter(None, config.codes)))
@@ -81,6 +58,18 @@ class Prediction(NamedTuple):
                 meanings = [config.descriptions.get(code) for code in self.codes[:, i]]
                 columns[f"{alt}desc_{i + 1}"] = np.array(meanings, dtype=object)
         return pd.DataFrame({**columns, "conf": self.conf})
+
+
+def join_rows(parts: Iterable[tuple[np.ndarray, Sequence[Any]]], rows: np.ndarray) -> list[np.ndarray]:
+    """Put the arrays of batches, each with the indices of its descriptions, in the order of `rows` (n,).
+
+    These are indices of descriptions; -1 stands for a missing one, which gets None or NaN.
+    """
+    indices, found = zip(*parts, strict=True)
+    order = np.concatenate(indices).argsort()
+    order = np.append(order, len(order))  # of the missing one, which is the last
+    missing = (np.full_like(array, None, shape=(1, *array.shape[1:])) for array in found[0])
+    return [np.concatenate(arrays)[order[rows]] for arrays in zip(*found, missing, strict=True)]
 
 
 def code_columns(names: Iterable[str]) -> dict[str, str]:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from histocoder.formatters import Formatter
-from histocoder.formatters.systems import BOS, PAD
+from histocoder.formatters import BOS, PAD, Formatter
 from histocoder.inference.stepper import DecoderInputs, Stepper
 from histocoder.model import Decoder
 
-_SLACK = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
-"""Difference of log-probabilities computed again in batches of another shape, by the precision of the decoder."""
-_CROWDED = 0.1  # share of a level's most nodes above which computing all nodes, in smaller batches, is faster
-_FEW = 64  # number of nodes of a level that is never too many
+_SLACK = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
+"""Largest difference of log-probabilities computed again in batches of another shape, by the decoder's precision."""
 _NODES_AT_ONCE, _NODES_AT_ONCE_ON_CPU = 1 << 16, 1 << 12  # the latter fit a CPU's caches
+_FEW = 128  # number of nodes that a row of `top_k` seldom exceeds on a level
 
 
 class CodeTrie:
@@ -38,28 +36,22 @@ class CodeTrie:
     blocks: Tensor  # tokens of each code, of shape (num_codes, depth)
 
     def __init__(self, codes: Sequence[str], formatter: Formatter, device: torch.device | str = "cpu") -> None:
-        blocks = np.array([formatter.system.to_block(code) for code in codes], dtype=np.int64)
-        order = np.lexsort(blocks.T[::-1])
-        ordered = blocks[order]
-        is_new = np.ones_like(blocks, dtype=bool)  # whether a code's tokens up to here differ from the previous code's
-        is_new[1:] = np.logical_or.accumulate(ordered[1:] != ordered[:-1], axis=1)
-        if not is_new[:, -1].all():
+        blocks = [tuple(formatter.system.to_block(code)) for code in codes]
+        nodes = {block: i for i, block in enumerate(blocks)}  # beginning of a code -> its index within its level
+        if len(nodes) < len(blocks):
             raise ValueError("two codes of the key are written in the same tokens")
-        child = is_new.cumsum(0) - 1  # of each code, the node behind each of its tokens, numbered within its level
-        parent = np.hstack([np.zeros_like(child[:, :1]), child[:, :-1]])
-        self.blocks = torch.from_numpy(blocks).to(device)
+        self.blocks = torch.tensor(blocks, device=device)
         self.children: list[Tensor] = []
         self.tokens: list[Tensor] = []
-        for level, size in enumerate(parent.max(0) + 1):
-            first = np.flatnonzero(is_new[:, level])  # one code for each child
-            row = parent[first, level]
-            column = np.arange(len(first)) - np.searchsorted(row, row)
-            children = np.full((size, column.max() + 1), -1, dtype=np.int64)
-            tokens = np.zeros_like(children)
-            children[row, column] = order if level == blocks.shape[1] - 1 else np.arange(len(first))
-            tokens[row, column] = ordered[first, level]
-            self.children.append(torch.from_numpy(children).to(device))
-            self.tokens.append(torch.from_numpy(tokens).to(device))
+        for depth in reversed(range(formatter.block_size)):
+            following: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+            for path in sorted(nodes):
+                following.setdefault(path[:depth], []).append(path)
+            children = [torch.tensor([nodes[path] for path in paths]) for paths in following.values()]
+            tokens = [torch.tensor([path[depth] for path in paths]) for paths in following.values()]
+            self.children.insert(0, pad_sequence(children, batch_first=True, padding_value=-1).to(device))
+            self.tokens.insert(0, pad_sequence(tokens, batch_first=True).to(device))
+            nodes = {path: i for i, path in enumerate(following)}
 
 
 @torch.no_grad()
@@ -115,22 +107,6 @@ def greedy(
     return tokens, probabilities
 
 
-def branches_above(scores: Tensor, floor: Tensor | float, *, width: int | None = None) -> torch.return_types.topk:
-    """Select candidates with scores (B, C) that reach their row's floor (B, 1); with a width, the best of them only.
-
-    Returns their scores (B, W), the best first, -inf where a row has fewer than W, and their indices (B, W).
-
-    Examples
-    --------
-    >>> branches_above(torch.tensor([[-3.0, -1.0, -2.0], [-9.0, -1.0, -9.0]]), -4.0).values
-    tensor([[-1., -2., -3.],
-            [-1., -inf, -inf]])
-    """
-    above = scores >= floor
-    count = max(int((above & (scores > -torch.inf)).sum(1).max()), 1)
-    return scores.masked_fill(~above, -torch.inf).topk(count if width is None else min(width, count))
-
-
 class TrieSearch:
     """Finds the probabilities of a key's codes in the first block."""
 
@@ -145,13 +121,12 @@ class TrieSearch:
 
         The rest of a sum of 1 is the probability of tokens that make no code.
         """
-        probs = torch.empty(len(source.memory), len(self._trie.blocks), device=source.memory.device)
-        step = max(1, self._nodes_at_once // self._widest)
-        for start in range(0, len(probs), step):
-            rows = slice(start, start + step)
-            codes, scores = self._descend(source.rows(rows))
-            probs[rows, codes[0]] = scores.exp()
-        return probs
+        num_codes, step = len(self._trie.blocks), max(1, self._nodes_at_once // self._widest)
+        parts = []
+        for start in range(0, len(source.memory), step):
+            codes, scores = self._descend(source.rows(slice(start, start + step)), k=num_codes)
+            parts.append(torch.zeros_like(scores).scatter_(1, codes, scores.exp()))
+        return torch.cat(parts)
 
     @torch.no_grad()
     def top_k(self, source: DecoderInputs, *, k: int) -> tuple[Tensor, Tensor]:
@@ -166,52 +141,38 @@ class TrieSearch:
             Indices in the key, the most probable first.
         probabilities : Tensor of shape (B, k)
         """
-        k, step = min(k, len(self._trie.blocks)), max(1, self._nodes_at_once // _FEW)
-        codes = torch.empty(len(source.memory), k, dtype=torch.long, device=source.memory.device)
-        probs = torch.empty(codes.shape, device=codes.device)
-        for start in range(0, len(codes), step):
-            some = slice(start, start + step)
-            part = source.rows(some)
-            no_floor = torch.full((len(part.memory), 1), -torch.inf, device=codes.device)
-            _, scores = self._descend(part, floor=no_floor, width=k)
-            found, scores = self._descend(part, floor=scores[:, -1:] - _SLACK[part.memory.dtype])
-            # too few: the row had too many nodes, or its scores differ by more than the slack
-            rest = (scores > -torch.inf).sum(1) < k
-            if bool(rest.any()):
-                probs[some][rest], codes[some][rest] = self.full(part.rows(rest)).topk(k)
-            if not bool(rest.all()):
-                codes[some][~rest], probs[some][~rest] = found[~rest, :k], scores[~rest, :k].exp()
-        return codes, probs
+        k, step = min(k, len(self._trie.blocks)), max(1, self._nodes_at_once // min(_FEW, self._widest))
+        parts = []
+        for start in range(0, len(source.memory), step):
+            part = source.rows(slice(start, start + step))
+            _, found = self._descend(part, k=k, width=k)
+            parts.append(self._descend(part, k=k, floor=found[:, -1:] - _SLACK[part.memory.dtype]))
+        codes, scores = map(torch.cat, zip(*parts, strict=True))
+        return codes, scores.exp()
 
     def _descend(
-        self, source: DecoderInputs, *, floor: Tensor | None = None, width: int | None = None
+        self, source: DecoderInputs, *, k: int, floor: Tensor | float = -torch.inf, width: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Go down the trie with each row's nodes that reach its floor (B, 1); with a width, the best so many of them.
 
-        Returns codes (B, W) and their log-probabilities (B, W), the best first, -inf where a row has fewer, and for a
-        row that has too many nodes. Without a floor, it is all codes for all rows, codes (1, W), in the trie's order.
+        Return the k best codes (B, k) and their log-probabilities (B, k).
         """
         batch, device = len(source.memory), source.memory.device
-        stepper = Stepper(self._decoder, source)
+        stepper, depth = Stepper(self._decoder, source), len(self._trie.children)
         scores = torch.zeros(batch, 1, device=device)
-        nodes = parents = torch.zeros(1 if floor is None else batch, 1, dtype=torch.long, device=device)
-        tokens, real = torch.full_like(nodes, BOS), None
-        for children, child_tokens in zip(self._trie.children, self._trie.tokens, strict=True):
-            if floor is not None:
-                too_many = (scores > -torch.inf).sum(1, keepdim=True) > max(_FEW, _CROWDED * self._widest)
-                scores = scores.masked_fill(too_many, -torch.inf)
-                real = scores > -torch.inf
-                if not bool(real.any()):
-                    break
-            log_probs = stepper.step(tokens, parents, real).float().log_softmax(-1)  # (B, W, V)
-            next_tokens = child_tokens[nodes]  # (B or 1, W, C)
-            candidates = scores[..., None] + log_probs.gather(-1, next_tokens.expand(batch, -1, -1))
+        nodes = parents = torch.zeros(batch, 1, dtype=torch.long, device=device)
+        tokens = torch.full_like(nodes, BOS)
+        for level, (children, child_tokens) in enumerate(zip(self._trie.children, self._trie.tokens, strict=True), 1):
+            log_probs = stepper.step(tokens, parents, scores > -torch.inf).float().log_softmax(-1)  # (B, W, V)
+            next_tokens = child_tokens[nodes]  # (B, W, C)
+            candidates = scores[..., None] + log_probs.gather(-1, next_tokens)
             candidates = candidates.masked_fill(children[nodes] < 0, -torch.inf).flatten(1)
-            if floor is None:
-                indices = (children[nodes] >= 0).flatten().nonzero().t()  # (1, W)
-                scores = candidates[:, indices[0]]
+            if level < depth:
+                candidates = candidates.masked_fill(candidates < floor, -torch.inf)
+                most = int((candidates > -torch.inf).sum(1).max())
+                scores, indices = candidates.topk(min(most, width or most))
             else:
-                scores, indices = branches_above(candidates, floor, width=width)
+                scores, indices = candidates.topk(k)
             parents = indices // children.shape[1]
             nodes, tokens = (x.flatten(1).gather(1, indices) for x in (children[nodes].clamp(min=0), next_tokens))
         return nodes, scores

@@ -54,8 +54,7 @@ class Stepper:
         self._mask = None if memory_mask is None else memory_mask[:, None, None, :]
         self._layers = [_Layer(layer, memory) for layer in decoder.layers]
         self._prior = None if source.prior is None else PriorSteps(source.prior)
-        self._batch = len(memory)
-        self._rows = torch.arange(self._batch, device=memory.device)  # those that have nodes still
+        self._rows = torch.arange(len(memory), device=memory.device)  # those that have nodes still
         self._index = torch.zeros_like(self._rows)[:, None]  # of the previous level's nodes in the cache, (B, W)
         self._depth = 0  # position of the next tokens in their sequences, BOS at 0
 
@@ -64,9 +63,8 @@ class Stepper:
 
         Parameters
         ----------
-        tokens : Tensor of int, of shape (B, W) or (1, W)
-            Tokens of the nodes. If all rows have the same tree, give it once, in each step: what precedes the first
-            attention to memory is then computed once.
+        tokens : Tensor of int, of shape (B, W)
+            Tokens of the nodes.
         parents : Tensor of int, shaped like tokens, optional
             Indices of the nodes' parents in the previous level; by default the first.
         real : Tensor of bool, shaped like tokens, optional
@@ -77,28 +75,18 @@ class Stepper:
         Tensor of shape (B, W, vocab_size)
             Logits, 0 where there is no node.
         """
-        batch, width = self._batch, self._index.shape[1]
         parents = torch.zeros_like(tokens) if parents is None else parents
         real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
         ancestors = self._index.gather(1, parents)[real]  # (N,), of the N nodes there are
         self._index = (real.flatten().cumsum(0) - 1).view_as(real)
         x = self._decoder.embed(tokens[real], self._depth)
-        is_shared = len(tokens) < batch
-        real = real.expand(batch, -1)
         self._drop_rows(real.any(1))
         nodes = _Nodes(real[self._rows])
-        for i, layer in enumerate(self._layers):
-            x = layer.attend_to_ancestors(x, ancestors)
-            if is_shared and i == 0:
-                first = width * torch.arange(batch, device=x.device)[:, None]  # of each row in the previous level
-                ancestors = (first + ancestors).flatten()
-                x = x.repeat(batch, 1)
-            x = layer.attend_to_memory(x, nodes, self._mask)
+        for layer in self._layers:
+            x = layer.attend_to_memory(layer.attend_to_ancestors(x, ancestors), nodes, self._mask)
         self._depth += 1
         logits = _Nodes(real).spread(self._decoder.head(x))
-        if self._prior is None:
-            return logits
-        return logits.float() + self._prior.step(*(x.expand(batch, -1) for x in (tokens, parents)))
+        return logits if self._prior is None else logits.float() + self._prior.step(tokens, parents)
 
     def _drop_rows(self, has_nodes: Tensor) -> None:
         """Drop the memory of rows (B,) without nodes, if that is worth copying the rest."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from histocoder.checkpoints.model_files import local_folder
-from histocoder.config import PredictConfig
+from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.languages import Language, chosen_language
 from histocoder.data.table import strings
 from histocoder.errors import UserError
 from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.descriptions import Descriptions, DistinctDescriptions
-from histocoder.inference.known import KNOWN, Known
+from histocoder.inference.known import Known, KnownCodes
 
 REMEMBERED, REMEMBERED_CELLS = 500_000, 10_000_000  # distinct descriptions, and cells of their codes, kept for later
 _BLOCK_ROWS, _BLOCK_CELLS = 100_000, 2_000_000  # largest number of rows of a block, and of cells of their codes
@@ -33,15 +32,13 @@ class TableCoder:
     ----------
     schema : pa.Schema
         Columns of codes that are appended.
-    num_known : int
-        Number of rows that got the codes of hand-coded descriptions.
     block_rows : int
         Number of rows of a block that has room in memory.
     """
 
     def __init__(self, coder: Coder, config: PredictConfig, *, known: Known | None = None) -> None:
-        self._coder, self._config, self._known, self.num_known = coder, config, known, 0
-        self._remembered = self.code([], [])
+        self._coder, self._config, self._known = coder, config, known
+        self._remembered = self.code(Descriptions([], [], np.arange(0)))
         self.schema, width = self._remembered.schema, self._remembered.num_columns
         self.block_rows = min(_BLOCK_ROWS, -(-_BLOCK_CELLS // width))
         self._room = min(REMEMBERED, REMEMBERED_CELLS // width)
@@ -53,21 +50,28 @@ class TableCoder:
         texts, *langs = (strings(block[name], f"The column {name!r}").to_pylist() for name in columns)
         return self._distinct.add(texts, langs[0] if langs else [self._config.language] * len(block))
 
-    def code(
-        self,
-        texts: Sequence[str],
-        langs: Sequence[str],
-        *,
-        progress: ShowProgress = False,
-        cancel: Callable[[], bool] | None = None,
-    ) -> pa.Table:
-        """Return the columns of codes of distinct descriptions."""
-        how: dict[str, Any] = {"progress": progress, "cancel": cancel}
-        if self._known is None:
-            found = self._coder.code_distinct(texts, langs, self._config, **how)
-            frame = found.frame(self._coder.model.config, has_alternatives=self._config.mode == "topk")
-        else:
-            frame = self._known.code(self._coder, texts, langs, self._config, **how)
+    def code(self, new: Descriptions, *, progress: ShowProgress = False) -> pa.Table:
+        """Return the columns of codes of distinct descriptions.
+
+        The column `source`, if there are hand-coded ones, is "known" or "model". The probability of known codes is
+        their share.
+        """
+        known: list[KnownCodes | None] = [None] * len(new.texts)
+        if self._known is not None:
+            known = self._known.find(new.texts, new.langs)
+        is_new = np.array([answer is None for answer in known], dtype=bool)
+        texts, langs = ([values[row] for row in np.flatnonzero(is_new)] for values in (new.texts, new.langs))
+        asked = Descriptions(texts, langs, np.where(is_new, is_new.cumsum() - 1, -1))
+        found = self._coder.code(asked, self._config, progress=progress)
+        for row, answer in enumerate(known):
+            if answer is not None:
+                codes, found.conf[row] = answer
+                found.codes[row, : len(codes)], found.probs[row, : len(codes)] = codes, answer.share
+        if callable(progress) and len(texts) < len(known):
+            progress(len(known) - len(texts))
+        frame = found.frame(self._coder.model.config, has_alternatives=self._config.mode == "topk")
+        if self._known is not None:
+            frame[SOURCE_COL] = np.where(is_new, "model", "known").astype(object)
         frame = frame.round(_DECIMALS).add_prefix(self._config.columns)
         kinds = [pa.float64() if kind.kind == "f" else pa.string() for kind in frame.dtypes]
         schema = pa.schema(list(zip(frame.columns, kinds, strict=True)))
@@ -89,8 +93,6 @@ class TableCoder:
             block = block.append_column(name, pa.repeat(str(Language(self._config.language)), len(block)))
         for name, column in zip(self.schema.names, codes.take(pa.array(rows, mask=rows < 0)).columns, strict=True):
             block = block.append_column(name, column)
-        if self._known is not None:
-            self.num_known += pc.sum(pc.equal(block[-1], KNOWN), min_count=0).as_py()
         return block
 
 
@@ -122,8 +124,8 @@ class BlockCoder:
         coder = _open(self)
         for start in range(0, max(len(block), 1), coder.block_rows):
             part = block.slice(start, coder.block_rows)
-            found = coder.find(part)
-            yield coder.append(part, coder.code(found.texts, found.langs), found.rows)
+            new = coder.find(part)
+            yield coder.append(part, coder.code(new), new.rows)
 
 
 @cache

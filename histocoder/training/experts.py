@@ -19,6 +19,8 @@ from histocoder.data.examples import Examples
 from histocoder.evaluation.evaluator import right_rows
 from histocoder.inference.coder import Coder
 from histocoder.inference.combined import CombinedSearch
+from histocoder.inference.decoding import Inputs
+from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.predictions import code_columns
 from histocoder.log import log
 from histocoder.model import MixerModel
@@ -35,12 +37,13 @@ _TRUST = 50.0  # strength of the penalty on weights other than the usual ones, i
 def votes_on(coder: Coder, examples: Examples) -> Iterator[list[tuple[dict[str, Tensor], Tensor]]]:
     """Yield `CombinedSearch.votes_and_truth` of descriptions whose codes are known, batch by batch."""
 
-    def search(ids: Tensor, _thresholds: Tensor, characters: Tensor | None) -> CombinedSearch:
-        return coder.decoding.combined_search(coder.encode(ids, characters))
+    def search(inputs: Inputs) -> CombinedSearch:
+        return coder.decoding.combined_search(coder.decoding.encode(inputs))
 
     class_of = {code: i for i, code in enumerate(coder.codes)}
     true = np.array([[class_of.get(code, -1) for code in row] for row in examples.codes.to_numpy(dtype=object)])
-    for rows, found in coder.each_batch(search, examples.texts, examples.langs, PredictOptions()):
+    given = Descriptions(examples.texts, examples.langs, np.arange(len(examples)))
+    for rows, found in coder.each_batch(search, given, PredictOptions()):
         yield found.votes_and_truth(torch.from_numpy(true[rows]).to(coder.device))
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from histocoder.config import FitConfig, ModelConfig
 from histocoder.data.dataset import Batch
-from histocoder.formatters.systems import PAD
+from histocoder.formatters import PAD
 from histocoder.model import MixerOutput
 
 

@@ -8,7 +8,7 @@ from histocoder import distributed
 from histocoder.config import NUM_GREEDY, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import SequentialSampler
-from histocoder.formatters.systems import EOS, PAD
+from histocoder.formatters import EOS, PAD
 from histocoder.inference.search import greedy
 from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel

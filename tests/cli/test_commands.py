@@ -59,7 +59,7 @@ def test_predict_prints_a_table(model: Path):
     out = run("-m", "histocoder", "predict", "--model", model, "--language", "fi", "--mode", "topk", "--k", 2, "a", "b")
     assert out.stderr.startswith("The model does not know the language 'fi'")
     header, *rows = out.stdout.splitlines()
-    assert header.split()[:3] == ["text", "hisco_1", "prob_1"] and "hisco_2" in header.split()
+    assert header.split()[:3] == ["text", "hisco_1", "prob_1"] and "alt_hisco_2" in header.split()
     assert [row.split()[0] for row in rows] == ["a", "b"] and rows[0].split()[1] in CODES
 
 

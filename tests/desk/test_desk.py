@@ -37,6 +37,7 @@ from histocoder.desk.cards import order_of_review, share_right
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.inference.predict_file import predict_file
+from histocoder.inference.table_coder import TableCoder
 
 TOKEN = "0123456789abcdef"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -237,12 +238,12 @@ def test_interrupted_files_go_on_and_deleted_do_not(
     arrived, go_on = threading.Event(), threading.Event()
     predict_batch, coded = Coder.predict_batch, []
 
-    def slow(self: Coder, ids: Any, *args: Any, **options: Any) -> Any:
-        coded.append(len(ids))
-        if len(coded) == 6:
+    def slow(self: Coder, inputs: Any, options: Any) -> Any:
+        coded.append(len(inputs.input_ids) // 2 * 2)  # not the one that shows what columns there are
+        if sum(coded) == 12:
             arrived.set()
             assert go_on.wait(60)
-        return predict_batch(self, ids, *args, **options)
+        return predict_batch(self, inputs, options)
 
     monkeypatch.setattr(Coder, "predict_batch", slow)
     monkeypatch.setattr("histocoder.desk.uploads.PredictConfig", partial(PredictConfig, batch_size=2))
@@ -271,7 +272,7 @@ def test_a_failing_file_does_not_stop_others(
         raise RuntimeError("no such layer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Coder, "predict_batch", fail)
+        patched.setattr(TableCoder, "find", fail)
         message = code(client, one, state="failed")["message"]
     assert message.startswith("The program failed") and "RuntimeError: no such layer" in capsys.readouterr().err
     assert code(client, two)["rows_done"] == 1

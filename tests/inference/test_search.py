@@ -4,8 +4,6 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from histocoder.formatters import BOS, PAD, Formatter, build_formatter
 from histocoder.inference.combined import set_probability
@@ -73,14 +71,6 @@ def test_full_search_is_brute_force(formatter: Formatter, codes: list[str], mask
         torch.testing.assert_close(probs[:, i], expected, atol=1e-7, rtol=1e-4)
 
 
-@torch.no_grad()
-def test_rows_are_searched_as_if_alone():
-    decoder, memory, mask = decoder_and_memory(HISCO, rows=40)
-    search = TrieSearch(decoder, CodeTrie([f"{i:05}" for i in range(0, 100_000, 61)], HISCO))
-    alone = [search.full(DecoderInputs(memory[i : i + 1], mask[i : i + 1])) for i in range(0, 40, 13)]
-    torch.testing.assert_close(search.full(DecoderInputs(memory, mask))[::13], torch.cat(alone))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 6])
 @pytest.mark.parametrize("k", [1, 5, 90, 999])  # for 90 and more a beam has too many nodes itself
@@ -96,18 +86,6 @@ def test_top_k_is_the_head_of_full(k: int, rows: int, dtype: torch.dtype):
     assert all(len(set(row)) == min(k, 143) for row in codes.tolist())
     if dtype == torch.float32:
         assert torch.equal(codes, best.indices)
-
-
-@torch.no_grad()
-def test_top_k_leaves_out_most_nodes(monkeypatch: pytest.MonkeyPatch):
-    formatter = build_formatter("occ1950", num_blocks=1)
-    decoder, memory, mask = decoder_and_memory(formatter)
-    torch.nn.init.normal_(decoder.head.weight, std=5)  # a model that is sure of itself
-    search = TrieSearch(decoder, CodeTrie([f"{i:03}" for i in range(1000)], formatter))
-    nodes = counted(monkeypatch)
-    search.top_k(DecoderInputs(memory, mask), k=3)
-    assert len(nodes) == 6  # two descents, a call for each level, not for each node
-    assert sum(nodes) < len(memory) * 111 / 3
 
 
 @torch.no_grad()
@@ -146,18 +124,7 @@ def test_ended_rows_are_not_decoded_further(monkeypatch: pytest.MonkeyPatch):
 
 
 @torch.no_grad()
-def test_cached_steps_are_the_decoder():
-    decoder, memory, mask = decoder_and_memory(HISCO)
-    tokens = torch.randint(5, HISCO.vocab_size, (5, 9))
-    tokens[:, 0] = BOS
-    stepper = Stepper(decoder, DecoderInputs(memory, mask))
-    stepped = torch.cat([stepper.step(token) for token in tokens.split(1, dim=1)], dim=1)
-    torch.testing.assert_close(stepped, decoder(tokens, memory, mask))
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@torch.no_grad()
-def test_nodes_of_trees_see_their_ancestors_alone(shared: bool):
+def test_nodes_of_trees_see_their_ancestors_alone():
     decoder, memory, mask = decoder_and_memory(HISCO)
     batch, stepper = len(memory), Stepper(decoder, DecoderInputs(memory, mask))
     paths, parents = torch.full((batch, 1, 1), BOS), torch.zeros(batch, 1, dtype=torch.long)
@@ -165,13 +132,11 @@ def test_nodes_of_trees_see_their_ancestors_alone(shared: bool):
     for width in (1, 4, 6, 3):
         if width > 1:
             parents = real.float().multinomial(width, replacement=True)
-            parents = parents[:1].expand(batch, -1) if shared else parents
-            tokens = torch.randint(5, HISCO.vocab_size, (1 if shared else batch, width, 1)).expand(batch, -1, -1)
+            tokens = torch.randint(5, HISCO.vocab_size, (batch, width, 1))
             paths = torch.cat([paths.gather(1, parents[..., None].expand(-1, -1, paths.shape[2])), tokens], dim=2)
-            real = torch.ones_like(parents, dtype=torch.bool) if shared else torch.rand(batch, width) > 0.5
+            real = torch.rand(batch, width) > 0.5
             real[:, 0] = True
-        first = slice(0, 1 if shared else None)
-        logits = stepper.step(paths[first, :, -1], parents[first], None if shared else real)
+        logits = stepper.step(paths[..., -1], parents, real)
         for row, column in real.nonzero().tolist():
             expected = decoder(paths[row, column][None], memory[row : row + 1], mask[row : row + 1])[0, -1]
             torch.testing.assert_close(logits[row, column], expected)
@@ -195,21 +160,6 @@ def test_set_probability_sums_over_orders(codes: list[str]):
     alone = torch.tensor(oracle(decoder, memory, mask, tokens[0, : 5 * (len(codes) + 1)].tolist()))
     found = set_probability(decoder, DecoderInputs(memory, mask), tokens, probabilities, is_code=is_code)
     torch.testing.assert_close(found, alone, atol=1e-9, rtol=1e-3)
-
-
-@given(st.sets(st.sampled_from(GENERAL_CODES + HISCO_CODES[:3]), min_size=1))
-def test_a_trie_holds_its_codes(codes: set[str]):
-    formatter = build_formatter("general", num_blocks=1, block_size=5)
-    trie = CodeTrie(sorted(codes), formatter)
-    paths = [([], 0)]
-    for children, tokens in zip(trie.children, trie.tokens, strict=True):
-        paths = [
-            ([*path, token], child)
-            for path, node in paths
-            for child, token in zip(children[node].tolist(), tokens[node].tolist(), strict=True)
-            if child >= 0
-        ]
-    assert {sorted(codes)[place]: path for path, place in paths} == {c: formatter.system.to_block(c) for c in codes}
 
 
 def test_codes_of_the_same_tokens_are_refused():

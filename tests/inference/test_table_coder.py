@@ -40,8 +40,8 @@ def test_blocks_are_coded_as_a_file_is(model: Path, tmp_path: Path):
 
 def test_a_large_block_of_chunks_is_coded(model: Path, monkeypatch: pytest.MonkeyPatch):
     coded: list[str] = []
-    code_all = Coder.code_distinct
-    monkeypatch.setattr(Coder, "code_distinct", lambda *args, **how: coded.extend(args[1]) or code_all(*args, **how))
+    code_all = Coder.code
+    monkeypatch.setattr(Coder, "code", lambda *args, **how: coded.extend(args[1].texts) or code_all(*args, **how))
     texts = [None, *TEXTS] * 3000
     column = pa.chunked_array([texts[:7], [], texts[7:15_001], texts[15_001:]], pa.large_string())
     langs = pa.chunked_array([pa.array(["en", "da", None] * 4000).dictionary_encode()] * 2)

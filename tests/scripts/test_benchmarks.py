@@ -31,7 +31,7 @@ def test_benchmark_runs(name: str):
 
 def test_exported_runs(tmp_path: Path):
     model, table = save_tiny_model(tmp_path / "model"), write_table(tmp_path / "table.csv", two_codes=True)
-    assert '"int8"' in run("benchmarks/exported.py", "--model", model, "--data", table, "--rounds", 1).stdout
+    assert '"exported"' in run("benchmarks/exported.py", "--model", model, "--data", table, "--rounds", 1).stdout
 
 
 @pytest.fixture

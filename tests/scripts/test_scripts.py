@@ -15,7 +15,7 @@ import yaml
 from conftest import refused, run, shared, write_table
 from jobs import TINY, assert_same_weights, change_state, finetune, logged, two_ranks, weights
 
-from histocoder import Coder
+from histocoder import Coder, OnnxCoder
 from histocoder.checkpoints.model_files import load_model, read_model_config
 from histocoder.cli.main import main
 
@@ -124,7 +124,7 @@ def test_classes_in_words_are_predicted(of_words: Path, monkeypatch: pytest.Monk
     assert {one["code"] for one in metrics["by_code"]} >= {*CLASSES} and not metrics["answer"]["by_digits"]
     if importlib.util.find_spec("onnxruntime"):
         main(["export", "--model", "out", "--onnx", "exported"])
-        found = [one.predict(["title 1", "title 4"], mode="flat") for one in (coder, Coder.from_onnx("exported"))]
+        found = [one.predict(["title 1", "title 4"], mode="flat") for one in (coder, OnnxCoder("exported"))]
         assert found[0].filter(like="class_").equals(found[1].filter(like="class_"))
 
 
