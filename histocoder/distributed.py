@@ -7,15 +7,12 @@ helper does its work in this process alone.
 import json
 import os
 import re
-import socket
-import struct
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -28,7 +25,6 @@ from histocoder.log import log
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
-_GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -108,10 +104,9 @@ def start(
         _launch = replace(_launch, rank=dist.get_rank(), world_size=dist.get_world_size(), launched=True)
     log.disabled = not is_primary()
     chosen = choose_device(device, _launch)
-    is_grouped = is_adopted or grouped or _launch.world_size > 1
-    if chosen.type == "cuda" and is_grouped:
+    if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    if _group is None and is_grouped:
+    if _group is None and (is_adopted or grouped or _launch.world_size > 1):
         _group = _connect(chosen, timedelta(seconds=rank_timeout), is_adopted=is_adopted)
     return chosen
 
@@ -120,23 +115,20 @@ def stop() -> None:
     """Leave the process group."""
     global _group
     if _group is not None and not _group.is_adopted:
-        with suppress(RuntimeError, MachineError):  # another rank has ended, perhaps the store with it
-            _group.store.add("stop", 1)
-            if is_primary():  # which may hold the store
-                _wait_until(lambda store: store.add("stop", 0) == world_size(), seconds=_GRACE_SECONDS)
+        with suppress(RuntimeError):  # another rank has ended
+            dist.monitored_barrier(_group.control, timeout=timedelta(seconds=5))  # rank 0 may hold the store
         dist.destroy_process_group()
     _group = None
 
 
 def choose_device(name: str, launch: Launch) -> torch.device:
     """Return the device of a process, for `--device`; raise a UserError if there is none."""
-    alone_on_mac = launch.world_size == 1 and torch.backends.mps.is_available()
+    has_mps = launch.world_size == 1 and torch.backends.mps.is_available()
+    found = {"cuda": torch.cuda.is_available(), "mps": has_mps, "cpu": True}
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if alone_on_mac else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch finds no GPU here. Omit --device, or check nvidia-smi.")
-    if name == "mps" and not alone_on_mac:
-        raise UserError("--device mps is for one process on a Mac. Omit --device.")
+        name = next(kind for kind, is_here in found.items() if is_here)
+    if not found[name]:
+        raise UserError(f"--device {name}: torch finds no GPU here for this process. Omit --device, or check the GPU.")
     if name != "cuda":
         return torch.device(name)
     gpus = torch.cuda.device_count()
@@ -167,7 +159,6 @@ def master_address(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
 def _connect(device: torch.device, timeout: timedelta, *, is_adopted: bool) -> _Group:
     """Initialize the default process group, unless it is, and one for CPU tensors."""
     host, port = master_address()
-    one_node = _launch.local_world_size == _launch.world_size
     device_id = device if device.type == "cuda" else None
     try:
         if is_adopted:
@@ -178,16 +169,11 @@ def _connect(device: torch.device, timeout: timedelta, *, is_adopted: bool) -> _
             url = "env://" if "RANK" in os.environ else f"tcp://{host}:{port}"
             store = next(iter(rendezvous(url, rank(), world_size(), timeout=timeout)))[0]
             # torchrun keeps its store when it restarts processes, except in an elastic rendezvous of several nodes
-            is_kept = one_node or os.environ.get("TORCHELASTIC_RUN_ID") == "none"
+            is_kept = _launch.local_world_size == _launch.world_size or os.environ.get("TORCHELASTIC_RUN_ID") == "none"
             store = dist.PrefixStore(f"attempt/{restarts() if is_kept else 0}", store)
-        if not one_node and (interface := _interface_towards(host)):
-            # by default gloo uses the address of the host's name, such as 127.0.1.1, which others may not reach
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         if not is_adopted:
-            backend = "nccl" if device_id else "gloo"
-            dist.init_process_group(
-                backend, store=store, rank=rank(), world_size=world_size(), timeout=timeout, device_id=device_id
-            )
+            place: dict[str, Any] = {"rank": rank(), "world_size": world_size(), "device_id": device_id}
+            dist.init_process_group("nccl" if device_id else "gloo", store=store, timeout=timeout, **place)
         control = dist.new_group(backend="gloo", timeout=timeout)
     except RuntimeError as error:
         raise UserError(
@@ -196,16 +182,6 @@ def _connect(device: torch.device, timeout: timedelta, *, is_adopted: bool) -> _
             "the right interface on each node: export GLOO_SOCKET_IFNAME=eth0, for GPUs NCCL_SOCKET_IFNAME=eth0 too."
         ) from error
     return _Group(dist.PrefixStore("histocoder", store), control, is_adopted)
-
-
-def _interface_towards(host: str) -> str | None:
-    """Return the network interface on the route to a host, for a loopback address the default route's; Linux only."""
-    with suppress(OSError):
-        (address,) = struct.unpack("=I", socket.inet_aton(socket.gethostbyname(host)))
-        routes = [line.split() for line in Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]]
-        masks = {route[0]: int(route[7], 16) for route in routes if address & int(route[7], 16) == int(route[1], 16)}
-        return max(masks, key=lambda name: masks[name].bit_count(), default=None)
-    return None
 
 
 def all_reduce(values: Tensor, op: str = "sum") -> Tensor:
@@ -221,10 +197,10 @@ def gather(values: Tensor) -> list[Tensor]:
     if _group is None:
         return [values]
     group = _group.control if values.device.type == "cpu" else None
-    size = torch.tensor([len(values)], device=values.device)
-    sizes = [torch.empty_like(size) for _ in range(world_size())]
-    dist.all_gather(sizes, size, group=group)
-    padded = values.new_zeros(int(max(sizes)), *values.shape[1:])
+    sizes = torch.zeros(world_size(), dtype=torch.int64, device=values.device)
+    sizes[rank()] = len(values)
+    dist.all_reduce(sizes, group=group)
+    padded = values.new_zeros(int(sizes.max()), *values.shape[1:])
     padded[: len(values)] = values
     gathered = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(gathered, padded, group=group)
@@ -241,10 +217,7 @@ def gather_objects(value: T) -> list[T]:
 
 def broadcast(value: T) -> T:
     """Return rank 0's value on every rank."""
-    values = [value]
-    if _group is not None:
-        dist.broadcast_object_list(values, group=_group.control)
-    return values[0]
+    return gather_objects(value)[0]
 
 
 def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
@@ -276,9 +249,7 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
 
 def broadcast_from_primary(work: Callable[[], T], *, doing: str) -> T:
     """Run `work` on rank 0 as `run_on_primary` does; return the result, which is not None, on every process."""
-    result: Any = broadcast(run_on_primary(work, doing=doing))
-    assert result is not None
-    return result
+    return cast(T, broadcast(run_on_primary(work, doing=doing)))
 
 
 def barrier() -> None:
@@ -290,11 +261,9 @@ def barrier() -> None:
         _wait_until(lambda store: store.add(key, 0) == world_size())
 
 
-def _wait_until(condition: Callable[[dist.Store], bool], *, seconds: float = float("inf")) -> None:
+def _wait_until(condition: Callable[[dist.Store], bool]) -> None:
     """Wait for what other ranks put into the store; raise a MachineError if one has announced its end."""
-    assert _group is not None
-    deadline = time.monotonic() + seconds
-    while not condition(_group.store) and time.monotonic() < deadline:
+    while _group is not None and not condition(_group.store):
         if announced_end():
             raise MachineError("another process has ended.")
         time.sleep(_POLL_SECONDS)

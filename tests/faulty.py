@@ -6,11 +6,10 @@ Faults, each at the n-th call, counted from 1, of a function that is named by it
 - `change:best:3`: SIGKILL instead of the third change of a file or a folder whose path contains `best`
 - `sleep:os.replace:1:5`: five seconds before the call
 - `EROFS:os.replace:2`: an OSError of that kind, in this call and all later ones
-- `room:100000`: no file may grow beyond so many bytes
 - `nan:1:3-4`: the loss of rank 1 is NaN in steps 3 to 4; likewise `inf`
 - `memory:1:3`: rank 1 asks for more memory than there is in step 3
 - `worker:1:SIGKILL`: loader worker 1 sends itself that signal at its second batch
-- `wandb:init:hangs`: W&B's `init`, `log`, `log_artifact` or `finish` hangs, or `raises`
+- `wandb:init`: W&B's `init`, `log` or `finish` raises an error
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import errno
 import os
 import pkgutil
-import resource
 import runpy
 import signal
 import sys
@@ -105,12 +103,12 @@ def break_worker(number: str, signal_name: str) -> None:
 
 
 class Service:
-    """A stand-in for W&B, as a module, a run and an artifact: every call gives itself, but for one that fails."""
+    """A stand-in for W&B, as a module and a run: every call gives itself, but for one that fails."""
 
     __spec__ = ModuleSpec("wandb", None)
 
-    def __init__(self, broken: str, how: str) -> None:
-        self.broken, self.how = broken, how
+    def __init__(self, broken: str) -> None:
+        self.broken = broken
 
     def __getattr__(self, call: str) -> Callable[..., Service]:
         if call.startswith("__"):
@@ -118,24 +116,19 @@ class Service:
         return lambda *_, **__: self.answer(call)
 
     def answer(self, call: str) -> Service:
-        if call == self.broken and self.how == "raises":
-            raise ConnectionError("the service\nis ill")
         if call == self.broken:
-            time.sleep(3600)
+            raise ConnectionError("the service\nis ill")
         return self
 
 
-def break_wandb(call: str, how: str) -> None:
+def break_wandb(call: str) -> None:
     """Put the stand-in in W&B's place."""
-    sys.modules["wandb"] = Service(call, how)  # type: ignore[assignment]
+    sys.modules["wandb"] = Service(call)  # type: ignore[assignment]
 
 
 def install(fault: str) -> None:
     """Have a fault happen later on."""
     kind, *rest = fault.split(":")
-    if kind == "room":
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(rest[0]), resource.RLIM_INFINITY))
-        return
     if kind in ("nan", "inf"):
         break_loss(kind, *rest)
         return

@@ -19,7 +19,6 @@ ENTRANCES = ("__init__", "__main__")
 """What may import from all parts."""
 OF_TORCH_DISTRIBUTED = {
     "training/fsdp.py": "FSDP's own module, and the mesh of processes that it works over",
-    "training/learner.py": "torch's own hook that exchanges gradients in bf16",
 }
 """Besides distributed.py, the modules that import torch.distributed, and why."""
 MODULES = sorted(PACKAGE.rglob("*.py"))

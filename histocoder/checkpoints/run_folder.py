@@ -45,7 +45,7 @@ from histocoder.model import Tokenizer
 
 REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"
 LOG_FILE, WANDB_ID_FILE = "logs.csv", "wandb_run_id"
-TENSORBOARD_FOLDER, PROFILE_FOLDER = "tensorboard", "profile"
+TENSORBOARD_FOLDER, PROFILE_FOLDER = "tensorboard", "profile"  # the second of earlier versions
 CACHE_FOLDER = "cache"
 LOCK_FILE = ".lock"
 ARGS_FILE = "args.yaml"
@@ -123,7 +123,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.best, self.cache = path / BEST_FOLDER, path / CACHE_FOLDER
-        self.profile, self.tensorboard = path / PROFILE_FOLDER, path / TENSORBOARD_FOLDER
+        self.tensorboard = path / TENSORBOARD_FOLDER
         self.logs, self.wandb_id = path / LOG_FILE, path / WANDB_ID_FILE
         self._args = path / ARGS_FILE
 
@@ -195,7 +195,7 @@ class RunFolder:
         checkpoint = load_checkpoint(Path(found))
         if not self._is_own(checkpoint.path):
             state = checkpoint.state
-            state.best_accuracy, state.best_val_loss, state.num_worse, state.results = -math.inf, math.inf, 0, None
+            state.best_accuracy, state.best_val_loss, state.results = -math.inf, math.inf, None
         return checkpoint
 
     def _is_own(self, checkpoint: Path) -> bool:

@@ -46,7 +46,6 @@ class TrainState:
     samples: int = 0  # number of rows of the epoch trained on so far, over all ranks
     best_accuracy: float = float("-inf")  # best mean of `greedy_seq_acc` and `flat_acc`; the next is the same model's
     best_val_loss: float = float("inf")
-    num_worse: int = 0  # number of consecutive validations without improvement
     results: dict[str, float] | None = None  # validation results at this step, if there was a validation
 
     def improves(self, results: dict[str, float], *, num_rows: int) -> bool:
@@ -57,9 +56,7 @@ class TrainState:
         """
         accuracy, loss = (results["greedy_seq_acc"] + results["flat_acc"]) / 2, results["val_loss"]
         if (accuracy, -loss) > (self.best_accuracy, -self.best_val_loss):
-            self.best_accuracy, self.best_val_loss, self.num_worse = accuracy, loss, 0
-        else:
-            self.num_worse += 1
+            self.best_accuracy, self.best_val_loss = accuracy, loss
         share = self.best_accuracy / 100
         # of the mean of two accuracies of the same answers, that of the decoder on some of the rows
         variance = share * (1 - share) * (3 / num_rows + 1 / min(num_rows, NUM_GREEDY)) / 4
@@ -209,6 +206,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint that `verify_checkpoint` has found intact."""
     record = read_json(path / STATE_FILE)
     del record["format_version"]
+    record.pop("num_worse", None)  # of earlier versions
     settings = record.pop("settings")
     saved = load_tensors(path / OPTIMIZER_FILE)
     return Checkpoint(

@@ -17,7 +17,10 @@ from histocoder.data.languages import HELP
 from histocoder.errors import UserError
 
 _Config = TypeVar("_Config", bound=Settings)
-_REMOVED = ("fsdp_state_dict",)  # flags that histocoder no longer has, and `args.yaml` of earlier runs may name
+_REMOVED = (  # flags that histocoder no longer has, and `args.yaml` of earlier runs may name
+    *("fsdp_state_dict", "fsdp_min_num_params", "fsdp_cpu_offload", "fsdp_reduce_dtype", "ddp_comm_hook"),
+    *("base_batch_size", "cache_dir", "compile", "profile", "wandb_artifact"),
+)
 
 
 def parse(kind: type[_Config], argv: Sequence[str] | None = None, *, prog: str | None = None) -> _Config:
@@ -43,24 +46,24 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
     for setting in settings_of(kind):
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(setting.group)
-        flags = setting.options.flags or (setting.flag,)
+        flags = setting.flags or (setting.flag,)
         default = setting.default or None if isinstance(setting.default, tuple) else setting.default
         groups[setting.group].add_argument(*flags, help=setting.help, default=default, **_form(setting))
 
 
 def _form(setting: Setting) -> dict[str, Any]:
     """Return the arguments with which argparse reads a setting."""
-    if setting.options.is_negatable:
+    if setting.is_negatable:
         return {"action": argparse.BooleanOptionalAction}
     if setting.type is bool:
         return {"action": "store_true"}
-    metavar = setting.options.metavar or ("N" if setting.type is int else None)
-    form: dict[str, Any] = {"metavar": metavar, "choices": setting.options.choices}
-    if setting.options.is_required:
+    metavar = setting.metavar or ("N" if setting.type is int else None)
+    form: dict[str, Any] = {"metavar": metavar, "choices": setting.choices}
+    if setting.is_required:
         form["required"] = True
     if get_origin(setting.type) is tuple:
         return {**form, "nargs": "+" if setting.default is None else "*", "type": get_args(setting.type)[0]}
-    return {**form, "type": setting.options.parse or setting.type}
+    return {**form, "type": setting.parse or setting.type}
 
 
 class Parser(argparse.ArgumentParser):

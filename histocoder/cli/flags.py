@@ -43,7 +43,6 @@ class PredictFlags(PredictConfig, ModelFlags):
     known_exact: bool = free(False, "--known: compare descriptions exactly, including case, blanks and accents")
     zero_pad_codes: bool = free(False, "--known: restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "--known: accept codes shorter than the model's block size")
-    compile: bool = free(False, "compile the encoder's layers with torch.compile first")
 
     def check(self) -> None:
         """Raise a UserError unless there is something to code, and for flags that need others."""

@@ -23,4 +23,4 @@ from histocoder.config.run import (
     TrainConfig,
 )
 from histocoder.config.settings import Settings, recorded, settings_of
-from histocoder.config.training import NORMALIZATIONS, PRECISIONS, RECIPES, STARTS, FitConfig, StrategyConfig
+from histocoder.config.training import NORMALIZATIONS, PRECISIONS, RECIPES, STARTS, FitConfig

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from histocoder.config.model import check_target_len
 from histocoder.config.settings import Settings, changed, free, require
-from histocoder.config.training import AugmentConfig, FitConfig, SeedConfig, StartConfig, StrategyConfig
+from histocoder.config.training import AugmentConfig, FitConfig, SeedConfig, StartConfig
 
 NUM_GREEDY = 1024
 """Number of validation rows that are decoded freely during training; all are scored with teacher forcing."""
@@ -155,9 +155,6 @@ class DataConfig(Settings):
     )
     zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than --block-size")
-    cache_dir: str | None = free(
-        None, "folder for train_mixer.py's examples, which runs may share (default: the run's)", metavar="DIR"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,18 +185,11 @@ class SavingConfig(Settings):
     log_wandb: bool = free(False, "also log to Weights & Biases")
     wandb_project_name: str = free("histco-v2-mixer", "W&B project", metavar="NAME")
     run_name: str | None = free(None, "name of the run in W&B (default: as canine-s_hisco_gpu4)", metavar="NAME")
-    wandb_artifact: bool = free(False, "with --log-wandb: also upload the final model, for ten minutes at most")
-
-    def check(self) -> None:
-        require(
-            self.log_wandb or not self.wandb_artifact,
-            "--wandb-artifact needs --log-wandb; add that, or omit it.",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineConfig(Settings):
-    """The device and the processes of a run, and the processes that load its data."""
+    """The device, memory and processes of a run, and the processes that load its data."""
 
     GROUP = "machine"
 
@@ -220,10 +210,13 @@ class MachineConfig(Settings):
     worker_timeout: float = free(
         300.0, "seconds without a batch after which a worker counts as hung", metavar="S", above=0
     )
-    profile: int | None = free(
-        None, "profile N steps after the first five; a trace and a table are written to profile/", at_least=1
-    )
     deterministic: bool = free(False, "use only deterministic algorithms; slower on a GPU")
+    gradient_checkpointing: bool = free(
+        False, "recompute each layer in the backward pass: less memory, the same results"
+    )
+    fsdp: str | None = free(
+        None, "shard weights and optimizer over processes (default: DDP)", choices=("full_shard", "shard_grad_op")
+    )
 
 
 @dataclass(frozen=True)
@@ -239,7 +232,7 @@ class PrepareConfig(SeedConfig, DataConfig, TableConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(MachineConfig, SavingConfig, StrategyConfig, AugmentConfig, SeedConfig, FitConfig):
+class TrainConfig(MachineConfig, SavingConfig, AugmentConfig, SeedConfig, FitConfig):
     """Settings that the `Trainer` reads."""
 
 
@@ -247,30 +240,15 @@ class TrainConfig(MachineConfig, SavingConfig, StrategyConfig, AugmentConfig, Se
 class RunConfig(TrainConfig, StartConfig, DataConfig):
     """Settings of both scripts."""
 
-    def check(self) -> None:
-        """Raise a UserError if settings of batches contradict each other."""
-        require(
-            self.tokens_per_batch is None or self.tokens_per_batch >= self.max_len,
-            f"--tokens-per-batch is {self.tokens_per_batch}; set it to --max-len ({self.max_len}) or more, which a "
-            "single row can take.",
-        )
-        require(
-            not self.max_epoch_steps or not (self.tokens_per_batch or self.scale_lr),
-            "--max-epoch-steps sets the rows of a step; it can't be used with --tokens-per-batch or --scale-lr.",
-        )
-
     def for_rows(self, num_rows: int, num_processes: int) -> RunConfig:
-        """Return the settings with `max_epoch_steps` and `scale_lr` applied to batch size and learning rates."""
-        growth = 1
-        while self.max_epoch_steps and growth < 4:
-            if num_rows <= self.max_epoch_steps * growth * self.step_size(num_processes):
-                break
+        """Return the settings with `max_epoch_steps` applied to batch size and learning rates."""
+        growth, steps = 1, num_rows / self.step_size(num_processes)
+        while growth < 4 and 0 < self.max_epoch_steps * growth < steps:
             growth *= 2
-        scale = self.step_size(num_processes) / self.base_batch_size if self.scale_lr else growth**0.5
         names = ("learning_rate", "encoder_learning_rate", "table_learning_rate")
-        rates = {name: getattr(self, name) and getattr(self, name) * scale for name in names}
+        rates = {name: getattr(self, name) and getattr(self, name) * growth**0.5 for name in names}
         size, stride = self.batch_size * growth, self.decoder_stride * growth
-        return replace(self, **rates, batch_size=size, decoder_stride=stride, max_epoch_steps=0, scale_lr=False)
+        return replace(self, **rates, batch_size=size, decoder_stride=stride, max_epoch_steps=0)
 
 
 @dataclass(frozen=True)
@@ -300,6 +278,5 @@ class MixerConfig(RunConfig, FilesConfig):
     min_steps: int = changed(FitConfig, "min_steps", 0, text="repeat epochs until there are N steps")
     batch_size: int = changed(FitConfig, "batch_size", 512)
     max_epoch_steps: int = changed(FitConfig, "max_epoch_steps", 0)
-    base_batch_size: int = changed(FitConfig, "base_batch_size", 512)
     seq2seq_weight: float = changed(FitConfig, "seq2seq_weight", 0.5)
     save_interval: int | None = changed(SavingConfig, "save_interval", 5000)

@@ -1,8 +1,8 @@
 """Settings as fields of frozen dataclasses, which declare all about them.
 
-To add a setting, add one field to the dataclass of its group, in `data`, `training` or `run`, by `free` or by `fixed`.
-Its flag, its key in YAML files, its row in docs/configuration.md, its line in args.yaml, its range check and the
-comparison with the checkpoint that a run resumes from all follow from the field.
+To add a setting, add one field to the dataclass of its group, in `training` or `run`, by `free` or by `fixed`. Its
+flag, its key in YAML files, its row in docs/configuration.md, its line in args.yaml, its range check and the comparison
+with the checkpoint that a run resumes from all follow from the field.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from types import NoneType
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
@@ -25,11 +26,12 @@ def require(ok: bool, message: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FieldOptions:
-    """Metadata of a setting beside its name, type and default."""
+class Setting:
+    """A setting: what `free` and `fixed` declare, and below that what `settings_of` adds from its field and class."""
 
     text: str | None  # help of the flag, to which the default is added unless it names one; None hides it
-    resume: str  # part that a resumed run must agree on: "value", the named file's "content", or ""
+    default: Any
+    resume: str = ""  # part that a resumed run must agree on: "value", the named file's "content", or ""
     metavar: str | None = None  # name of a value in the help; N for whole numbers
     choices: tuple[str, ...] | None = None
     parse: Callable[[str], Any] | None = None  # parser of a value, if not the field's type
@@ -41,37 +43,10 @@ class FieldOptions:
     is_recorded: bool = True  # whether args.yaml has it: it is the run's, not that of one start of it
     flags: tuple[str, ...] = ()  # spellings of the flag, if the field's name is not the only one
 
-
-def free(default: Any, text: str | None, **options: Any) -> Any:
-    """Declare a setting that a resumed run may change, or whose effect is compared by itself (data, rows of a step).
-
-    A default of None means that there is none, or that the recipe has it if the field's type does not allow None. See
-    `FieldOptions` for `text` and `options`.
-    """
-    return field(default=default, metadata={"options": FieldOptions(text=text, resume="", **options)})
-
-
-def fixed(default: Any, text: str, *, resume: str = "value", **options: Any) -> Any:
-    """Declare a setting that a resumed run must agree on; parameters are those of `free`."""
-    return field(default=default, metadata={"options": FieldOptions(text=text, resume=resume, **options)})
-
-
-def changed(kind: type[Settings], name: str, default: Any, **options: Any) -> Any:
-    """Declare another default or other options for a setting of a base class."""
-    declared = next(one for one in settings_of(kind) if one.name == name).options
-    return field(default=default, metadata={"options": replace(declared, **options)})
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A setting as declared."""
-
-    name: str
-    type: Any  # type without None
-    is_optional: bool
-    default: Any
-    group: str
-    options: FieldOptions
+    name: str = ""
+    type: Any = None  # type without None
+    is_optional: bool = False
+    group: str = ""
 
     @property
     def flag(self) -> str:
@@ -80,31 +55,48 @@ class Setting:
     @property
     def help(self) -> str:
         """Help of the flag, with its default."""
-        text = self.options.text or HIDDEN
+        text = self.text or HIDDEN
         if "(default: " in text or "(required)" in text or text == HIDDEN:
             return text
-        if self.options.is_required:
+        if self.is_required:
             return f"{text} (required)"
-        if self.default == "" or isinstance(self.default, bool | tuple):
+        if self.default == "" or isinstance(self.default, bool | tuple) or (self.default is None and self.is_optional):
             return text
-        if self.default is None:
-            return text if self.is_optional else f"{text} (default: by the recipe)"
-        return f"{text} (default: {shown(self.default)})"
+        return f"{text} (default: {'by the recipe' if self.default is None else shown(self.default)})"
 
     def check(self, value: Any) -> None:
         """Raise a UserError if a value is not one of the choices, or out of bounds."""
         if value is None:
             return
-        options, said = self.options, f"{self.flag} is {shown(value)}; it must"
-        if options.choices is not None:
-            require(value in options.choices, f"{said} be one of {', '.join(options.choices)}.")
-        if options.at_least is not None:
-            require(value >= options.at_least, f"{said} be {options.at_least} or more.")
-        if options.above is not None:
-            require(value > options.above, f"{said} be more than {options.above}.")
-        if options.between is not None:
-            low, high = options.between
+        said = f"{self.flag} is {shown(value)}; it must"
+        if self.choices is not None:
+            require(value in self.choices, f"{said} be one of {', '.join(self.choices)}.")
+        if self.at_least is not None:
+            require(value >= self.at_least, f"{said} be {self.at_least} or more.")
+        if self.above is not None:
+            require(value > self.above, f"{said} be more than {self.above}.")
+        if self.between is not None:
+            low, high = self.between
             require(low <= value <= high, f"{said} lie between {low} and {high}.")
+
+
+def free(default: Any, text: str | None, **options: Any) -> Any:
+    """Declare a setting that a resumed run may change, or whose effect is compared by itself (data, rows of a step).
+
+    A default of None means that there is none, or that the recipe has it if the field's type does not allow None. See
+    `Setting` for `text` and `options`.
+    """
+    return field(default=default, metadata={"setting": Setting(text=text, default=default, **options)})
+
+
+fixed = partial(free, resume="value")
+"""Declare a setting that a resumed run must agree on; parameters are those of `free`."""
+
+
+def changed(kind: type[Settings], name: str, default: Any, **options: Any) -> Any:
+    """Declare another default or other options for a setting of a base class."""
+    declared = next(one for one in settings_of(kind) if one.name == name)
+    return field(default=default, metadata={"setting": replace(declared, default=default, **options)})
 
 
 def shown(value: Any) -> str:
@@ -153,14 +145,13 @@ def settings_of(kind: type[Settings]) -> list[Setting]:
             groups.setdefault(name, vars(base).get("GROUP", ""))
     settings = []
     for one in fields(kind):  # type: ignore[arg-type]
-        assert "options" in one.metadata, f"declare {kind.__name__}.{one.name} by free() or fixed()"
-        options, of = one.metadata["options"], get_args(types[one.name])
-        is_optional = NoneType in of
-        type_ = of[0] if is_optional else types[one.name]
-        settings.append(Setting(one.name, type_, is_optional, one.default, groups[one.name], options))
+        assert "setting" in one.metadata, f"declare {kind.__name__}.{one.name} by free() or fixed()"
+        declared, of = one.metadata["setting"], get_args(types[one.name])
+        has = {"type": of[0] if NoneType in of else types[one.name], "is_optional": NoneType in of}
+        settings.append(replace(declared, name=one.name, group=groups[one.name], **has))
     return settings
 
 
 def recorded(config: Settings) -> dict[str, Any]:
     """Return the settings that args.yaml has, by name."""
-    return {one.name: getattr(config, one.name) for one in settings_of(type(config)) if one.options.is_recorded}
+    return {one.name: getattr(config, one.name) for one in settings_of(type(config)) if one.is_recorded}

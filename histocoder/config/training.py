@@ -63,9 +63,6 @@ class FitConfig(Settings):
     min_steps: int = free(
         None, "repeat epochs until there are N steps (default: by the recipe; 0 with --num-epochs)", at_least=0
     )
-    early_stopping: int | None = free(
-        None, "stop after N validations in a row without improvement (default: off)", at_least=1
-    )
     max_steps: int | None = free(None, "stop after N steps (default: by --num-epochs)", at_least=1)
     batch_size: int = free(None, "rows per batch and process", between=(1, 65_536))
     max_epoch_steps: int = fixed(
@@ -77,9 +74,6 @@ class FitConfig(Settings):
     gradient_accumulation_steps: int = free(
         1, "batches per step and process; the result is that of a batch N times as large", between=(1, 65_536)
     )
-    tokens_per_batch: int | None = free(
-        None, "positions of a batch, padding included, in place of rows (default: --batch-size)", at_least=1
-    )
     learning_rate: float = fixed(
         None, "peak learning rate of all weights (default: by the recipe, for encoder and heads)", metavar="LR", above=0
     )
@@ -89,10 +83,6 @@ class FitConfig(Settings):
     table_learning_rate: float | None = fixed(
         None, "peak learning rate of an n-gram encoder's embeddings (default: by the recipe)", metavar="LR", above=0
     )
-    scale_lr: bool = free(
-        False, "multiply learning rates by the rows of a step, over all processes, divided by --base-batch-size"
-    )
-    base_batch_size: int = free(128, "with --scale-lr: rows of a step that --learning-rate is meant for", at_least=1)
     seq2seq_weight: float = fixed(
         0.1, "weight of the decoder's loss; that of the flat head's is 1 - W", metavar="W", between=(0, 1)
     )
@@ -106,22 +96,11 @@ class FitConfig(Settings):
     max_grad_norm: float = free(1.0, "norm to which gradients are clipped", metavar="N", above=0)
     precision: str = fixed("auto", "auto: bf16 if the hardware supports it", choices=PRECISIONS)
     use_amp: bool = free(False, "with auto: fp16 on GPUs without bf16")
-    compile: bool = free(False, "compile the model's layers with torch.compile, in the first steps")
     max_skipped_steps: int = free(10, "stop after N consecutive steps with gradients that are not finite", at_least=1)
 
-    def check(self) -> None:
-        require(
-            not self.scale_lr or self.tokens_per_batch is None,
-            "--scale-lr depends on the rows of a step, which vary with --tokens-per-batch; choose one of the two.",
-        )
-
-    def num_parts(self, num_processes: int) -> int:
-        """Return the number of batches of a step: accumulated batches × processes."""
-        return self.gradient_accumulation_steps * num_processes
-
     def step_size(self, num_processes: int) -> int:
-        """Return the rows of a step, or its positions if `tokens_per_batch` is given."""
-        return (self.tokens_per_batch or self.batch_size) * self.num_parts(num_processes)
+        """Return the rows of a step, over accumulated batches and processes."""
+        return self.batch_size * self.gradient_accumulation_steps * num_processes
 
 
 _REFERENCE: dict[str, Any] = {
@@ -189,39 +168,3 @@ class AugmentConfig(Settings):
     fn_word_freq: str | None = fixed(
         None, "words to insert: word,freq (default: the data's own)", metavar="CSV", resume="content"
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StrategyConfig(Settings):
-    """Strategy that spreads a model over processes, without effect on one process."""
-
-    GROUP = "strategy for large models and batches"
-
-    gradient_checkpointing: bool = free(
-        False, "recompute each layer in the backward pass: less memory, the same results"
-    )
-    fsdp: str | None = free(
-        None, "shard weights and optimizer over processes (default: DDP)", choices=("full_shard", "shard_grad_op")
-    )
-    fsdp_min_num_params: int | None = free(
-        None, "minimum parameters of an FSDP unit (default: every layer is one)", at_least=1
-    )
-    fsdp_cpu_offload: bool = free(False, "keep shards in CPU memory, and run the optimizer there; needs GPUs")
-    fsdp_reduce_dtype: str = free(
-        "fp32", "precision in which gradients are summed over processes", choices=("fp32", "bf16")
-    )
-    ddp_comm_hook: str = free(
-        "none", "with DDP: precision in which gradients are exchanged; bf16 needs GPUs", choices=("none", "bf16")
-    )
-
-    def check(self) -> None:
-        """Raise a UserError if strategies contradict each other."""
-        for name in ("fsdp_min_num_params", "fsdp_cpu_offload", "fsdp_reduce_dtype"):
-            require(
-                self.fsdp is not None or getattr(self, name) == getattr(StrategyConfig, name),
-                f"--{name.replace('_', '-')} is for --fsdp full_shard or shard_grad_op; add that, or omit it.",
-            )
-        require(
-            self.fsdp is None or self.ddp_comm_hook == "none",
-            "--ddp-comm-hook is for DDP; with --fsdp use --fsdp-reduce-dtype.",
-        )

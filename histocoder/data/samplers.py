@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
-
 
 class Share(NamedTuple):
     """One rank's rows of a global batch, or a part of them."""
@@ -20,30 +18,18 @@ class Share(NamedTuple):
     weight: float  # 1.0, or 0.0 for a repeated row
 
 
-class TokenBudget(NamedTuple):
-    """Largest number of padded positions of a global batch: its rows × what the longest of them needs."""
-
-    num_positions: int  # number of positions; at least what one row of `max_len` tokens needs
-    max_len: int  # maximum number of tokens of a row
-    tokenizer: Tokenizer = CHARACTERS  # tokenizer whose rule of padding counts
-
-    def max_rows(self, length: int) -> int:
-        """Return the number of rows of a batch whose longest has `length` tokens."""
-        return self.num_positions // self.tokenizer.num_positions(length, self.max_len)
-
-
 @dataclass(eq=False)
 class BucketSampler:
     """Length-bucketed global batches, the same ones for every number of ranks.
 
     Rows are ordered by length over the whole epoch, at random among those of one length, cut into batches, and the
     batches are shuffled. The rows that do not fill a batch make one of their own; they are drawn before ordering, so
-    that no length is favoured. Within a token budget, epochs may differ in their number of batches.
+    that no length is favoured.
     """
 
     lengths: Callable[[int], np.ndarray]  # epoch -> number of tokens of each row, of shape (n,)
     num_target_blocks: np.ndarray  # number of codes of each row, of shape (n,)
-    batch_size: int | TokenBudget  # that of all ranks together
+    batch_size: int  # that of all ranks together
     seed: int
     num_replicas: int = 1  # number of ranks; each gets every `num_replicas`-th row of each batch
     rank: int = 0
@@ -52,13 +38,13 @@ class BucketSampler:
     _consumed: int = field(default=0, init=False)
 
     def __len__(self) -> int:
-        """Return the number of shares of the current epoch."""
-        return self.num_batches(self._epoch) * self.num_parts
+        """Return the number of shares of an epoch."""
+        return self.num_batches * self.num_parts
 
-    def num_batches(self, epoch: int) -> int:
-        if isinstance(self.batch_size, int):
-            return math.ceil(len(self.num_target_blocks) / self.batch_size)
-        return len(_bounds_within(self.batch_size, self.lengths(epoch))) - 1
+    @property
+    def num_batches(self) -> int:
+        """Number of batches of an epoch."""
+        return math.ceil(len(self.num_target_blocks) / self.batch_size)
 
     def set_position(self, epoch: int, consumed: int) -> None:
         """Set the epoch, and the number of its rows that all ranks have consumed, which the next iteration skips."""
@@ -70,11 +56,8 @@ class BucketSampler:
         lengths = self.lengths(epoch)
         rows = np.arange(len(lengths), dtype=np.int32)
         rng.shuffle(rows)
-        if isinstance(self.batch_size, int):
-            whole = len(rows) - len(rows) % self.batch_size
-            bounds = np.array([*range(0, len(rows), self.batch_size), len(rows)])
-        else:
-            whole, bounds = len(rows), _bounds_within(self.batch_size, lengths)
+        whole = len(rows) - len(rows) % self.batch_size
+        bounds = np.array([*range(0, len(rows), self.batch_size), len(rows)])
         rows[:whole] = rows[:whole][np.argsort(lengths[rows[:whole]], kind="stable")]
         order = rng.permutation(len(bounds) - 1)
         for i in order[np.cumsum(np.diff(bounds)[order]) > consumed]:
@@ -91,20 +74,6 @@ class BucketSampler:
                     num_target_blocks=num_target_blocks,
                     weight=1.0 if len(mine) else 0.0,
                 )
-
-
-def _bounds_within(budget: TokenBudget, lengths: np.ndarray) -> np.ndarray:
-    """Return the bounds of batches of rows, ordered by length, within a budget; of shape (num_batches + 1,)."""
-    counts = np.bincount(lengths)
-    bounds, shorter_end = [0], 0
-    for length in counts.nonzero()[0].tolist():
-        end = shorter_end + int(counts[length])
-        max_rows = budget.max_rows(length)
-        if shorter_end - bounds[-1] >= max_rows:  # no room for one of this length
-            bounds.append(shorter_end)
-        bounds += range(bounds[-1] + max_rows, end, max_rows)
-        shorter_end = end
-    return np.array([*bounds, shorter_end])
 
 
 class SequentialSampler:

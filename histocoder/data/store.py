@@ -31,7 +31,7 @@ _OLDEST_VERSION = 2
 EXAMPLES_VERSION = 2
 """Version of the form of `examples.arrow`, and of how it is read; since 2, a batch is of one split."""
 NO_SPLIT = -1  # of rows that are dropped, or left out since their correction is held out
-_NOT_OF_THE_DATA = {"dataset", "corrections", "save_path", "prepare_only", "cache_dir"}
+_NOT_OF_THE_DATA = {"dataset", "corrections", "save_path", "prepare_only"}
 _NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
 """Setting -> its name in `prepared.json`, if it differs."""
 

@@ -21,7 +21,7 @@ from histocoder.inference.decoding import Decoding, Inputs
 from histocoder.inference.descriptions import Descriptions, Langs, Texts, readings
 from histocoder.inference.predictions import Prediction, join_rows
 from histocoder.model import MixerModel
-from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
+from histocoder.model.devices import choose_tf32, computing_dtype
 
 Result = TypeVar("Result")
 ShowProgress: TypeAlias = bool | Callable[[int], object]
@@ -38,8 +38,6 @@ class Coder:
     precision : {"auto", "fp32", "bf16", "fp16"}
         auto uses bf16 if the hardware supports it, which is several times as fast as fp32; probabilities then differ in
         the third digit, some in the second.
-    compile : bool
-        Whether to compile the encoder's layers with `torch.compile` first, which takes a minute.
 
     Attributes
     ----------
@@ -60,9 +58,7 @@ class Coder:
     coder.predict(["wine and spirit merchant", "husmand"], ["en", "da"])
     """
 
-    def __init__(
-        self, model: MixerModel, device: str | None = None, *, precision: str = "fp32", compile: bool = False
-    ) -> None:
+    def __init__(self, model: MixerModel, device: str | None = None, *, precision: str = "fp32") -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = computing_dtype(precision, self.device)
         choose_tf32(dtype, self.device)
@@ -70,9 +66,6 @@ class Coder:
         # in another precision, a copy: weights are saved as they were trained
         self.computing = self.model if dtype == torch.float32 else copy.deepcopy(self.model).to(dtype)
         self.computing.dtype = dtype
-        if compile:
-            check_compiler(self.device)
-            self.computing.compile_layers()
         self.precision = str(dtype).removeprefix("torch.")
         self.decoding = Decoding(self.model, self.computing)
         self.formatter, self.codes = self.decoding.formatter, self.decoding.codes
@@ -94,7 +87,7 @@ class Coder:
         verify : bool
             Whether to verify the model's files with the checksums in its `manifest.json`, if it has one.
         device, **computing
-            See `Coder`.
+            See `Coder`: `precision`.
 
         Raises
         ------

@@ -1,10 +1,7 @@
-"""Devices: names, precision, memory, requirements of compilation, and deterministic algorithms."""
+"""Devices: names, precision, memory, and deterministic algorithms."""
 
-import importlib.util
 import os
 import platform
-import shutil
-import sys
 from pathlib import Path
 
 import torch
@@ -57,21 +54,6 @@ def total_bytes() -> float:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (ValueError, OSError, AttributeError):  # the last on Windows
         return float("inf")
-
-
-def check_compiler(device: torch.device) -> None:
-    """Raise a UserError if `--compile` can't work on a device."""
-    if device.type == "cuda":
-        if importlib.util.find_spec("triton") is None or not any(map(shutil.which, ("cc", "gcc", "clang"))):
-            raise UserError("--compile needs Triton and a C compiler (gcc) on a GPU; install them, or omit it.")
-    elif device.type == "cpu":
-        compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-        if shutil.which(compiler) is None:
-            raise UserError(
-                f"--compile needs a C++ compiler, and there is no {compiler} here; install it, or name another in CXX."
-            )
-    else:
-        raise UserError(f"--compile is for CPUs and NVIDIA GPUs; omit it with --device {device.type}.")
 
 
 def compute_deterministically() -> None:

@@ -69,7 +69,7 @@ class MixerModel(nn.Module):
         self.register_buffer("class_blocks", blocks, persistent=False)
         num_features = config.num_linear_features
         self.linear_expert = LinearExpert(num_features, config.num_classes) if num_features else None
-        self.encoder_is_frozen = self.is_compiled = False
+        self.encoder_is_frozen = False
         self.dtype = torch.float32
 
     @classmethod
@@ -110,19 +110,6 @@ class MixerModel(nn.Module):
         if self.encoder_is_frozen:
             self.encoder.eval()
         return self
-
-    def compile_layers(self) -> None:
-        """Compile the layers of encoder and decoder by `torch.compile` at their first use.
-
-        Layers of one class share their graphs, for every length and any batch of two rows or more: three graphs in
-        training, whereas compiling the whole model would take minutes.
-        """
-        torch._dynamo.config.recompile_limit = 32  # with and without gradients, one row and more, each precision
-        torch._dynamo.config.optimize_ddp = False  # it cuts graphs that hold more than one of DDP's buckets
-        for layers in self.layers():
-            for layer in layers:
-                layer.compile(dynamic=True)
-        self.is_compiled = True
 
     def checkpoint_layers(self) -> None:
         """Keep only the input of each layer for the backward pass, which computes the rest again, bit for bit."""

@@ -1,7 +1,7 @@
 """The model to train, with new weights or another model's, and the recipe of a run: defaults by what it starts from."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,12 @@ from histocoder.data.key import Key
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import UNKNOWN, tokenize
-from histocoder.log import log
-from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, Tokenizer, is_canine, is_ngram
+from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, is_canine, is_ngram
 from histocoder.model.encoder import check_positions, load_encoder, load_tokenizer
-from histocoder.training.optimizer import is_table
+from histocoder.training.learner import is_table
 
 _Config = TypeVar("_Config", bound=RunConfig)
+_Loaded = TypeVar("_Loaded")
 
 
 def kind_of_start(config: RunConfig) -> str:
@@ -66,8 +66,7 @@ def fill_in(config: _Config) -> _Config:
         recipe |= {"encoder_learning_rate": None, "table_learning_rate": None}
     if config.num_epochs is not None or config.max_steps is not None:
         recipe["min_steps"] = 0
-    fixing = (config.batch_size, config.learning_rate, config.tokens_per_batch)
-    if any(value is not None for value in fixing) or config.scale_lr:
+    if config.batch_size is not None or config.learning_rate is not None:
         recipe["max_epoch_steps"] = 0
     missing = {name: value for name, value in recipe.items() if getattr(config, name) is None}
     return replace(config, **missing, by_recipe=(*dict.fromkeys((*(config.by_recipe or ()), *missing)),))
@@ -79,20 +78,14 @@ def _own_config(path: str | None) -> ModelConfig | None:
 
 
 def seeded_model(
-    config: RunConfig,
-    files: ExampleFiles,
-    checkpoint: Checkpoint | None,
-    *,
-    tokenizer: Tokenizer,
-    key: Key,
-    languages: tuple[str, ...],
+    config: RunConfig, files: ExampleFiles, checkpoint: Checkpoint | None, *, key: Key, languages: tuple[str, ...]
 ) -> MixerModel:
     """Build a new model, or one of a checkpoint's configuration; later draws differ between ranks, for dropout."""
     torch.manual_seed(config.seed)
     if checkpoint is not None:
-        model = MixerModel(checkpoint.model_config, tokenizer=tokenizer)
+        model = MixerModel(checkpoint.model_config, tokenizer=checkpoint.tokenizer)
     else:
-        model = build_model(config, files, tokenizer=tokenizer, key=key, languages=languages)
+        model = build_model(config, files, key=key, languages=languages)
     if config.save_format == "occcanine" and (reason := unpublishable(model.config)):
         raise UserError(
             f"--save-format occcanine: OccCANINE has no format for this model: {reason}. Omit the flag, or start a new "
@@ -117,37 +110,18 @@ def _freeze_unused(model: MixerModel) -> None:
 
     DDP would wait for their gradients.
     """
-    trained = {name: p for name, p in model.encoder.named_parameters() if p.requires_grad}
+    trained = [p for p in model.encoder.parameters() if p.requires_grad]
     tokens = tokenize([UNKNOWN + LANG_SEP], max_len=model.config.max_len, tokenizer=model.tokenizer)
     ids = torch.from_numpy(tokens.pad(np.arange(1), max_len=model.config.max_len))
     model.eval()  # so that no layer is left out at random
     memory, pooled, _ = model.encode(ids)
     model.train()
-    found = torch.autograd.grad(memory.sum() + pooled.sum(), list(trained.values()), allow_unused=True)
-    unused = [name for name, gradient in zip(trained, found, strict=True) if gradient is None]
-    for name in unused:
-        trained[name].requires_grad_(False)
-    if unused:
-        log.info(
-            f"Notice: {len(unused)} weights of the encoder, such as {unused[0]}, are not trained; no output depends on "
-            "them."
-        )
+    found = torch.autograd.grad(memory.sum() + pooled.sum(), trained, allow_unused=True)
+    for parameter, gradient in zip(trained, found, strict=True):
+        parameter.requires_grad_(gradient is not None)
 
 
-def choose_tokenizer(config: RunConfig, checkpoint: Checkpoint | None) -> Tokenizer:
-    """Return the tokenizer of the checkpoint or the initial model, else that of `--encoder`."""
-    if checkpoint is not None:
-        return checkpoint.tokenizer
-    if config.initial_checkpoint is not None:
-        path = Path(config.initial_checkpoint)
-        return read_tokenizer(path) if is_own_model(path) else CHARACTERS
-    load = partial(load_tokenizer, config.encoder)
-    return distributed.run_on_primary(load, doing="loading") or load()  # so that one process alone downloads
-
-
-def build_model(
-    config: RunConfig, files: ExampleFiles, *, tokenizer: Tokenizer, key: Key, languages: tuple[str, ...]
-) -> MixerModel:
+def build_model(config: RunConfig, files: ExampleFiles, *, key: Key, languages: tuple[str, ...]) -> MixerModel:
     """Return a new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
     decoder_prior = config.flat_loss != "bce-mean" and config.save_format != "occcanine"
     is_new = config.initial_checkpoint is None or config.only_encoder
@@ -169,37 +143,36 @@ def build_model(
         flat_loss=config.flat_loss,
         decoder_prior=decoder_prior,
     )
-    if config.initial_checkpoint is None:
-        encoder = _load_encoder(config)
-        return MixerModel(replace(model_config, encoder=encoder.config.to_diff_dict()), encoder, tokenizer=tokenizer)
-    return _from_initial_checkpoint(Path(config.initial_checkpoint), config, model_config, tokenizer)
+    if config.initial_checkpoint is not None:
+        return _from_initial_checkpoint(Path(config.initial_checkpoint), config, model_config)
+    tokenizer = _first_on_primary(partial(load_tokenizer, config.encoder))
+    encoder = _load_encoder(config)
+    return MixerModel(replace(model_config, encoder=encoder.config.to_diff_dict()), encoder, tokenizer=tokenizer)
 
 
 def _load_encoder(config: RunConfig) -> Encoder:
-    """Load the encoder, on rank 0 first, so that one process alone downloads and shows its progress."""
-    load = partial(load_encoder, config.encoder, max_len=config.max_len, ngram_dropout=config.ngram_dropout)
-    if (encoder := distributed.run_on_primary(load, doing="loading")) is not None:
-        return encoder
-    if config.encoder not in PRESETS:
+    if config.encoder not in PRESETS and not distributed.is_primary():
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-    return load()
+    return _first_on_primary(
+        partial(load_encoder, config.encoder, max_len=config.max_len, ngram_dropout=config.ngram_dropout)
+    )
 
 
-def _from_initial_checkpoint(
-    path: Path, config: RunConfig, model_config: ModelConfig, tokenizer: Tokenizer
-) -> MixerModel:
+def _first_on_primary(load: Callable[[], _Loaded]) -> _Loaded:
+    """Load something on rank 0 first, so that one process alone downloads."""
+    found = distributed.run_on_primary(load, doing="loading")
+    return load() if found is None else found
+
+
+def _from_initial_checkpoint(path: Path, config: RunConfig, model_config: ModelConfig) -> MixerModel:
     """Return a model with the weights of a checkpoint or of another model, or with those of its encoder."""
     weights, codes = initial_weights(path)
     weights = {name: tensor for name, tensor in weights.items() if not name.startswith("linear_expert.")}
-    own = read_model_config(path) if is_own_model(path) else None
+    own = _own_config(str(path))
+    tokenizer = CHARACTERS if own is None else read_tokenizer(path)
     if own is not None:
-        if own.fitted_to_validation:  # and not in its run's folder, whose own model `fill_in` would have chosen
-            log.info(
-                f"Notice: {path} has learned from its run's validation data. If these data are the same, validation "
-                "shows this run as better than it is."
-            )
         dropout = {"ngram_dropout_prob": config.ngram_dropout} if is_ngram(own.encoder) else {}
         encoder_config = own.encoder | dropout
         model_config = replace(model_config, decoder_num_layers=own.decoder_num_layers)
@@ -268,9 +241,7 @@ def initial_key(config: RunConfig) -> Key | None:
     """Return the codes of the model that `--initial-checkpoint` names; None if they are not taken."""
     if config.initial_checkpoint is None or config.only_encoder:
         return None
-    path = Path(config.initial_checkpoint)
-    if is_own_model(path):
-        model_config = read_model_config(path)
-        return Key(model_config.codes, model_config.descriptions)
-    codes = initial_weights(path)[1]
+    if (own := _own_config(config.initial_checkpoint)) is not None:
+        return Key(own.codes, own.descriptions)
+    codes = initial_weights(Path(config.initial_checkpoint))[1]
     return None if codes is None else Key(codes)

@@ -1,10 +1,10 @@
 """The data of a run, which rank 0 reads and checks once, into a file that all ranks map into memory."""
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from histocoder.data.examples import TRAIN, VAL, Examples
 from histocoder.data.key import read_key
 from histocoder.data.normalize import normalize
 from histocoder.data.prepare import KEY_FILE, prepare, prepared_files
-from histocoder.data.store import EXAMPLES_FILE, PREPARED_FILE, made_from, store_examples
+from histocoder.data.store import EXAMPLES_FILE, PREPARED_FILE, store_examples
 from histocoder.data.table import open_table
 from histocoder.errors import UserError, shown
 from histocoder.formatters import Formatter, build_formatter
@@ -54,24 +54,17 @@ class RunData:
 
 
 def example_files(config: FinetuneConfig | MixerConfig) -> dict[str, ExampleFiles]:
-    """Return the files of each split; those of a `FinetuneConfig` are prepared first if needed.
+    """Return the files of each split; those of a `FinetuneConfig` are prepared first if needed, on rank 0.
 
     Raises a UserError on every rank if the data or the settings can't be used.
     """
-    return _prepared_files(config) if isinstance(config, FinetuneConfig) else _given_files(config)
+    if isinstance(config, MixerConfig):
+        return _given_files(config)
 
-
-def _prepared_files(config: FinetuneConfig) -> dict[str, ExampleFiles]:
     def prepared() -> dict[str, ExampleFiles]:
-        """Prepare the table unless it is prepared, on rank 0."""
         known = initial_key(config) if config.corrections else None
-        record = prepare(
-            config,
-            config.folder,
-            known=known,
-            overwrite=config.overwrite,
-            text_normalization=config.text_normalization,
-        )
+        options: dict[str, Any] = {"overwrite": config.overwrite, "text_normalization": config.text_normalization}
+        record = prepare(config, config.folder, known=known, **options)
         return prepared_files(config.folder, record, read_key(config.folder / KEY_FILE))
 
     return distributed.broadcast_from_primary(prepared, doing="preparing the data")
@@ -115,25 +108,15 @@ def _given_files(config: MixerConfig) -> dict[str, ExampleFiles]:
     return {name: replace(given, paths=tuple(map(Path, some))) for name, some in paths.items()}
 
 
-def open_data(config: FinetuneConfig | MixerConfig, files: dict[str, ExampleFiles], run: RunFolder) -> RunData:
-    """Open `examples.arrow`, which rank 0 writes if it is missing.
-
-    It is in the run's folder; that of `train_mixer.py` is in `--cache-dir`, if given, so that runs may share it.
+def open_data(config: RunConfig, files: dict[str, ExampleFiles], run: RunFolder) -> RunData:
+    """Open `examples.arrow` in the run's folder, which rank 0 writes if it is missing.
 
     Raises a UserError on every rank if the data or the settings can't be used.
     """
-
-    is_shared = config.cache_dir is not None and isinstance(config, MixerConfig)
-    top, form = Path(config.cache_dir or "") if is_shared else run.path, config.text_normalization
-
-    def store() -> tuple[str, dict[str, Any]]:
-        source = json.dumps(made_from(files, form), sort_keys=True).encode()
-        name = hashlib.sha256(source).hexdigest()[:16] if is_shared else ""
-        return name, store_examples(top / name, files, text_normalization=form)
-
-    name, record = distributed.broadcast_from_primary(store, doing="reading the data")
-    check_shared(top / name / PREPARED_FILE)
-    return RunData(top / name / EXAMPLES_FILE, files[TRAIN], record)
+    store = partial(store_examples, run.path, files, text_normalization=config.text_normalization)
+    record = distributed.broadcast_from_primary(store, doing="reading the data")
+    check_shared(run.path / PREPARED_FILE)
+    return RunData(run.path / EXAMPLES_FILE, files[TRAIN], record)
 
 
 def augmenter_of(config: RunConfig, data: OccupationDataset) -> Augmenter | None:

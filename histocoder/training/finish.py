@@ -3,6 +3,7 @@
 import itertools
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import CONFIG_FILE, is_own_model, load_model, read_model_config
-from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig
 from histocoder.data.dataset import Batch, OccupationDataset
@@ -38,24 +38,22 @@ def finish(config: FinetuneConfig | MixerConfig, trainer: Trainer, data: RunData
         distributed.run_on_primary(lambda: fit_experts(trainer), doing="fitting the experts")
     if not config.no_report:
         log.info("Writing the report: predicting on the validation data and comparing with a linear model.")
-        before = corrected_model(config)
-        distributed.run_on_primary(lambda: report(trainer, data, before), doing="writing the report")
-    if isinstance(config, FinetuneConfig) and refits(config, trainer):
+        distributed.run_on_primary(lambda: report(config, trainer, data), doing="writing the report")
+    is_small = len(trainer.train_data) + len(trainer.val_data) <= _MAX_ROWS
+    is_one_machine = len(set(distributed.gather_objects(socket.gethostname()))) == 1
+    is_asked = isinstance(config, FinetuneConfig) and not config.no_refit
+    if is_small and is_one_machine and is_asked and not read_model_config(trainer.run.best).fitted_to_validation:
         refit(config, trainer, data)
     log.info(
         f"Saved in {folder}: the last model ({CONFIG_FILE} and model.safetensors) and the best in validation (best/)."
     )
 
 
-def corrected_model(config: RunConfig) -> Path | None:
-    """Return the model that a run's corrections correct; None without any, or if histocoder did not train it."""
-    path = Path(config.initial_checkpoint or "")
-    corrects = isinstance(config, FinetuneConfig) and config.corrections and not config.only_encoder
-    return path if corrects and config.initial_checkpoint and is_own_model(path) else None
+def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
+    """Write `report.html` on the last model and the validation data, or a sample of them; for rank 0.
 
-
-def report(trainer: Trainer, data: RunData, before: Path | None = None) -> None:
-    """Write `report.html` on the last model and the validation data, or a sample of them; for rank 0."""
+    With corrections of a model that histocoder trained, it compares both models.
+    """
     from histocoder.evaluation.baselines import AFTER_TRAINING, Baselines
     from histocoder.evaluation.evaluator import evaluate, gain  # here, since drawing takes a second to import
     from histocoder.evaluation.report import write_report
@@ -63,31 +61,22 @@ def report(trainer: Trainer, data: RunData, before: Path | None = None) -> None:
     from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known
 
-    run = trainer.run
     load = partial(Coder.from_pretrained, device=str(trainer.device), precision=trainer.config.precision)
-    coder = load(run.path)
+    coder = load(trainer.run.path)
     examples = trainer.val_data.examples.sample(REPORT_ROWS, seed=0)
     baselines = Baselines(examples, Known(languages=coder.model.config.languages), max_size=AFTER_TRAINING)
     for chunk in data.open(TRAIN).chunks():
         baselines.add(chunk)
     found = evaluate(coder, examples, trained=baselines)
-    if before is not None:
-        corrections = data.open(HELD_OUT) if HELD_OUT in data.splits else None
-        found.metrics["corrections"] = gain(
-            load(before), coder, examples, corrections, right=found.rows["right"].to_numpy()
-        )
-    path = write_report(run.path, found, coder, title=run.path.resolve().name, logs=run.logs)
+    before = None if config.only_encoder else config.initial_checkpoint
+    if before is not None and isinstance(config, FinetuneConfig) and config.corrections and is_own_model(Path(before)):
+        corrections, right = data.open(HELD_OUT) if HELD_OUT in data.splits else None, found.rows["right"].to_numpy()
+        found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
+    folder = trainer.run.path
+    path = write_report(folder, found, coder, title=folder.resolve().name, logs=trainer.run.logs)
     for line in [*summary(found.metrics)[:2], *comparison(found.metrics), *gain_in_words(found.metrics)]:
         log.info(line)
     log.info(f"Wrote the report to {path}.")
-
-
-def refits(config: FinetuneConfig, trainer: Trainer) -> bool:
-    """Return whether the best model is to be refitted: not if asked, with many rows, or on several machines."""
-    num_rows = len(trainer.train_data) + len(trainer.val_data)
-    if config.no_refit or num_rows > _MAX_ROWS or len(set(distributed.gather_objects(socket.gethostname()))) > 1:
-        return False
-    return not read_model_config(trainer.run.best).fitted_to_validation
 
 
 def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
@@ -96,8 +85,9 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
     log.info(f"Evaluation finished. Training {BEST_FOLDER}/ on the validation data as well (disable with --no-refit).")
     data = trainer.train_data.of(rows.open(*rows.splits), augmenter=None)
     data.augmenter = augmenter_of(config, data)
-    weights, _ = initial_weights(run.best)
-    _train_on(trainer, data, {name: value for name, value in weights.items() if not name.startswith("linear_expert.")})
+    model = load_model(run.best)
+    model.linear_expert = None
+    _train_on(trainer, data, model.state_dict())
     weights = trainer.learner.weights()
 
     def save() -> None:
@@ -105,22 +95,18 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
         from histocoder.training.experts import rewrite_model, set_linear_expert
         from histocoder.training.svm import fit_linear_expert
 
-        model = load_model(run.best)
-        set_linear_expert(model, None)
         model.load_state_dict(weights)
-        if not config.no_experts:
-            set_linear_expert(model, fit_linear_expert(data, num_classes=model.config.num_classes))
+        is_fitted = not config.no_experts
+        set_linear_expert(model, fit_linear_expert(data, num_classes=model.config.num_classes) if is_fitted else None)
         model.config = replace(model.config, fitted_to_validation=True)
         remark = "\nAfter this evaluation it was trained on the validation data as well.\n"
         rewrite_model(run, run.best, model, remark=remark)
 
     distributed.run_on_primary(save, doing="saving the model")
-    measured = (
-        f"{len(trainer.val_data):,} validation rows{' and the held-out corrections' if HELD_OUT in rows.splits else ''}"
-    )
+    held_out = " and the held-out corrections" if HELD_OUT in rows.splits else ""
     log.info(
-        f"{BEST_FOLDER}/ is now trained on all {len(data) - data.num_titles:,} rows, including the {measured}. The "
-        f"last model, in {run.path}, was not trained on those."
+        f"{BEST_FOLDER}/ is now trained on all {len(data) - data.num_titles:,} rows, including the "
+        f"{len(trainer.val_data):,} validation rows{held_out}. The last model, in {run.path}, was not trained on those."
     )
 
 
@@ -129,20 +115,18 @@ def _train_on(trainer: Trainer, data: OccupationDataset, weights: dict[str, Tens
     with trainer.learner.whole() as model:
         trainer.learner.outputs = frozen_outputs(model, data)
     sampler, loader = trainer.batches_of(data)
-    epoch_steps = sampler.num_batches(0)
+    epoch_steps = sampler.num_batches
     total_steps = max(_LEAST_STEPS, min(2 * epoch_steps, _MOST_STEPS), epoch_steps)
     total_steps = min(total_steps, trainer.config.max_steps or total_steps)
     trainer.learner.restart(weights, share=_RATE, total_steps=total_steps)
     trainer.model.train()
-    progress = Progress(total_steps, show=distributed.is_primary())
 
     def steps() -> Iterator[tuple[Batch, ...]]:
         for epoch in itertools.count():
             sampler.set_position(epoch, 0)
             yield from zip(*[iter(loader)] * trainer.config.gradient_accumulation_steps, strict=True)
 
-    with loader.naming_workers():
+    with closing(Progress(total_steps)) as progress, loader.naming_workers():
         for parts in itertools.islice(steps(), total_steps):
             trainer.learner.train_step(parts)
             progress.advance()
-    progress.close()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import torch
+from pandas.util import hash_array
 from torch import Tensor
-from tqdm import tqdm
 
 from histocoder import distributed
 from histocoder.data.dataset import Batch, OccupationDataset
@@ -37,7 +35,7 @@ class FrozenOutputs:
         self._memory = torch.empty(int(lengths.sum()), dim, dtype=model.dtype, device=device)
         self._pooled = torch.empty(len(first), dim, dtype=model.dtype, device=device)
         order = np.argsort(lengths.numpy(), kind="stable")
-        for start in tqdm(range(0, len(order), size), unit="batch", disable=None, leave=False):
+        for start in range(0, len(order), size):
             texts = torch.from_numpy(order[start : start + size])
             tokens = tokenize(data.examples.inputs(first[texts]), max_len=data.max_len, tokenizer=model.tokenizer)
             ids = torch.from_numpy(tokens.pad(np.arange(len(texts)), max_len=data.max_len)).to(device)
@@ -66,25 +64,21 @@ def frozen_outputs(model: MixerModel, data: OccupationDataset) -> FrozenOutputs 
     if isinstance(model.encoder, NgramEncoder):
         return None  # which takes less time than finding its outputs
     device = next(model.parameters()).device
-    room = total_bytes() / distributed.read_launch().local_world_size
-    if device.type == "cuda":
-        room = torch.cuda.mem_get_info(device)[0]
+    is_gpu, num_processes = device.type == "cuda", distributed.read_launch().local_world_size
+    room = torch.cuda.mem_get_info(device)[0] if is_gpu else total_bytes() / num_processes
     first, text_of_row = _distinct_texts(data)
     num_vectors = int(data.lengths()[first].sum(dtype=np.int64)) + len(first)  # of tokens, and of texts
     size = num_vectors * model.encoder.config.hidden_size * model.dtype.itemsize
     what = f"The frozen encoder's outputs for {len(first):,} distinct descriptions ({size / 1e9:,.2g} GB) are computed"
-    if size > _SHARE_OF_MEMORY * room:
-        log.info(f"{what} in each step, since they take more than a quarter of the memory.")
-        return None
-    log.info(f"{what} once, and kept in memory.")
-    return FrozenOutputs(model, data, first, text_of_row)
+    has_room = size <= _SHARE_OF_MEMORY * room
+    how = "once, and kept in memory" if has_room else "in each step, since they take more than a quarter of the memory"
+    log.info(f"{what} {how}.")
+    return FrozenOutputs(model, data, first, text_of_row) if has_room else None
 
 
 def _distinct_texts(data: OccupationDataset) -> tuple[np.ndarray, np.ndarray]:
     """Return the first row of each distinct text, of shape (m,), and the text of each row, of shape (n,)."""
-    digests = np.empty(len(data), dtype="S16")
-    for start in range(0, len(data), _ROWS_AT_ONCE):
-        texts = data.examples.inputs(np.arange(start, min(start + _ROWS_AT_ONCE, len(data))))
-        digests[start : start + len(texts)] = [hashlib.blake2b(t.encode(), digest_size=16).digest() for t in texts]
-    _, first, text_of_row = np.unique(digests, return_index=True, return_inverse=True)
+    parts = np.array_split(np.arange(len(data)), -(-len(data) // _ROWS_AT_ONCE))
+    hashes = [hash_array(np.array(data.examples.inputs(rows), dtype=object), categorize=False) for rows in parts]
+    _, first, text_of_row = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
     return first, text_of_row

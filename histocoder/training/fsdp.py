@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from histocoder import distributed
@@ -21,13 +23,13 @@ from histocoder.model import MixerModel
 from histocoder.model.layers import TransformerLayer
 from histocoder.training.learner import Learner
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ON_PRIMARY = StateDictOptions(full_state_dict=True, cpu_offload=True)  # whole tensors on rank 0 alone
 
 
-def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:
+def _norm_over_ranks(gradients: Iterable[Any]) -> Tensor:
     """Return the norm of gradients, of which each rank has its shards."""
-    return distributed.all_reduce(nn.utils.get_total_norm(list(map(_local, gradients))).square()).sqrt()
+    own = [gradient.to_local() for gradient in gradients]
+    return distributed.all_reduce(nn.utils.get_total_norm(own).square()).sqrt()
 
 
 class ShardedLearner(Learner):
@@ -39,42 +41,23 @@ class ShardedLearner(Learner):
 
     total_norm = staticmethod(_norm_over_ranks)
 
-    @property
-    def strategy(self) -> str:
-        return f"FSDP {self.config.fsdp}" + (", CPU offload" if self.config.fsdp_cpu_offload else "")
-
     def wrap(self) -> nn.Module:
         """Shard the model in place."""
-        model, config = self.model, self.config
+        model = self.model
         self._empty = copy.deepcopy(  # the model before it was sharded, with weights on the meta device
             model, {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
         )
-        if model.is_compiled:
-            self._empty.compile_layers()  # which no copy is
-        options: dict[str, Any] = {
-            "mesh": init_device_mesh(self.device.type, (distributed.world_size(),)),
-            "reshard_after_forward": config.fsdp == "full_shard",
-            "offload_policy": CPUOffloadPolicy() if config.fsdp_cpu_offload else OffloadPolicy(),
-        }
-        reduce_dtype = _DTYPES[config.fsdp_reduce_dtype]
-        param_dtype = None if model.dtype == torch.float32 else model.dtype
-        policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
-        in_fp32 = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+        mesh = init_device_mesh(self.device.type, (distributed.world_size(),))
+        shard = partial(fully_shard, mesh=mesh, reshard_after_forward=self.config.fsdp == "full_shard")
+        in_fp32 = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+        in_run_dtype = in_fp32 if model.dtype == torch.float32 else replace(in_fp32, param_dtype=model.dtype)
         for layer in itertools.chain(*model.layers()):
-            if sum(p.numel() for p in layer.parameters()) >= (config.fsdp_min_num_params or 1):
-                # layers of other encoders than CANINE are under autocast, which looks for weights in fp32
-                fully_shard(layer, mp_policy=policy if isinstance(layer, TransformerLayer) else in_fp32, **options)
-        fully_shard(model, mp_policy=in_fp32, **options)
+            # layers of other encoders than CANINE are under autocast, which looks for weights in fp32
+            shard(layer, mp_policy=in_run_dtype if isinstance(layer, TransformerLayer) else in_fp32)
+        shard(model, mp_policy=in_fp32)
         # logits are a view, as of each linear layer; nothing changes them in place
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
         return model
-
-    def accumulating(self) -> AbstractContextManager[Any]:
-        """Do nothing: gradients that ranks have not exchanged yet would not be sharded."""
-        return nullcontext()
-
-    def own_parameters(self) -> list[Tensor]:
-        return list(map(_local, self.model.parameters()))
 
     @contextmanager
     def whole(self) -> Iterator[MixerModel]:
@@ -90,8 +73,7 @@ class ShardedLearner(Learner):
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights in rank 0's CPU memory; they are gathered one by one."""
-        weights: Any = get_model_state_dict(self.model, options=_ON_PRIMARY)
-        return weights
+        return cast(dict[str, Tensor], get_model_state_dict(self.model, options=_ON_PRIMARY))
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state in rank 0's CPU memory."""
@@ -112,11 +94,6 @@ class ShardedLearner(Learner):
                 for i, values in optimizer["state"].items()
             }
             self.optimizer.load_state_dict({**optimizer, "state": shards})
-
-
-def _local(tensor: Any) -> Tensor:
-    """Return this rank's shard of a tensor, which shares its memory."""
-    return tensor.to_local().detach()
 
 
 def _sharded(whole: Tensor, like: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -19,9 +20,11 @@ from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.model.devices import choose_tf32, computing_dtype
+from histocoder.ops import kernels
 from histocoder.training.frozen import FrozenOutputs
 from histocoder.training.losses import mixed_loss
-from histocoder.training.optimizer import AdamW, is_table, parameter_groups
+
+_CLIP_EPS = 1e-6  # summand of a norm, as in PyTorch's `clip_grad_norm_`
 
 
 class Learner:
@@ -38,8 +41,6 @@ class Learner:
         model.to(device)
         model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
         choose_tf32(model.dtype, device)
-        if config.compile:
-            model.compile_layers()
         if config.gradient_checkpointing:
             model.checkpoint_layers()
         self.wrapped = self.wrap()
@@ -59,12 +60,6 @@ class Learner:
     total_norm: Callable[[list[Tensor]], Tensor] | None = None
     """Function that returns the norm of gradients, if it is not that of this rank's."""
 
-    @property
-    def strategy(self) -> str:
-        """Name of the way in which ranks share the work."""
-        gradients = f", {self.config.ddp_comm_hook} gradients" if self.config.ddp_comm_hook != "none" else ""
-        return f"DDP{gradients}" if distributed.world_size() > 1 else "one process"
-
     def wrap(self) -> nn.Module:
         """Return the model as training calls it; gradients are means over ranks."""
         if distributed.backend() is None:
@@ -75,31 +70,21 @@ class Learner:
         ids = [self.device.index] if self.device.type == "cuda" else None
         with warnings.catch_warnings():  # the argument's next name means another thing, and older torch lacks it
             warnings.simplefilter("ignore", FutureWarning)
-            wrapped = DistributedDataParallel(
+            return DistributedDataParallel(
                 self.model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
             )
-        if self.config.ddp_comm_hook == "bf16":
-            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-            wrapped.register_comm_hook(None, bf16_compress_hook)
-        return wrapped
-
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of the flat head in the next step."""
-        return float(self.scheduler.get_last_lr()[-1])
 
     def train_step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
         """Take an optimizer step over accumulated batches; all ranks skip it if gradients are not finite.
 
         Returns this rank's part of the loss, and the norm of all gradients.
         """
-        loss, config = torch.zeros((), device=self.device), self.config
+        loss = torch.zeros((), device=self.device)
         for i, part in enumerate(parts, 1):
             batch = part.to(self.device)
             with self.accumulating() if i < len(parts) else nullcontext():
                 output = self.forward(batch)
-                part_loss = batch.weight * mixed_loss(output, batch, self.model.config, config)
+                part_loss = batch.weight * mixed_loss(output, batch, self.model.config, self.config)
                 self.backward(part_loss)
             loss += part_loss.detach()
         return loss, self.step()
@@ -132,20 +117,15 @@ class Learner:
         """Average sparse gradients over ranks, before the loss scale is checked: all ranks see the same."""
         for table in filter(is_table, self.model.parameters()) if distributed.world_size() > 1 else ():
             if table.grad is not None:
-                table.grad = _mean_of_rows(table.grad)
+                own = table.grad.coalesce()
+                rows = torch.cat(distributed.gather(own.indices()[0]))
+                values = torch.cat(distributed.gather(own.values() / distributed.world_size()))
+                mean = torch.sparse_coo_tensor(rows[None], values, own.shape, check_invariants=False)
+                table.grad = mean.coalesce()
 
     def whole(self) -> AbstractContextManager[MixerModel]:
         """Give the whole model on each rank, for use without collective calls; a collective call itself."""
         return nullcontext(self.model)
-
-    def own_parameters(self) -> list[Tensor]:
-        """Return this rank's parameters, or its shards of them."""
-        return list(self.model.parameters())
-
-    def is_finite(self) -> bool:
-        """Return whether all weights are finite; a collective call."""
-        found = torch.stack([p.detach().isfinite().all() for p in self.own_parameters()]).all()
-        return int(distributed.all_reduce((~found).int())) == 0
 
     def weights(self) -> dict[str, Tensor]:
         """Return the model's state dict, whole on rank 0; a collective call."""
@@ -193,9 +173,94 @@ def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:
     return max(total_steps - step, 0) / max(total_steps - warmup_steps, 1)
 
 
-def _mean_of_rows(gradient: Tensor) -> Tensor:
-    """Average sparse gradients, each with its own rows, over all ranks."""
-    gradient = gradient.coalesce()
-    rows = torch.cat(distributed.gather(gradient.indices()[0]))
-    values = torch.cat(distributed.gather(gradient.values() / distributed.world_size()))
-    return torch.sparse_coo_tensor(rows[None], values, gradient.shape, check_invariants=False).coalesce()
+class AdamW(torch.optim.AdamW):
+    """Fused AdamW (Loshchilov and Hutter 2019) that first scales gradients to a norm of at most `max_grad_norm`.
+
+    A step whose gradients are not all finite is skipped: weights and state stay as they are. State and arithmetic are
+    those of `torch.optim.AdamW`. Of a table, a step changes only the rows that have a gradient, without weight decay,
+    as `torch.optim.SparseAdam` does.
+
+    All parameters are on one device, or DTensors; gradients are averaged over ranks before. `total_norm` returns the
+    norm of all gradients (by default those of this rank); with it, a step waits for the norm.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        lr: float,
+        weight_decay: float,
+        max_grad_norm: float,
+        total_norm: Callable[[list[Tensor]], Tensor] | None = None,
+    ) -> None:
+        is_fused = groups[0]["params"][0].device.type in ("cpu", "cuda")
+        super().__init__(groups, lr=lr, weight_decay=weight_decay, fused=is_fused)
+        self._max_grad_norm = max_grad_norm
+        self._total_norm = total_norm or nn.utils.get_total_norm
+        self._waits = not is_fused or total_norm is not None
+        self.grad_norm = torch.zeros(())
+        """Norm of all gradients at the last step, before they were scaled, of shape ()."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Clip and step; `grad_norm` is not finite if the step was skipped."""
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        tables = {p: _coalesced(p.grad) for p in parameters if is_table(p)}
+        dense = [p for p in parameters if p not in tables]
+        values = [gradient.values() for gradient in tables.values()]
+        self.grad_norm = self._total_norm([*(p.grad for p in dense), *values])
+        nn.utils.clip_grads_with_norm_(dense, self._max_grad_norm, self.grad_norm)
+        for table in tables:
+            table.grad = None  # so that PyTorch's step leaves it alone
+        if not self._waits:  # the kernel itself skips the step
+            self.found_inf = 1.0 - self.grad_norm.isfinite().float()
+        if not self._waits or self.grad_norm.isfinite():
+            super().step(closure)
+        if tables and self.grad_norm.isfinite():
+            scale = (self._max_grad_norm / (self.grad_norm + _CLIP_EPS)).clamp(max=1.0)
+            for group in self.param_groups:
+                for table in (p for p in group["params"] if p in tables):
+                    self._step_rows(group, table, tables[table].indices()[0], tables[table].values() * scale)
+
+    def _step_rows(self, group: dict[str, Any], table: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
+        if not (state := self.state[table]):
+            state["step"] = torch.zeros((), device=table.device if self.defaults["fused"] else None)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
+        state["step"] += 1
+        step, (beta1, beta2), lr, eps = float(state["step"]), group["betas"], group["lr"], group["eps"]
+        if kernels.supports(table):
+            moments = state["exp_avg"], state["exp_avg_sq"]
+            kernels.adamw_rows(table, *moments, rows, gradient, lr=lr, betas=group["betas"], eps=eps, step=step)
+            return
+        mean = state["exp_avg"][rows].lerp_(gradient, 1 - beta1)
+        square = state["exp_avg_sq"][rows].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        state["exp_avg"][rows], state["exp_avg_sq"][rows] = mean, square
+        divisor = (square / (1 - beta2**step)).sqrt_().add_(eps)
+        table.index_add_(0, rows, mean.div_(divisor), alpha=-lr / (1 - beta1**step))
+
+
+def parameter_groups(named: Iterable[tuple[str, Tensor]], config: TrainConfig) -> list[dict[str, Any]]:
+    """Return the trained parameters of a `MixerModel`, in its order, in groups by learning rate.
+
+    New weights have the `learning_rate`; the encoder, and in it the table of n-grams, have their own if they are set.
+    """
+
+    def rate(item: tuple[str, Tensor]) -> float:
+        name, parameter = item
+        if is_table(parameter):
+            return config.table_learning_rate or config.encoder_learning_rate or config.learning_rate
+        return (config.encoder_learning_rate if name.startswith("encoder.") else None) or config.learning_rate
+
+    trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    return [{"params": [p for _, p in group], "lr": lr} for lr, group in itertools.groupby(trained, key=rate)]
+
+
+def is_table(parameter: Tensor) -> bool:
+    """Return whether a parameter's gradients are sparse, with the rows that were looked up."""
+    return getattr(parameter, "is_sparse_table", False)
+
+
+def _coalesced(gradient: Tensor) -> Tensor:
+    """Return `gradient.coalesce()`, which sorts the rows even where they are in order, as a single batch's are."""
+    rows = gradient._indices()[0]
+    return gradient._coalesced_(True) if bool((rows[1:] > rows[:-1]).all()) else gradient.coalesce()

@@ -1,13 +1,19 @@
-"""The losses of decoder and flat head, and their mixture; losses of a batch's parts add up to the batch's."""
+"""Losses and accuracies, of a batch and of validation data; losses of a batch's parts add up to the batch's."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.config import FitConfig, ModelConfig
-from histocoder.data.dataset import Batch
-from histocoder.formatters import PAD
-from histocoder.model import MixerOutput
+from histocoder import distributed
+from histocoder.config import NUM_GREEDY, FitConfig, ModelConfig, TrainConfig
+from histocoder.data.dataset import Batch, OccupationDataset
+from histocoder.data.samplers import SequentialSampler
+from histocoder.formatters import EOS, PAD
+from histocoder.inference.search import greedy
+from histocoder.inference.stepper import DecoderInputs
+from histocoder.model import MixerModel, MixerOutput
+from histocoder.training.frozen import FrozenOutputs
 
 
 def block_losses(logits: Tensor, targets: Tensor, *, num_blocks: int) -> tuple[Tensor, Tensor]:
@@ -70,14 +76,9 @@ def block_order_invariant(
     if num_rows is None:
         num_rows = int(counts.sum())
     if num_target_blocks is None:
-        num_target_blocks = int(target_blocks(targets, num_blocks=num_blocks).max())
+        num_target_blocks = int(targets[:, 1:-1].unflatten(1, (num_blocks, -1)).ne(PAD).any(-1).sum(-1).max())
     target_sum, unused_sum = (counts @ x.sum(1) for x in (target, unused))
     return target_sum / (num_rows * max(num_target_blocks, 1)) + unused_sum / (num_rows * num_blocks)
-
-
-def target_blocks(targets: Tensor, *, num_blocks: int) -> Tensor:
-    """Return the number of codes in each target of shape (B, 2 + num_blocks * block_size); of shape (B,)."""
-    return targets[:, 1:-1].unflatten(1, (num_blocks, -1)).ne(PAD).any(-1).sum(-1)
 
 
 def multi_hot(class_ids: Tensor, num_classes: int) -> Tensor:
@@ -134,3 +135,131 @@ def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, fit: FitC
         output.flat_logits, batch.class_ids, kind=config.flat_loss, num_rows=batch.num_rows, counts=batch.counts
     )
     return fit.seq2seq_weight * block + (1 - fit.seq2seq_weight) * flat
+
+
+@torch.no_grad()
+def validate(
+    model: MixerModel, data: OccupationDataset, config: TrainConfig, *, outputs: FrozenOutputs | None = None
+) -> dict[str, float]:
+    """Return losses and accuracies over all rows, each counted once, whatever the number of ranks; a collective call.
+
+    Returns
+    -------
+    dict
+        `val_loss`, `val_loss_linear`, `val_loss_seq2seq`: as if all rows were one batch. In percent: `seq_acc` (exact
+        set of codes) and `token_acc`, with teacher forcing on all rows; `flat_acc` (exact set, of the best class and
+        those above the default threshold); and `greedy_seq_acc`, the exact set of codes decoded freely, on `NUM_GREEDY`
+        rows, the same ones each time.
+    """
+    model.eval()
+    device, n = model.linear_decoder.weight.device, len(data)
+    rank, world_size = distributed.rank(), distributed.world_size()
+    sampler = SequentialSampler(data.lengths(), batch_size=config.batch_size, num_replicas=world_size, rank=rank)
+    in_sample = np.zeros(n, dtype=bool)
+    in_sample[np.random.default_rng(0).permutation(n)[:NUM_GREEDY]] = True
+    sums = torch.zeros(8, dtype=torch.float64)
+    for share in sampler:
+        freely = torch.from_numpy(in_sample[share.rows]).to(device)
+        batch = data[share]
+        encoded = model.encode(batch.input_ids.to(device), None if outputs is None else outputs.of(batch))
+        sums += _batch_sums(model, batch.to(device), encoded, freely)
+    model.train()
+    target, unused, flat, forced_right, correct, real, flat_right, right = distributed.all_reduce(sums).tolist()
+    num_blocks = model.config.formatter["num_blocks"]
+    seq2seq = target / (n * max(int(data.num_target_blocks.max()), 1)) + unused / (n * num_blocks)
+    return {
+        "val_loss": config.seq2seq_weight * seq2seq + (1 - config.seq2seq_weight) * flat / n,
+        "val_loss_linear": flat / n,
+        "val_loss_seq2seq": seq2seq,
+        "seq_acc": 100 * forced_right / n,
+        "token_acc": 100 * correct / max(real, 1),
+        "flat_acc": 100 * flat_right / n,
+        "greedy_seq_acc": 100 * right / in_sample.sum(),
+    }
+
+
+def _batch_sums(
+    model: MixerModel, batch: Batch, encoded: tuple[Tensor, Tensor, Tensor | None], freely: Tensor
+) -> Tensor:
+    """Return a batch's part of `validate`'s sums, on the CPU; `freely` (B,) marks rows to decode freely as well."""
+    memory, pooled, memory_mask = encoded
+    num_blocks = model.config.formatter["num_blocks"]
+    flat_logits = model.classify(pooled)
+    prior = model.prior(flat_logits)
+    logits = model.decoder(batch.targets[:, :-2], memory, memory_mask, prior)
+    target_loss, unused_loss = block_losses(logits, batch.targets, num_blocks=num_blocks)
+    true, forced = batch.targets[:, 1:-1], logits.argmax(-1)
+    correct, real = token_matches(true, forced, num_blocks=num_blocks)
+    right = torch.zeros(())
+    if freely.any():
+        mask = None if memory_mask is None else memory_mask[freely]
+        memory = memory.to(model.decoder.head.weight.dtype)
+        source = DecoderInputs(memory[freely], mask, None if prior is None else prior.rows(freely))
+        length = true.shape[1]
+        tokens, _ = greedy(model.decoder, source, num_tokens=length, block_size=length // num_blocks)
+        right = exact_set(true[freely], tokens[:, 1:], num_blocks=num_blocks).sum()
+    probabilities = model.class_probabilities(flat_logits)
+    parts = (
+        target_loss.sum(),
+        unused_loss.sum(),
+        flat_loss(flat_logits, batch.class_ids, kind=model.config.flat_loss, num_rows=1),
+        exact_set(true, forced, num_blocks=num_blocks).sum(),
+        correct.sum(),
+        real.sum(),
+        flat_exact_set(probabilities, batch.class_ids, threshold=model.config.default_threshold).sum(),
+        right,
+    )
+    return torch.stack([part.float().to(flat_logits.device) for part in parts]).cpu()
+
+
+def _blocks(tokens: Tensor, num_blocks: int) -> Tensor:
+    """Return token blocks in one spelling: EOS behind a block's first EOS, PAD in a block that begins with PAD."""
+    blocks = tokens.unflatten(1, (num_blocks, -1))
+    ended = blocks.eq(EOS).cumsum(-1).gt(0)
+    unused = blocks[..., :1].eq(PAD)
+    return blocks.masked_fill(ended, EOS).masked_fill(unused, PAD)
+
+
+def exact_set(target: Tensor, predicted: Tensor, *, num_blocks: int) -> Tensor:
+    """Return whether the predicted codes are the target's codes in any order, of shape (B,); one too many is wrong.
+
+    Tokens are of shape (B, num_blocks * block_size), without BOS and EOS around them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> exact_set(torch.tensor([[5, 6, 1]]), torch.tensor([[6, 5, 1]]), num_blocks=3)
+    tensor([True])
+    """
+    true, guess = _blocks(target, num_blocks), _blocks(predicted, num_blocks)
+    same = (true[:, :, None] == guess[:, None]).all(-1)  # (B, true, guess)
+    found = same.any(2) | true[..., 0].eq(PAD)
+    right = same.any(1) | guess[..., 0].eq(PAD)
+    return found.all(1) & right.all(1)
+
+
+def token_matches(target: Tensor, predicted: Tensor, *, num_blocks: int) -> tuple[Tensor, Tensor]:
+    """Return the numbers of correct and of real tokens of each row, of shape (B,); tokens as in `exact_set`.
+
+    As in the block loss, each of k target blocks is compared with the one of the first k predicted blocks that fits it
+    best.
+    """
+    true, guess = target.unflatten(1, (num_blocks, -1)), predicted.unflatten(1, (num_blocks, -1))
+    real = true.ne(PAD)
+    used = real.any(-1)
+    hits = (true[:, :, None].eq(guess[:, None]) & real[:, :, None]).sum(-1)  # (B, true, guess)
+    best = hits.masked_fill(~used[:, None, :], 0).max(-1).values
+    return best.sum(1), real.sum((1, 2))
+
+
+def flat_exact_set(probabilities: Tensor, class_ids: Tensor, *, threshold: float) -> Tensor:
+    """Return whether the flat head's answer is exactly the target's classes, of shape (B,).
+
+    The answer is the best class, and further ones above a threshold, as many as there are blocks in all. Probabilities
+    are of shape (B, num_classes); class ids of shape (B, num_blocks), -1 where there is none.
+    """
+    best = probabilities.topk(min(class_ids.shape[1], probabilities.shape[1]))
+    counts = best.values > threshold
+    counts[:, 0] = True
+    guess = torch.zeros_like(probabilities, dtype=torch.bool).scatter(1, best.indices, counts)
+    return guess.eq(multi_hot(class_ids, probabilities.shape[1]).bool()).all(1)

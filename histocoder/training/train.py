@@ -1,36 +1,32 @@
 """A run from its settings to a fitted model, as both scripts do it."""
 
-from functools import partial
+import hashlib
+import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from histocoder import distributed
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint
-from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, recorded
+from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import TITLES, TRAIN, VAL
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import own_languages
 from histocoder.data.prepare import KEY_FILE
+from histocoder.data.table import fingerprint
+from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, build_formatter
 from histocoder.log import log
-from histocoder.model.devices import compute_deterministically
-from histocoder.training.building import choose_tokenizer, fill_in, seeded_model
-from histocoder.training.checks import (
-    banner,
-    check_launcher,
-    check_machine,
-    check_settings,
-    notices,
-    settings_to_compare,
-)
+from histocoder.model.devices import compute_deterministically, computing_dtype, device_name, precision_name
+from histocoder.training.building import fill_in, seeded_model
 from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.finish import finish
-from histocoder.training.tracking import check_dashboards, open_trackers
+from histocoder.training.tracking import open_tracker
 from histocoder.training.trainer import Trainer
 
 
@@ -74,16 +70,21 @@ def start(config: RunConfig) -> torch.device:
     """Join the process group, check the settings, and return the device."""
     if config.deterministic:
         compute_deterministically()
-    if config.distributed:
-        check_launcher(config)
+    if config.distributed and not distributed.read_launch().launched:
+        script = "train_mixer" if isinstance(config, MixerConfig) else "finetune"
+        raise UserError(
+            f"--distributed needs a launcher: torchrun --nproc_per_node=2 -m histocoder.cli.{script} --distributed …, "
+            "with the number of GPUs in place of 2."
+        )
     device = distributed.start(
         device=config.device,
         grouped=config.fsdp is not None,
         local_rank=config.local_rank,
         rank_timeout=config.rank_timeout,
     )
-    check_machine(config, device)
-    check_dashboards(config)
+    if config.fsdp is not None and device.type == "mps":
+        raise UserError("--fsdp is for NVIDIA GPUs and CPUs; omit it, or add --device cpu.")
+    computing_dtype(config.precision, device, use_amp=config.use_amp)  # raises an error for fp16 on a CPU
     return device
 
 
@@ -92,7 +93,6 @@ def fit(
 ) -> None:
     """Build the model and the data, and fit; resumes from a checkpoint if there is one."""
     checkpoint = run.checkpoint(config.resume, overwrite=config.overwrite)
-    tokenizer = choose_tokenizer(config, checkpoint)
     data = open_data(config, files, run)
     train_rows, val_rows = data.open(TRAIN, *({TITLES} & {*data.splits})), data.open(VAL)
     key = data.files.key or Key.from_codes({*train_rows.code_table, *val_rows.code_table} - {MISSING})
@@ -106,41 +106,115 @@ def fit(
         f"data to {use}": f"{len(examples):,} rows ({data.fingerprint(split)})"
         for use, split, examples in (("train on", TRAIN, train_rows), ("validate on", VAL, val_rows))
     }
-    settings = settings_to_compare(scaled, data.files, key, rows)
+    settings = rows | settings_to_compare(scaled, data.files, key)
     check_settings(settings, scaled, checkpoint, run.path)
 
-    model = seeded_model(config, data.files, checkpoint, tokenizer=tokenizer, key=key, languages=languages)
+    model = seeded_model(config, data.files, checkpoint, key=key, languages=languages)
     train_data = OccupationDataset(
         train_rows,
         formatter=build_formatter(**model.config.formatter),
         classes=key.codes,
         max_len=config.max_len,
-        tokenizer=tokenizer,
+        tokenizer=model.tokenizer,
         pad_to=model.config.pad_to,
     )
     train_data.augmenter = augmenter_of(config, train_data)
     val_data = train_data.of(val_rows, augmenter=None)
     trainer = Trainer(model, train_data, val_data, scaled, device=device, run=run, settings=settings)
+
+    def begin() -> None:
+        """Prepare the run's folder, after all checks."""
+        run.begin(recorded(config), checkpoint)
+        if config.key is None or not is_same_file(config.key, run.path / KEY_FILE):
+            write_key(run.path / KEY_FILE, key)
+
+    distributed.run_on_primary(begin, doing="opening the run's folder")
+    log_banner(trainer, encoder=config.encoder, num_distinct=data.record["num_distinct"][TRAIN])
     start_step = 0 if checkpoint is None else checkpoint.state.step
-    distributed.run_on_primary(partial(_begin, config, run, key, checkpoint), doing="opening the run's folder")
-    described = banner(trainer, encoder=config.encoder, num_distinct=data.record["num_distinct"][TRAIN])
-    for line in [*notices(trainer, config, checkpoint), *described]:
-        log.info(line)
-    tracker = open_trackers(config, run, start_step=start_step, system=model.config.system)
+    tracker = open_tracker(config, run, start_step=start_step, system=model.config.system)
     try:
         if checkpoint is not None:
+            log.info(f"Resuming from step {start_step} ({checkpoint.path}).")
             trainer.restore(checkpoint)
-        del checkpoint  # or its tensors would stay in memory while the run trains
+        checkpoint = None  # or its tensors would stay in memory while the run trains
         trainer.fit(tracker)
-        if config.wandb_artifact:
-            tracker.keep_model(run.path)
     finally:
         tracker.close()
     finish(config, trainer, data)
 
 
-def _begin(config: FinetuneConfig | MixerConfig, run: RunFolder, key: Key, checkpoint: Checkpoint | None) -> None:
-    """Prepare the run's folder, on rank 0 and after all checks."""
-    run.begin(recorded(config), checkpoint)
-    if config.key is None or not is_same_file(config.key, run.path / KEY_FILE):
-        write_key(run.path / KEY_FILE, key)
+def settings_to_compare(config: RunConfig, files: ExampleFiles, key: Key) -> dict[str, Any]:
+    """Return what a resumed run must agree on beside its rows: form of the data, `fixed` settings, rows of a step.
+
+    Learning rates in `config` are scaled; `files` are the training files.
+    """
+    form = files.formatter.to_config()
+    values: dict[str, Any] = {
+        "codes": f"{len(key.codes)} ({hashlib.sha256('&'.join(key.codes).encode()).hexdigest()[:8]})",
+        "columns": ", ".join((files.input_col, files.language_col, *files.target_cols)),
+        "formatter": ", ".join(f"{name} {form[name]}" for name in form if name != "labels"),  # which are the codes
+        "rows a step": config.step_size(distributed.world_size()),
+    }
+    for setting in settings_of(type(config)):
+        if setting.resume:
+            value = getattr(config, setting.name)
+            is_file = setting.resume == "content" and value is not None
+            values[setting.flag] = fingerprint(value)[:8] if is_file else value
+    return values
+
+
+def check_settings(settings: dict[str, Any], config: RunConfig, checkpoint: Checkpoint | None, folder: Path) -> None:
+    """Raise a UserError, on every rank, if settings differ between ranks, or from those of the checkpoint to resume.
+
+    Settings that an earlier histocoder did not record are assumed to agree.
+    """
+    shared = {setting.name for setting in settings_of(TrainConfig)}
+    mine = settings | {f"--{name.replace('_', '-')}": v for name, v in recorded(config).items() if name in shared}
+    first, *others = distributed.gather_objects(mine)
+    for rank, theirs in enumerate(others, start=1):
+        if table := _differences(("setting", "rank 0", f"rank {rank}"), first, theirs):
+            raise UserError(
+                f"Rank {rank} was launched with settings that differ from rank 0's. Give all nodes the same flags and "
+                f"files:\n{table}"
+            )
+    if checkpoint and (table := _differences(("setting", "then", "now"), checkpoint.settings, settings)):
+        raise UserError(
+            f"The run in {folder} can't be resumed with other settings. Use the earlier settings (rows a step are "
+            "--batch-size × --gradient-accumulation-steps × processes), choose another folder, or add --overwrite to "
+            f"delete that run:\n{table}"
+        )
+
+
+def _differences(header: tuple[str, str, str], first: dict[str, Any], second: dict[str, Any]) -> str:
+    """Return a table of the values in which two dicts differ among those that both have; empty if they agree."""
+    differ = [name for name, value in second.items() if first.get(name, value) != value]
+    rows = [header, *((name, str(first[name]), str(second[name])) for name in differ)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows) if differ else ""
+
+
+def log_banner(trainer: Trainer, *, encoder: str, num_distinct: int) -> None:
+    """Log the lines that describe a run at its start."""
+    config, model, data = trainer.config, trainer.model, trainer.train_data
+    world_size = distributed.world_size()
+    processes = counted(world_size, "process", "processes")
+    strategy = f"FSDP {config.fsdp}" if config.fsdp else "DDP" if world_size > 1 else "one process"
+    precision = precision_name(computing_dtype(config.precision, trainer.device, use_amp=config.use_amp))
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    total, trained = sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
+    titles = f"{data.num_titles:,} titles of codes, " if data.num_titles else ""
+    parts, steps = config.gradient_accumulation_steps, trainer.total_steps
+    lines = {
+        "script": Path(sys.argv[0]).name,
+        "encoder": encoder,
+        "parameters": f"{total / 1e6:,.1f} million, of which {trained / 1e6:,.1f} million are trained",
+        "data": f"{len(data) - data.num_titles:,} training rows ({num_distinct:,} distinct descriptions), {titles}"
+        f"{len(trainer.val_data):,} validation rows, {counted(model.config.num_classes, 'code', 'codes')}",
+        "machine": f"{processes}, {device_name(trainer.device)}",
+        "strategy": ", ".join(filter(None, [strategy, distributed.backend(), precision])),
+        "batch": f"{config.batch_size:,} × {f'{parts:,} accumulated × ' if parts > 1 else ''}{processes} "
+        f"= {config.step_size(world_size):,} rows a step",
+        "steps": f"{steps:,} in {counted(-(-steps // trainer.sampler.num_batches), 'epoch', 'epochs')}",
+    }
+    for name, text in lines.items():
+        log.info(f"{name:12}{text}")

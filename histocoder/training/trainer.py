@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,15 @@ from histocoder.checkpoints.training_state import (
 )
 from histocoder.config import TrainConfig
 from histocoder.data.dataset import BatchLoader, OccupationDataset
-from histocoder.data.samplers import BucketSampler, TokenBudget
+from histocoder.data.samplers import BucketSampler
 from histocoder.errors import Interrupted, StopRequest, UserError, handling_stop_signals
 from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.devices import peak_gpu_memory
 from histocoder.training.frozen import FrozenOutputs, frozen_outputs
 from histocoder.training.learner import Learner
-from histocoder.training.tracking import Meter, Progress, Tracker, profiling
-from histocoder.training.validation import validate
+from histocoder.training.losses import validate
+from histocoder.training.tracking import Meter, Progress, Tracker
 
 
 class Trainer:
@@ -55,31 +55,32 @@ class Trainer:
         self.train_data, self.val_data = train_data, val_data
         self.run, self.settings = run, settings
         self.sampler, self.train_loader = self.batches_of(train_data)
-        epoch_steps = list(map(self.sampler.num_batches, range(config.num_epochs)))
-        self.total_steps = config.max_steps or max(sum(epoch_steps), config.min_steps)
-        self.eval_interval = config.eval_interval or min(max(epoch_steps[0], 100), 1000)
-        self.learner = learner_of(config)(model, config, device, total_steps=self.total_steps)
-        self.val_outputs: FrozenOutputs | None = None
+        epoch_steps = self.sampler.num_batches
+        self.total_steps = config.max_steps or max(config.num_epochs * epoch_steps, config.min_steps)
+        self.eval_interval = config.eval_interval or min(max(epoch_steps, 100), 1000)
+        kind = Learner
+        if config.fsdp is not None:
+            from histocoder.training.fsdp import ShardedLearner as kind  # here, since it takes a while to import
+        self.learner = kind(model, config, device, total_steps=self.total_steps)
+        self.val_outputs: FrozenOutputs | None = None  # computed by `fit`
         self.state, self.meter = TrainState(), Meter()
         self.saved_step: int | None = None
-        self.tracker: Tracker = Tracker()  # these two until `fit`
-        self.progress = Progress(self.total_steps, show=False)
+        self.tracker: Tracker = Tracker()  # until `fit`
 
     def batches_of(self, data: OccupationDataset) -> tuple[BucketSampler, BatchLoader]:
         """Return the sampler and the loader of training data."""
-        size = self.config.step_size(distributed.world_size())
-        budget = TokenBudget(size, self.model.config.max_len, self.model.tokenizer)
+        config, world_size = self.config, distributed.world_size()
         sampler = BucketSampler(
             data.lengths,
             data.num_target_blocks,
-            batch_size=size if self.config.tokens_per_batch is None else budget,
-            seed=self.config.seed,
-            num_replicas=distributed.world_size(),
+            batch_size=config.step_size(world_size),
+            seed=config.seed,
+            num_replicas=world_size,
             rank=distributed.rank(),
-            num_parts=self.config.gradient_accumulation_steps,
+            num_parts=config.gradient_accumulation_steps,
         )
-        pin_memory = self.device.type == "cuda" if self.config.pin_memory is None else self.config.pin_memory
-        return sampler, BatchLoader(data, sampler, self.config, pin_memory=pin_memory)
+        pin_memory = self.device.type == "cuda" if config.pin_memory is None else config.pin_memory
+        return sampler, BatchLoader(data, sampler, config, pin_memory=pin_memory)
 
     def fit(self, tracker: Tracker | None = None) -> dict[str, float]:
         """Train from the start or the restored state, save the model, and return the numbers of the last validation.
@@ -92,69 +93,58 @@ class Trainer:
             self.learner.outputs, self.val_outputs = (
                 frozen_outputs(model, data) for data in (self.train_data, self.val_data)
             )
-        if not self.meter.steps:
-            self.meter.started = time.monotonic()
-        self.progress = Progress(self.total_steps, start=self.state.step, show=distributed.is_primary())
-        profiled = profiling(self.config.profile, self.run.profile, self.device)
-        stop = StopRequest()
-        with handling_stop_signals(stop), self.train_loader.naming_workers(), profiled as count_step:
-            while self.state.step < self.total_steps and not self.is_over:
-                self.train_epoch(stop, count_step)
-        self.progress.close()
+        self.meter.started = time.monotonic()
+        progress, stop = Progress(self.total_steps, start=self.state.step), StopRequest()
+        with closing(progress), handling_stop_signals(stop), self.train_loader.naming_workers():
+            while self.state.step < self.total_steps:
+                self.train_epoch(progress, stop)
         results = self.state.results or self.validate()
         self.save_result()
         return results
 
-    def train_epoch(self, stop: StopRequest, count_step: Callable[[], None]) -> None:
-        """Train on the remaining batches of the current epoch."""
+    def train_epoch(self, progress: Progress, stop: StopRequest) -> None:
+        """Train on the remaining batches of the current epoch; a signal to any rank ends all of them in one step."""
         state, config = self.state, self.config
         self.model.train()
         self.sampler.set_position(state.epoch, state.samples)
         for parts in zip(*[iter(self.train_loader)] * config.gradient_accumulation_steps, strict=True):
             loss, grad_norm = self.learner.train_step(parts)
-            count_step()
             state.step += 1
             state.samples += parts[0].num_rows
             self.meter.add(loss, grad_norm, rows=parts[0].num_rows)
             state.results = None
             is_last = state.step == self.total_steps
             if state.step % config.log_interval == 0 or is_last:
-                self.log_training()
-            # the loss is read on a CPU only, where reading does not wait for the device
-            self.progress.advance(**({"loss": float(loss)} if self.device.type == "cpu" else {}))
+                progress.line(state.step, self.log_training())
+            progress.advance()
             if state.step % self.eval_interval == 0 or is_last:
                 self.validate()
-                is_last = is_last or self.is_over
             end_of_epoch = config.save_each_epoch and state.samples == len(self.train_data)
             if is_last or end_of_epoch or (config.save_interval and state.step % config.save_interval == 0):
                 self.save()
             if signum := int(distributed.all_reduce(torch.tensor(stop.signum), "max")):
-                self.interrupt(signum)
+                self.save()
+                raise Interrupted(
+                    f"{signal.Signals(signum).name}: saved at step {state.step} of {self.total_steps}. Run the same "
+                    "command again, without --overwrite and --resume, to resume from there.",
+                    signum,
+                )
             if is_last:
                 break
         else:
             state.epoch, state.samples = state.epoch + 1, 0
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the last `early_stopping` validations have found no better model."""
-        return self.config.early_stopping is not None and self.state.num_worse >= self.config.early_stopping
-
-    def log_training(self) -> None:
-        """Log the numbers of the steps since the last time."""
+    def log_training(self) -> dict[str, float]:
+        """Log the numbers of the steps since the last time; return those to show; raise if too many were skipped."""
         values = self.meter.read() | peak_gpu_memory(self.device)
-        values |= {"lr": self.learner.learning_rate, "epoch": float(self.state.epoch + 1)}
+        values |= {"lr": float(self.learner.scheduler.get_last_lr()[-1]), "epoch": float(self.state.epoch + 1)}
         self.tracker.log(self.state.step, values)
         shown = {"loss": "train_loss", "rows/s": "samples_per_sec", "lr": "lr", "GPU GB": "gpu_memory_gb"}
         if values["skipped_steps"]:
             shown["skipped"] = "skipped_steps"
-        self.progress.line(self.state.step, {title: values[name] for title, name in shown.items() if name in values})
-        self.check_skipped()
-
-    def check_skipped(self) -> None:
-        """Raise a UserError, on all ranks, if too many consecutive steps were skipped."""
         if (in_a_row := int(self.meter.skipped_in_a_row)) >= self.config.max_skipped_steps:
             raise self.not_finite(f"The gradients of the last {in_a_row} steps are not finite")
+        return {title: values[name] for title, name in shown.items() if name in values}
 
     def not_finite(self, what: str) -> UserError:
         """Return the error of a run that diverged, with the checkpoint and the model that are still good."""
@@ -170,26 +160,20 @@ class Trainer:
         """Validate, log the numbers, and save the model if it is the best so far."""
         started = time.monotonic()
         with self.learner.whole() as model:
-            results = validate(model, self.val_data, self.config, device=self.device, outputs=self.val_outputs)
+            results = validate(model, self.val_data, self.config, outputs=self.val_outputs)
         self.state.results = results
         self.tracker.log(self.state.step, results)
         log.info(
-            f"validation at step {self.state.step}: loss {results['val_loss']:.4g}; accuracy in %: "
-            f"decoded {_by_codes(results, 'greedy_seq_acc')}, flat {_by_codes(results, 'flat_acc')}, "
-            f"teacher-forced {results['seq_acc']:.1f} (tokens {results['token_acc']:.1f})"
+            f"validation at step {self.state.step}: loss {results['val_loss']:.4g}; accuracy in %: decoded "
+            f"{results['greedy_seq_acc']:.1f}, flat {results['flat_acc']:.1f}, teacher-forced {results['seq_acc']:.1f} "
+            f"(tokens {results['token_acc']:.1f})"
         )
         if not math.isfinite(results["val_loss"]):
             raise self.not_finite(f"The validation loss of step {self.state.step} is not finite")
         if self.state.improves(results, num_rows=len(self.val_data)):
             self.save_model(self.run.best, doing="saving the best model")
-        self.pause(started)
+        self.meter.started += time.monotonic() - started  # a pause, which rows/s exclude
         return results
-
-    def pause(self, started: float) -> None:
-        """Exclude the time since `started` from rows/s and from the estimate of the remaining time."""
-        seconds = time.monotonic() - started
-        self.meter.started += seconds
-        self.progress.pause(seconds)
 
     def save_model(self, folder: Path, *, doing: str) -> None:
         """Write the model and its card."""
@@ -205,12 +189,9 @@ class Trainer:
         """Write a checkpoint, unless this step has one."""
         if self.saved_step == self.state.step:
             return
-        self.check_skipped()
-        if not self.learner.is_finite():
-            raise self.not_finite("The model's weights are not finite and were not saved")
         self.saved_step = self.state.step
         started = time.monotonic()
-        mine = {"rng": torch.get_rng_state(), "meter": self.meter.state()}
+        mine = {"rng": torch.get_rng_state()}
         if self.device.type == "cuda":
             mine["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         ranks = {name: torch.stack(distributed.gather(values)) for name, values in mine.items()}
@@ -223,10 +204,14 @@ class Trainer:
             model_config=self.model.config,
             tokenizer=self.model.tokenizer,
         )
-        distributed.run_on_primary(
-            lambda: save_checkpoint(checkpoint, keep=self.config.keep_checkpoints), doing="saving a checkpoint"
-        )
-        self.pause(started)
+
+        def write() -> None:
+            if not all(bool(weight.isfinite().all()) for weight in checkpoint.learner.weights.values()):
+                raise self.not_finite("The model's weights are not finite and were not saved")
+            save_checkpoint(checkpoint, keep=self.config.keep_checkpoints)
+
+        distributed.run_on_primary(write, doing="saving a checkpoint")
+        self.meter.started += time.monotonic() - started
 
     def save_result(self) -> None:
         """Write the model of a finished run."""
@@ -246,35 +231,8 @@ class Trainer:
         self.learner.restore(checkpoint.learner)
         self.state = checkpoint.state
         self.saved_step = self.state.step
-        self.meter.restore(checkpoint.ranks["meter"])
         rank = distributed.rank()
         if rank < len(checkpoint.ranks["rng"]):  # with more processes than before, the new ones keep their seeds
             torch.set_rng_state(checkpoint.ranks["rng"][rank].clone())  # a view would be read beyond its end
         if self.device.type == "cuda" and rank < len(checkpoint.ranks.get("rng.cuda", ())):
             torch.cuda.set_rng_state(checkpoint.ranks["rng.cuda"][rank].clone(), self.device)
-
-    def interrupt(self, signum: int) -> None:
-        """Save the state and end the run, on all ranks in the same step."""
-        self.save()
-        self.progress.close()
-        step = self.state.step
-        raise Interrupted(
-            f"{signal.Signals(signum).name}: saved at step {step} of {self.total_steps}. Run the same command again, "
-            "without --overwrite and --resume, to resume from there.",
-            signum,
-        )
-
-
-def learner_of(config: TrainConfig) -> type[Learner]:
-    """Return the class that spreads a model over ranks as the settings ask for."""
-    if config.fsdp is None:
-        return Learner
-    from histocoder.training.fsdp import ShardedLearner  # here, since it takes a while to import
-
-    return ShardedLearner
-
-
-def _by_codes(results: dict[str, float], name: str) -> str:
-    """Format an accuracy, and those of rows with one code, two, three or more."""
-    parts = [f"{k} codes {results[f'{name}_{k}']:.1f}" for k in (1, 2, 3) if f"{name}_{k}" in results]
-    return f"{results[name]:.1f}" + (f" ({', '.join(parts).replace('1 codes', '1 code')})" if parts else "")

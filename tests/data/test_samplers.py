@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histocoder.data.samplers import BucketSampler, SequentialSampler, TokenBudget
-from histocoder.model import trimmed_length
+from histocoder.data.samplers import BucketSampler, SequentialSampler
 
 
 def sampler(n: int, *, batch_size: int, num_replicas: int = 1, rank: int = 0, seed: int = 7) -> BucketSampler:
@@ -83,37 +82,3 @@ def test_validation_counts_each_row_once(n: int, world: int):
     lengths = np.random.default_rng(0).integers(5, 60, n)
     shares = [s for r in range(world) for s in SequentialSampler(lengths, batch_size=4, num_replicas=world, rank=r)]
     assert sorted(np.concatenate([share.rows for share in shares])) == list(range(n))
-
-
-def budgeted(lengths: np.ndarray, num_positions: int, **ranks: int) -> BucketSampler:
-    return BucketSampler(
-        lambda _: lengths, np.ones(len(lengths), int), batch_size=TokenBudget(num_positions, 64), seed=7, **ranks
-    )
-
-
-@given(lengths=st.lists(st.integers(2, 64), min_size=1, max_size=200), num_positions=st.integers(64, 2000))
-def test_a_token_budget_is_kept_and_filled(lengths: list[int], num_positions: int):
-    sampler = budgeted(np.array(lengths), num_positions)
-    for epoch in (0, 1):
-        batches = list(sampler.global_batches(epoch))
-        assert len(batches) == len(sampler)
-        assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
-        longest = [max(lengths[row] for row in batch) for batch in batches]
-        assert all(
-            len(batch) * trimmed_length(n, 64) <= num_positions for batch, n in zip(batches, longest, strict=True)
-        )
-        ordered = sorted(zip(longest, map(len, batches), batches, strict=True), key=lambda b: (b[0], -b[1]))
-        for (_, size, _), (_, _, longer) in itertools.pairwise(ordered):  # one row more would be too much
-            shortest = min(lengths[row] for row in longer)
-            assert (size + 1) * trimmed_length(shortest, 64) > num_positions
-
-
-def test_a_token_budget_resumes_by_position():
-    lengths = np.random.default_rng(0).integers(5, 60, 300)
-    ranks = [budgeted(lengths, 900, num_replicas=2, rank=rank) for rank in (0, 1)]
-    for whole, *shares in zip(budgeted(lengths, 900).global_batches(0), *ranks, strict=True):
-        assert set(whole) == {row for share in shares for row in share.rows if share.weight}
-        assert {share.num_rows for share in shares} == {len(whole)}
-    rest = budgeted(lengths, 900)
-    rest.set_position(0, sum(share.num_rows for share in list(rest)[:5]))
-    assert [s.rows.tolist() for s in rest] == [s.rows.tolist() for s in list(budgeted(lengths, 900))[5:]]

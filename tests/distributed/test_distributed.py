@@ -76,7 +76,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
             choose_device("auto", second)
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     assert choose_device("auto", second) == torch.device("cuda", 0)  # tasks of srun have a GPU each
-    with pytest.raises(UserError, match="--device mps is for one process"):
+    with pytest.raises(UserError, match="--device mps: torch finds no GPU"):
         choose_device("mps", second)
 
 

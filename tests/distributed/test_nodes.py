@@ -21,8 +21,7 @@ DYNAMIC = ("--rdzv-backend=c10d", "--rdzv-endpoint=192.168.98.1:29500", "--rdzv-
 def nodes() -> Iterator[list[str]]:
     """Two network namespaces of this machine, joined by a cable: each has a loopback and one address.
 
-    The name of the first stands for that, but on itself for its loopback, as under Debian. Gloo connects from the
-    larger address to the smaller, so that 127.0.0.1 must be the smaller one for it to matter.
+    The name of the first stands for that, but on itself for its loopback, as under Debian.
     """
     names = [f"histocoder-{os.getpid()}-{i}" for i in range(2)]
     try:
@@ -74,7 +73,7 @@ def test_two_nodes_equal_one(nodes: list[str], one_node: Path, tmp_path: Path, r
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", *options]
         command = ["ip", "netns", "exec", node, *launcher, *training(tmp_path / "out", steps=8)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        agents.append(subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes))
+        agents.append(subprocess.Popen(command, cwd=ROOT, env=environment(GLOO_SOCKET_IFNAME="eth0"), **pipes))
     try:
         printed = [agent.communicate(timeout=DEADLINE)[0] for agent in agents]
     finally:

@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from conftest import run, write_table
 from jobs import (
-    STEPS,
-    assert_same_end,
     change_state,
     end_of,
     faulty,
@@ -22,7 +20,6 @@ from jobs import (
     logs,
     ranks,
     training,
-    two_ranks,
     wait_for_step,
 )
 from models import save_tiny_model
@@ -206,23 +203,6 @@ def test_checkpoints_of_another_version_are_refused(saved: Path):
 
 
 # Disks
-
-
-@pytest.mark.slow
-def test_a_full_disk_keeps_the_last_checkpoint(together: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    two_ranks(training(out, steps=STEPS))
-    shutil.rmtree(list_checkpoints(out)[-1])
-    room = (out / "model.safetensors").stat().st_size + 10_000  # enough for weights, not for an optimizer
-    before = {path: path.read_bytes() for path in list_checkpoints(out)[0].iterdir()}
-    args = training(out)
-    ended = two_ranks(faulty(args, f"room:{room}"), args, check=False)
-    assert [one.returncode for one in ended] == [2, 2]
-    assert "Could not save the checkpoint" in ended[0].stderr and "Traceback" not in ended[0].stderr
-    assert before == {path: path.read_bytes() for path in list_checkpoints(out)[-1].iterdir()}
-    assert not leftovers(out)
-    two_ranks(args)
-    assert_same_end(together, out)
 
 
 def test_a_full_disk_ends_in_one_sentence(tmp_path: Path):

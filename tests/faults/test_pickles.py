@@ -30,10 +30,6 @@ def write_pickle(content: object, path: Path) -> None:
     path.write_bytes(pickle.dumps(content, protocol=2))
 
 
-def write_old_form(content: object, path: Path) -> None:
-    torch.save(content, path, _use_new_zipfile_serialization=False)
-
-
 @pytest.fixture
 def trap(tmp_path: Path) -> Iterator[Evil]:
     """What must not be unpickled."""
@@ -45,7 +41,6 @@ def trap(tmp_path: Path) -> Iterator[Evil]:
     ("start", "name", "write"),
     [
         ("last.bin", "", torch.save),
-        ("last.bin", "", write_old_form),
         ("last.bin", "", write_pickle),
         ("hub", "pytorch_model.bin", torch.save),
     ],

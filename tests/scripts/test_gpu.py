@@ -59,8 +59,6 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pd.Serie
         gpu_only=(
             "",
             "--precision fp16",
-            "--precision bf16 --compile",
-            "--fsdp full_shard --fsdp-cpu-offload",
             "--encoder ngram",
         ),
     ),
@@ -134,33 +132,6 @@ def test_a_step_never_waits_for_the_gpu(tmp_path: Path, table: Path, device: str
             torch.ones((), device=device).item()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-LITTLE_ROOM = """
-import runpy, sys, torch
-torch.cuda.set_per_process_memory_fraction(3e7 / torch.cuda.mem_get_info()[1])
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-@on_gpu
-def test_training_without_room_says_what_to_try(tmp_path: Path, table: Path, device: str):
-    sizes = ("--encoder", "small", "--batch-size", 16, "--max-steps", 2)
-    args = finetune(table, tmp_path / "out", *sizes, "--device", device)
-    result = run("-c", LITTLE_ROOM, *args, check=False)
-    assert result.returncode == 2 and "Traceback" not in result.stderr
-    assert "Out of memory (" in result.stderr and "--gradient-checkpointing" in result.stderr
-
-
-@on_gpu
-def test_checkpointing_lowers_the_peak_of_memory(tmp_path: Path, table: Path, device: str):
-    sizes = ("--encoder", "small", "--batch-size", 48)
-    peaks = [
-        trained(table, tmp_path / f"{len(flags)}", device, *sizes, *flags)[0]["gpu_memory_gb"].max()
-        for flags in ((), ("--gradient-checkpointing",))
-    ]
-    assert 0 < peaks[1] < peaks[0]
 
 
 @pytest.mark.parametrize("mode", ["greedy", "flat", "topk", "full"])

@@ -39,8 +39,8 @@ def test_a_setting_is_one_field(tmp_path: Path):
         replace(config, label_smoothing=2.0)
     with pytest.raises(UserError, match="Did you mean '--label-smoothing'"):
         parse(LongerConfig, [*GIVEN, "--labels-smoothing", "0.2"])
-    fixed_names = {one.name for one in settings_of(LongerConfig) if one.options.resume}
-    assert fixed_names - {one.name for one in settings_of(FinetuneConfig) if one.options.resume} == {"label_smoothing"}
+    fixed_names = {one.name for one in settings_of(LongerConfig) if one.resume}
+    assert fixed_names - {one.name for one in settings_of(FinetuneConfig) if one.resume} == {"label_smoothing"}
 
 
 def test_python_gives_what_flags_give(tmp_path: Path):
@@ -77,16 +77,6 @@ def test_args_yaml_of_another_start_leaves_recipes_open(tmp_path: Path):
         assert again(*flags).min_steps == 0
     slow = again("--learning-rate", 1e-4)
     assert (slow.table_learning_rate, slow.max_epoch_steps, slow.min_steps) == (None, 0, first.min_steps)
-    assert again("--scale-lr").max_epoch_steps == 0
-
-
-def test_rates_scale_with_rows_of_a_step():
-    config = FinetuneConfig("t.csv", ("h",), batch_size=32, gradient_accumulation_steps=2, scale_lr=True)
-    assert config.step_size(4) == 256
-    assert replace(config, scale_lr=False, tokens_per_batch=4_096).step_size(4) == 32_768
-    scaled = replace(config, learning_rate=1e-3).for_rows(1000, 4)
-    assert (scaled.learning_rate, scaled.encoder_learning_rate) == (2e-3, None)
-    assert scaled.for_rows(1000, 4) == scaled
 
 
 @pytest.mark.parametrize(("rows", "growth"), [(12_800, 1), (12_801, 2), (25_601, 4), (10**6, 4)])
@@ -120,7 +110,7 @@ def test_python_trains_resumes_and_is_told_of_mistakes(tmp_path: Path, capsys: p
     assert args["learning_rate"] == 1e-3 and args["target_cols"] == ["hisco_1"] and "resume" not in args
     (checkpoint,) = list_checkpoints(folder)
     kept = load_checkpoint(checkpoint).settings
-    assert {one.flag for one in settings_of(FinetuneConfig) if one.options.resume} <= set(kept)
+    assert {one.flag for one in settings_of(FinetuneConfig) if one.resume} <= set(kept)
     capsys.readouterr()
     train(replace(config, max_steps=3))
     assert "Resuming from step 2" in capsys.readouterr().out

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, environment, run, write_table
+from conftest import ROOT, environment, run
 from jobs import finetune
-from models import save_tiny_model
 
 ENVIRONMENT = environment(PYTHONPATH=f"{ROOT / 'tests' / 'like_windows'}{os.pathsep}{ROOT}")
 
@@ -18,18 +17,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-in is
 
 
 @pytest.mark.slow
-def test_training_and_its_report(tmp_path: Path, table: Path):
+def test_training_and_coding_a_file(tmp_path: Path, table: Path):
     args = finetune(table, tmp_path / "out", "--batch-size", 16, "--num-workers", 1, "--max-steps", 2)
     args.remove("--no-report")
     assert "Wrote the report to" in run(*args, env=ENVIRONMENT, fresh=True).stdout
-
-
-@pytest.mark.slow
-def test_coding_a_file_and_asking_the_doctor(tmp_path: Path):
-    table = write_table(tmp_path / "table.csv")
-    model = save_tiny_model(tmp_path / "model")
-    command = ("-m", "histocoder", "predict", "--model", model, "--input", table, "--output", tmp_path / "coded.csv")
-    run(*command, "--columns", "pred_", env=ENVIRONMENT, fresh=True)
+    files = ("--input", table, "--output", tmp_path / "coded.csv", "--columns", "pred_")
+    run("-m", "histocoder", "predict", "--model", tmp_path / "out", *files, env=ENVIRONMENT, fresh=True)
     assert (tmp_path / "coded.csv").is_file()
     assert "memory" in run("-m", "histocoder", "doctor", env=ENVIRONMENT, fresh=True, check=False).stdout
 

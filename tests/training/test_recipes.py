@@ -1,7 +1,6 @@
 """What a run inherits from the model that it starts from, and which settings it then has."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from histocoder.config import RECIPES, FinetuneConfig
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.formatters import build_formatter
-from histocoder.formatters.tokenizers import CHARACTERS
 from histocoder.model import MixerModel
 from histocoder.training.building import build_model, fill_in, kind_of_start
 
@@ -39,22 +37,12 @@ def continued(path: Path, **settings: float) -> MixerModel:
     start = {"dataset": "t.csv", "target_cols": ("hisco_1",), "initial_checkpoint": str(path)}
     config, codes = fill_in(FinetuneConfig(**start, **sizes, **settings)), read_model_config(path).codes
     files = ExampleFiles((), ("hisco_1",), build_formatter("general", num_blocks=1))
-    return build_model(config, files, tokenizer=CHARACTERS, key=Key(codes), languages=("en", "unk"))
+    return build_model(config, files, key=Key(codes), languages=("en", "unk"))
 
 
 def test_a_continued_run_drops_ngrams_as_told():
     model = continued(NGRAM, ngram_dropout=0.1)
     assert model.encoder.config.ngram_dropout_prob == model.config.encoder["ngram_dropout_prob"] == 0.1
-
-
-def test_a_start_that_has_seen_validation_is_said(tmp_path: Path, logged: list[str]):
-    best = shutil.copytree(NGRAM, tmp_path / "best")
-    change_config(best, replace(read_model_config(best), fitted_to_validation=True))
-    continued(best)
-    assert len(logged) == 1 and "has learned from its run's validation data" in logged[0]
-    shutil.copytree(NGRAM, tmp_path, dirs_exist_ok=True)
-    continued(best)
-    assert len(logged) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,6 @@ from pretrained import save_pretrained
 from trainers import begin, dataset, losses
 
 from histocoder.checkpoints.training_state import list_checkpoints, step_of
-from histocoder.config import StrategyConfig
-from histocoder.errors import UserError
-from histocoder.training.checks import check_strategy
 from histocoder.training.trainer import Trainer
 
 STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 8, "--eval-interval", 4)
@@ -39,9 +35,8 @@ def alone(data: Path) -> Path:
 
 def begun(folder: Path, **options: Any) -> Trainer:
     """A run that draws random numbers in every layer."""
-    found = begin(
-        folder, dataset(folder, write_table(folder / "table.csv"), ("hisco_1",)), num_classes=8, batch_size=4, **options
-    )
+    data = dataset(folder, write_table(folder / "table.csv"), ("hisco_1",))
+    found = begin(folder, data, num_classes=8, batch_size=4, **options)
     sizes = found.model.encoder.config
     sizes.hidden_dropout_prob = sizes.attention_probs_dropout_prob = 0.1
     for module in found.model.modules():
@@ -50,23 +45,12 @@ def begun(folder: Path, **options: Any) -> Trainer:
     return found
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"precision": "fp32"},
-        {"precision": "bf16"},
-        pytest.param({"precision": "fp32", "compile": True}, marks=pytest.mark.slow),
-    ],
-)
-def test_checkpointing_keeps_less_and_changes_no_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-):
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_checkpointing_keeps_less_and_changes_no_bit(tmp_path: Path, precision: str):
     found = []
     for checkpointing in (False, True):
-        torch._dynamo.reset()
         kept: list[int] = []
-        trained = begun(tmp_path, gradient_checkpointing=checkpointing, **options)
+        trained = begun(tmp_path, gradient_checkpointing=checkpointing, precision=precision)
         with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x):
             found.append((losses(trained, 3, pad=False), [p.detach() for p in trained.model.parameters()], sum(kept)))
     (before, weights, num_before), (after, others, num_after) = found
@@ -75,25 +59,23 @@ def test_checkpointing_keeps_less_and_changes_no_bit(
 
 
 @pytest.mark.parametrize(
-    ("processes", "flags", "tolerance"),
+    ("processes", "flags"),
     [
-        (1, ("--gradient-checkpointing",), 1e-6),
-        (2, ("--batch-size", 2, "--gradient-accumulation-steps", 3), 1e-6),
-        pytest.param(2, ("--gradient-checkpointing",), 1e-6, marks=pytest.mark.slow),
-        pytest.param(2, ("--fsdp", "shard_grad_op", "--fsdp-min-num-params", 30_000), 1e-6, marks=pytest.mark.slow),
-        pytest.param(2, ("--fsdp-reduce-dtype", "bf16"), 1e-3, marks=pytest.mark.slow),
+        (1, ("--gradient-checkpointing",)),
+        (2, ("--batch-size", 2, "--gradient-accumulation-steps", 3)),
+        pytest.param(2, ("--gradient-checkpointing",), marks=pytest.mark.slow),
+        pytest.param(2, ("--fsdp", "shard_grad_op"), marks=pytest.mark.slow),
     ],
 )
 def test_sharded_training_is_that_of_one_process(
-    alone: Path, data: Path, tmp_path: Path, processes: int, flags: tuple[object, ...], tolerance: float
+    alone: Path, data: Path, tmp_path: Path, processes: int, flags: tuple[object, ...]
 ):
     args = finetune(data, tmp_path / "out", *STEPS, "--batch-size", 12 // processes, *SHARDED, *flags)
     printed = run(*args).stdout if processes == 1 else two_ranks(args)[0].stdout
-    assert "FSDP" in printed and "without effect" not in printed
+    assert "strategy    FSDP" in printed
     for column in ("train_loss", "val_loss", "grad_norm"):
-        expected = pytest.approx(logged(alone, column), abs=2 * tolerance, rel=tolerance * 10)
-        assert logged(tmp_path / "out", column) == expected
-    assert_same_weights(tmp_path / "out", alone, tolerance=100 * tolerance)
+        assert logged(tmp_path / "out", column) == pytest.approx(logged(alone, column), abs=2e-6, rel=1e-5)
+    assert_same_weights(tmp_path / "out", alone, tolerance=1e-4)
 
 
 @pytest.mark.slow
@@ -117,7 +99,7 @@ from histocoder.training.trainer import Trainer
 save = Trainer.save_result
 def count(trainer):
     save(trainer)
-    own = sum(p.numel() for p in trainer.learner.own_parameters())
+    own = sum(p.to_local().numel() for p in trainer.learner.model.parameters())
     moments = [t for state in trainer.learner.optimizer.state.values() for t in state.values() if t.dim()]
     total = sum(t.numel() for t in trainer.learner.model.parameters())
     print("numbers", total, own, sum(t.to_local().numel() for t in moments))
@@ -150,50 +132,3 @@ def test_runs_resume_under_any_strategy(alone: Path, data: Path, tmp_path: Path)
         assert start == 0 or f"Resuming from step {start}" in ended[0].stdout
         for column in ("train_loss", "val_loss", "grad_norm"):
             assert logged(out, column) == pytest.approx(logged(alone, column), abs=2e-5)  # of six digits
-
-
-OVERFLOWING = """
-import math, os, runpy, sys
-import torch
-from histocoder.training import learner
-learner.computing_dtype = lambda *_, **__: torch.float16
-step = learner.Learner.step
-taken = 0
-def said(learner):
-    global taken
-    taken += 1
-    if taken == 3 and os.environ["RANK"] == "1":
-        learner.optimizer.param_groups[0]["params"][0].grad.to_local()[0] = math.inf
-    norm = step(learner)
-    print("scale", learner.scaler.get_scale(), float(norm) < math.inf)
-    return norm
-learner.Learner.step = said
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-@pytest.mark.slow
-def test_an_overflow_lowers_the_scale_of_all_ranks(data: Path, tmp_path: Path):
-    args = finetune(data, tmp_path / "out", *STEPS, "--max-steps", 4, "--batch-size", 6, "--fsdp", "full_shard")
-    for one in two_ranks(["-c", OVERFLOWING, *args]):
-        found = [line.split()[1:] for line in one.stdout.splitlines() if line.startswith("scale")]
-        assert found == [["65536.0", "True"]] * 2 + [["32768.0", "False"], ["32768.0", "True"]]
-    assert logged(tmp_path / "out", "skipped_steps") == [0, 0, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("flags", "device", "message"),
-    [
-        ({"fsdp": "full_shard", "ddp_comm_hook": "bf16"}, "cpu", "use --fsdp-reduce-dtype"),
-        ({"fsdp_cpu_offload": True}, "cpu", "--fsdp-cpu-offload is for --fsdp"),
-        ({"fsdp": "full_shard", "fsdp_min_num_params": 0}, "cpu", "must be 1 or more"),
-        ({"fsdp": "full_shard", "fsdp_cpu_offload": True}, "cpu", "there is no GPU"),
-        ({"ddp_comm_hook": "bf16"}, "cpu", "needs GPUs"),
-        ({"fsdp": "full_shard"}, "mps", "add --device cpu"),
-        ({"fsdp": "full_shard", "fsdp_cpu_offload": True}, "cuda", "does not work with fp16; use --precision bf16"),
-    ],
-)
-def test_contradictory_flags_are_named(flags: dict[str, Any], device: str, message: str):
-    with pytest.raises(UserError, match=message):
-        check_strategy(StrategyConfig(**flags), torch.device(device), torch.float16)

@@ -5,27 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, write_table
-from models import slow_in_bf16
-from trainers import CPU, MAX_LEN, begin, dataset, losses
+from conftest import ROOT
+from trainers import CPU, MAX_LEN, begin, dataset
 
 from histocoder.data.samplers import Share
 from histocoder.errors import UserError
 from histocoder.model import trimmed_length
-from histocoder.model.devices import choose_tf32, computing_dtype
+from histocoder.model.devices import computing_dtype
 from histocoder.training.losses import mixed_loss
-
-
-@slow_in_bf16
-def test_trimmed_bf16_learns_as_padded_fp32(tmp_path: Path):
-    data = dataset(tmp_path, write_table(tmp_path / "table.csv", copies=2), ("hisco_1",))
-    curves = [
-        np.array(losses(begin(tmp_path, data, precision=precision, num_classes=8, batch_size=8), 200, pad=pad))
-        for precision, pad in (("fp32", True), ("bf16", False))
-    ]
-    padded, trimmed = (curve.reshape(-1, 20).mean(1) for curve in curves)
-    assert padded[-1] < 0.5 * padded[0]
-    np.testing.assert_allclose(trimmed, padded, rtol=0.02)
 
 
 def test_an_epoch_computes_hardly_more_than_its_characters(tmp_path: Path):
@@ -61,9 +48,3 @@ def test_precisions(name: str, message: str):
     assert computing_dtype("auto", CPU, use_amp=True) in (torch.float32, torch.bfloat16)
     with pytest.raises(UserError, match=message):
         computing_dtype(name, CPU)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_products_in_fp32_are_exact(dtype: torch.dtype):
-    choose_tf32(dtype, torch.device("cuda", 0))
-    assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == (dtype != torch.float32)

@@ -1,6 +1,5 @@
 """Ways to train that come to the same: batches that accumulate beside large ones."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -38,14 +37,3 @@ def test_batches_that_accumulate_are_one_large_batch(
         # the log has six digits
         assert logged(tmp_path / "out", column) == pytest.approx(logged(large, column), abs=3e-6, rel=1.5e-5)
     assert_same_weights(tmp_path / "out", large, tolerance=1e-4)
-
-
-def test_a_run_continues_with_batches_of_other_sizes(large: Path, data: Path, tmp_path: Path):
-    for size, accumulated in ((9, 2), (6, 3)):
-        sizes = ("--batch-size", size, "--gradient-accumulation-steps", accumulated)
-        saves = ("--save-interval", 4, "--keep-checkpoints", 3)
-        output = run(*finetune(data, tmp_path / "out", *STEPS, *sizes, *saves)).stdout
-        for step in (8, 10):
-            shutil.rmtree(tmp_path / "out" / "checkpoints" / f"step-{step:07d}")
-    assert "Resuming from step 4" in output
-    assert logged(tmp_path / "out", "train_loss") == pytest.approx(logged(large, "train_loss"), abs=1e-6)
