@@ -5,7 +5,7 @@ to 128 positions, computes in fp32, decodes the whole prefix again at each step,
 time. Both sides take turns within the run; the figures are medians. `with_repeats` uses the rows of the file with their
 repeats: histocoder computes each distinct description once, the reference all rows.
 
-Usage: python benchmarks/predict.py [--precision fp32] [--compile] [--rows N] [--modes flat greedy topk full]
+Usage: python benchmarks/predict.py [--precision fp32] [--rows N] [--modes flat greedy topk full]
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def descriptions(num_rows: int, *, distinct: bool = True) -> list[str]:
     return texts.sample(min(num_rows, len(texts)), random_state=0).tolist()
 
 
-def build_coder(precision: str, *, compile: bool, tiny: bool) -> Coder:
+def build_coder(precision: str, *, tiny: bool) -> Coder:
     """Return a coder with a model of CANINE-s's sizes, or a tiny one with a hundred codes, and random weights."""
     torch.manual_seed(0)
     formatter = build_formatter("hisco", num_blocks=5)
@@ -63,7 +63,7 @@ def build_coder(precision: str, *, compile: bool, tiny: bool) -> Coder:
         codes=codes()[: 100 if tiny else None],
         target_cols=tuple(f"hisco_{i + 1}" for i in range(5)),
     )
-    return Coder(MixerModel(config), precision=precision, compile=compile)
+    return Coder(MixerModel(config), precision=precision)
 
 
 class Reference:
@@ -156,17 +156,15 @@ def main() -> None:
         "--precision", default="auto", choices=PRECISIONS, help="histocoder's precision (default: auto)"
     )
     parser.add_argument("--modes", nargs="+", default=["flat", "greedy", "topk", "full"])
-    parser.add_argument("--compile", action="store_true", help="compile histocoder's layers")
     parser.add_argument("--tiny", action="store_true", help="a tiny model with a hundred codes, to try the program")
     args = parser.parse_args()
-    coder = build_coder(args.precision, compile=args.compile, tiny=args.tiny)
+    coder = build_coder(args.precision, tiny=args.tiny)
     results = {mode: compare(coder, mode, args) for mode in args.modes}
     print(
         json.dumps(
             {
                 "benchmark": "predict",
                 "precision": coder.precision,
-                "compile": args.compile,
                 "modes": results,
                 "machine": device_name(coder.device),
                 "torch": torch.__version__,

@@ -1,14 +1,14 @@
 """Rows per second of training at CANINE-s's sizes, compared with other ways of training; prints one line of JSON.
 
-`ours` trains as `finetune.py` does by default, augmentation included; `compiled` adds `--compile`, `torch` leaves out
-the C kernels. `reference` trains in fp32 with all inputs padded to 128 positions, batches in random order, rows
-tokenized one by one, an unfused AdamW, and the loss read in each step. `trainer` is Hugging Face's Trainer with bf16,
-rows grouped by length, and trimmed batches. All have random weights, the same losses, and the rows of
-`english_occupations.csv` (or data/train.csv if that is missing) with the same noise. They take turns within the run,
-each in its own process and warmed up; the figures are medians. The peak is the fastest of several 2048³ products (on a
-GPU 8192³) in the precision of `ours`; their median shows how steady the machine was.
+`ours` trains as `finetune.py` does by default, augmentation included; `torch` leaves out the C kernels. `reference`
+trains in fp32 with all inputs padded to 128 positions, batches in random order, rows tokenized one by one, an unfused
+AdamW, and the loss read in each step. `trainer` is Hugging Face's Trainer with bf16, rows grouped by length, and
+trimmed batches. All have random weights, the same losses, and the rows of `english_occupations.csv` (or data/train.csv
+if that is missing) with the same noise. They take turns within the run, each in its own process and warmed up; the
+figures are medians. The peak is the fastest of several 2048³ products (on a GPU 8192³) in the precision of `ours`;
+their median shows how steady the machine was.
 
-Usage: python benchmarks/train_step.py [--batch-size N] [--against reference trainer compiled torch]
+Usage: python benchmarks/train_step.py [--batch-size N] [--against reference trainer torch]
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import argparse
 import itertools
 import json
 import multiprocessing
-import os
 import random
 import statistics
 import tempfile
@@ -308,10 +307,9 @@ class Side:
 
 
 def _serve(end: Connection, name: str, args: argparse.Namespace, folder: Path) -> None:
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")  # not the code that an earlier run compiled
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = Data(folder / name, tiny=args.tiny)
-    config = train_config(args.batch_size, precision=args.precision, compile=name == "compiled")
+    config = train_config(args.batch_size, precision=args.precision)
     if name == "torch":
         kernels.library = lambda: None
     side: Any
@@ -339,7 +337,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
     parser.add_argument("--precision", default="auto", help="precision of `ours` (default: auto)")
     parser.add_argument(
-        "--against", nargs="*", default=["reference", "trainer"], choices=("reference", "trainer", "compiled", "torch")
+        "--against", nargs="*", default=["reference", "trainer"], choices=("reference", "trainer", "torch")
     )
     parser.add_argument("--tiny", action="store_true", help="a tiny model on a hundred rows, to try the program")
     args = parser.parse_args()

@@ -17,7 +17,6 @@ from histocoder.checkpoints.model_files import (
     read_json,
     read_model_config,
     read_weights,
-    verify_model,
 )
 from histocoder.config import NUM_CODES, ModelConfig
 from histocoder.data.key import Key, read_key
@@ -37,7 +36,6 @@ def initial_weights(path: Path) -> tuple[dict[str, Tensor], Codes]:
     `path` is the folder of a model, a run or a checkpoint, or a model that `read_published` reads.
     """
     if is_own_model(path):
-        verify_model(path)
         return read_weights(path), read_model_config(path).codes
     return read_published(path)[:2]
 

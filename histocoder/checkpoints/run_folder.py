@@ -20,7 +20,6 @@ from histocoder import distributed
 from histocoder.checkpoints.model_files import (
     CARD_FILE,
     CONFIG_FILE,
-    MANIFEST_FILE,
     TOKENIZER_FOLDER,
     WEIGHTS_FILE,
     save_model,
@@ -30,6 +29,7 @@ from histocoder.checkpoints.training_state import (
     BEST_FOLDER,
     CHECKPOINTS_FOLDER,
     LAST_BIN_FILE,
+    STATE_FILE,
     Checkpoint,
     drop_checkpoints_after,
     find_checkpoint,
@@ -50,8 +50,8 @@ CACHE_FOLDER = "cache"
 LOCK_FILE = ".lock"
 ARGS_FILE = "args.yaml"
 """First file that training writes; in a folder that holds it, the files and folders below belong to a run."""
-_MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, CARD_FILE)
-_FILES = (*_MODEL_FILES, LAST_BIN_FILE, LOG_FILE, WANDB_ID_FILE, METRICS_FILE, REPORT_FILE)
+_MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE)
+_FILES = (*_MODEL_FILES, "manifest.json", LAST_BIN_FILE, LOG_FILE, WANDB_ID_FILE, METRICS_FILE, REPORT_FILE)
 _FOLDERS = (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, FIGURES_FOLDER, TENSORBOARD_FOLDER, PROFILE_FOLDER)
 """Folders that a new run deletes; prepared data and `cache/` stay."""
 _LATE_SECONDS = 5.0  # time after which a network disk shows a file that another machine has written
@@ -188,10 +188,10 @@ class RunFolder:
                 self._refuse_to_delete(resume)
             return str(found or "")
 
-        found = distributed.broadcast_from_primary(find, doing="verifying checkpoints")
+        found = distributed.broadcast_from_primary(find, doing="reading checkpoints")
         if not found:
             return None
-        check_shared(Path(found) / MANIFEST_FILE)
+        check_shared(Path(found) / STATE_FILE)
         checkpoint = load_checkpoint(Path(found))
         if not self._is_own(checkpoint.path):
             state = checkpoint.state

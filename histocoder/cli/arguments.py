@@ -18,7 +18,11 @@ from histocoder.data.languages import HELP
 from histocoder.errors import UserError
 
 _Config = TypeVar("_Config", bound=Settings)
-_REMOVED = ("fsdp_state_dict",)  # flags that histocoder no longer has, and `args.yaml` of earlier runs may name
+_REMOVED = (
+    "fsdp_state_dict",
+    "compile",
+    "gradient_checkpointing",
+)  # flags that histocoder no longer has, and `args.yaml` of earlier runs may name
 
 
 def parse(kind: type[_Config], argv: Sequence[str] | None = None, *, prog: str | None = None) -> _Config:

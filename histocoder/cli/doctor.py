@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 
 from histocoder.cli.flags import DoctorFlags
-from histocoder.errors import UserError
 from histocoder.files import make_folder
 from histocoder.log import log
-from histocoder.model.devices import check_compiler, device_name, has_bf16, total_bytes
+from histocoder.model.devices import device_name, has_bf16, total_bytes
 from histocoder.model.encoder import hub_answers
 from histocoder.ops import kernels
 
@@ -49,7 +48,6 @@ def examine(folder: Path) -> Iterator[tuple[str, str, str]]:
         yield "precision", "bf16 is supported in hardware; --precision auto uses it", ""
     else:
         yield "precision", "no bf16 in hardware; --precision auto uses fp32", "Training in bf16 is faster."
-    yield "compiler", *compiler(device)
     slow = "Training on a CPU is slower without. Install a C compiler with OpenMP (gcc), then reinstall histocoder."
     has_kernels = kernels.library() is not None
     yield "kernels", "compiled" if has_kernels else "not compiled, or out of date", "" if has_kernels else slow
@@ -80,15 +78,6 @@ def devices() -> tuple[str, str]:
     if shutil.which("nvidia-smi") is None:
         return name, "No GPU: pretrained encoders are slow to train here; --encoder ngram takes minutes."
     return name, "There is a driver for NVIDIA GPUs, but torch finds none: install a torch with CUDA, check nvidia-smi."
-
-
-def compiler(device: torch.device) -> tuple[str, str]:
-    """Return whether `torch.compile` works, and why not."""
-    try:
-        check_compiler(device)
-    except UserError as error:
-        return "none that --compile can use", str(error)
-    return "--compile is supported", ""
 
 
 def _gb(num_bytes: float) -> str:

@@ -31,7 +31,7 @@ def run(config: EvaluateFlags) -> None:
     device = distributed.start(device=config.device)
     _check(config)
     folder = local_folder(config.model)
-    coder = Coder.from_pretrained(folder, str(device), precision=config.precision, verify=not config.no_verify)
+    coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
     rules = LabelRules(
         zero_pad=config.zero_pad_codes,
         allow_short=config.allow_codes_shorter_than_block_size,

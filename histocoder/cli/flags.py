@@ -15,7 +15,6 @@ class ModelFlags(Settings):
         None, "folder of a run or a checkpoint, or hf://OWNER/NAME on the hub", metavar="DIR", is_required=True
     )
     device: str = free("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
-    no_verify: bool = free(False, "do not verify a large model's files with its manifest.json")
     precision: str = free(
         "auto",
         "auto: bf16 if the hardware supports it, several times as fast and slightly less exact",
@@ -40,7 +39,6 @@ class PredictFlags(PredictConfig, ModelFlags):
     known_exact: bool = free(False, "--known: compare descriptions exactly, including case, blanks and accents")
     zero_pad_codes: bool = free(False, "--known: restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "--known: accept codes shorter than the model's block size")
-    compile: bool = free(False, "compile the encoder's layers with torch.compile first")
 
     def check(self) -> None:
         """Raise a UserError unless there is something to code, and for flags that need others."""

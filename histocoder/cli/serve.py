@@ -37,7 +37,7 @@ def run(config: ServeFlags) -> None:
         holding(folder / ".lock", path=folder, instead="another --folder"),
     ):
         port = listener.getsockname()[1]
-        coder = Coder.from_pretrained(model, str(device), precision=config.precision, verify=not config.no_verify)
+        coder = Coder.from_pretrained(model, str(device), precision=config.precision)
         may_train = config.allow_training
         desk = Desk(coder, folder, model=config.model, model_folder=model, run=run_folder, may_train=may_train)
         if config.data:

@@ -106,7 +106,6 @@ class FitConfig(Settings):
     max_grad_norm: float = free(1.0, "norm to which gradients are clipped", metavar="N", above=0)
     precision: str = fixed("auto", "auto: bf16 if the hardware supports it", choices=PRECISIONS)
     use_amp: bool = free(False, "with auto: fp16 on GPUs without bf16")
-    compile: bool = free(False, "compile the model's layers with torch.compile, in the first steps")
     max_skipped_steps: int = free(10, "stop after N consecutive steps with gradients that are not finite", at_least=1)
 
     def check(self) -> None:
@@ -197,9 +196,6 @@ class StrategyConfig(Settings):
 
     GROUP = "strategy for large models and batches"
 
-    gradient_checkpointing: bool = free(
-        False, "recompute each layer in the backward pass: less memory, the same results"
-    )
     fsdp: str | None = free(
         None, "shard weights and optimizer over processes (default: DDP)", choices=("full_shard", "shard_grad_op")
     )

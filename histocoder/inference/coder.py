@@ -25,7 +25,7 @@ from histocoder.inference.descriptions import Descriptions, readings, thresholds
 from histocoder.inference.onnx_coder import OnnxCoder
 from histocoder.inference.predictions import Prediction
 from histocoder.model import MixerModel
-from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
+from histocoder.model.devices import choose_tf32, computing_dtype
 
 _ENCODED_AT_ONCE = 64
 """Number of descriptions that fits a CPU's caches. Decoding reads all weights at each step, and prefers more."""
@@ -56,8 +56,6 @@ class Coder:
     precision : {"auto", "fp32", "bf16", "fp16"}
         auto uses bf16 if the hardware supports it, which is several times as fast as fp32; probabilities then differ in
         the third digit, some in the second.
-    compile : bool
-        Whether to compile the encoder's layers with `torch.compile` first, which takes a minute.
 
     Attributes
     ----------
@@ -78,9 +76,7 @@ class Coder:
     coder.predict(["wine and spirit merchant", "husmand"], ["en", "da"])
     """
 
-    def __init__(
-        self, model: MixerModel, device: str | None = None, *, precision: str = "fp32", compile: bool = False
-    ) -> None:
+    def __init__(self, model: MixerModel, device: str | None = None, *, precision: str = "fp32") -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = computing_dtype(precision, self.device)
         choose_tf32(dtype, self.device)
@@ -88,9 +84,6 @@ class Coder:
         # in another precision, a copy: weights are saved as they were trained
         self.computing = self.model if dtype == torch.float32 else copy.deepcopy(self.model).to(dtype)
         self.computing.dtype = dtype
-        if compile:
-            check_compiler(self.device)
-            self.computing.compile_layers()
         self.precision = str(dtype).removeprefix("torch.")
         self.decoding = Decoding(self.model, self.computing)
         self.formatter, self.codes = self.decoding.formatter, self.decoding.codes
@@ -100,9 +93,7 @@ class Coder:
         self._encoded_at_once = _ENCODED_AT_ONCE if self.device.type == "cpu" else _ENCODED_AT_ONCE_ELSEWHERE
 
     @classmethod
-    def from_pretrained(
-        cls, path_or_url: str | Path, device: str | None = None, *, verify: bool = True, **computing: Any
-    ) -> Coder:
+    def from_pretrained(cls, path_or_url: str | Path, device: str | None = None, **computing: Any) -> Coder:
         """Open a model.
 
         Parameters
@@ -110,10 +101,8 @@ class Coder:
         path_or_url : path
             Folder of a run or a checkpoint, any other folder with `config.json` and `model.safetensors`, or a Hugging
             Face hub repository with these files, as `hf://owner/name`.
-        verify : bool
-            Whether to verify the model's files with the checksums in its `manifest.json`, if it has one.
         device, **computing
-            See `Coder`: `precision` and `compile`.
+            See `Coder`.
 
         Raises
         ------
@@ -121,7 +110,7 @@ class Coder:
             If there is no model, or it is damaged or of a newer format version.
         """
         folder = local_folder(path_or_url)
-        coder = cls(load_model(folder, verify=verify), device, **computing)
+        coder = cls(load_model(folder), device, **computing)
         if (folder / CARD_FILE).is_file():
             coder.card = (folder / CARD_FILE).read_text(encoding="utf-8")
         return coder

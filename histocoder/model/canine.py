@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from histocoder.errors import UserError
 from histocoder.model.layers import (
     EncoderConfig,
-    TransformerLayer,
     add_norm,
     additive,
     attention,
@@ -185,7 +184,7 @@ def _primes(num: int, device: torch.device) -> Tensor:
         return torch.tensor(_PRIMES[:num], device=device)
 
 
-class CanineLayer(TransformerLayer):
+class CanineLayer(nn.Module):
     """Self-attention and a feed-forward network, each followed by a layer norm."""
 
     def __init__(self, config: CanineConfig) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from histocoder.config import MAX_TARGET_LEN
 from histocoder.formatters import PAD, build_formatter
-from histocoder.model.layers import TransformerLayer, add_norm, attention, linear
+from histocoder.model.layers import add_norm, attention, linear
 
 _NUM_CLASSES = 64  # number of classes of a row that the prior knows, the most probable ones
 _LEAST = 1e-4  # share that is added to each token's, so that the decoder can always disagree
@@ -63,7 +63,7 @@ class Attention(nn.Module):
         return linear(attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj)
 
 
-class DecoderLayer(TransformerLayer):
+class DecoderLayer(nn.Module):
     """Self-attention, cross-attention and a feed-forward network, each followed by a layer norm."""
 
     def __init__(self, dim: int, num_heads: int, dim_feedforward: int, dropout: float) -> None:

@@ -1,10 +1,7 @@
-"""Devices: names, precision, memory, requirements of compilation, and deterministic algorithms."""
+"""Devices: names, precision, memory, and deterministic algorithms."""
 
-import importlib.util
 import os
 import platform
-import shutil
-import sys
 from pathlib import Path
 
 import torch
@@ -14,12 +11,10 @@ from histocoder.distributed import all_reduce
 from histocoder.errors import UserError
 
 OUT_OF_MEMORY = (
-    "In training, halve --batch-size and double --gradient-accumulation-steps, which gives the same steps, or add "
-    "--gradient-checkpointing; otherwise set a smaller --batch-size, stop other programs that use this memory, or "
-    "compute with --device cpu."
+    "In training, halve --batch-size and double --gradient-accumulation-steps, which gives the same steps; otherwise "
+    "set a smaller --batch-size, stop other programs that use this memory, or compute with --device cpu."
 )
 """Advice where memory runs out."""
-_SIGNS_OF_FULL_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -57,21 +52,6 @@ def total_bytes() -> float:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (ValueError, OSError, AttributeError):  # the last on Windows
         return float("inf")
-
-
-def check_compiler(device: torch.device) -> None:
-    """Raise a UserError if `--compile` can't work on a device."""
-    if device.type == "cuda":
-        if importlib.util.find_spec("triton") is None or not any(map(shutil.which, ("cc", "gcc", "clang"))):
-            raise UserError("--compile needs Triton and a C compiler (gcc) on a GPU; install them, or omit it.")
-    elif device.type == "cpu":
-        compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-        if shutil.which(compiler) is None:
-            raise UserError(
-                f"--compile needs a C++ compiler, and there is no {compiler} here; install it, or name another in CXX."
-            )
-    else:
-        raise UserError(f"--compile is for CPUs and NVIDIA GPUs; omit it with --device {device.type}.")
 
 
 def compute_deterministically() -> None:
@@ -117,8 +97,7 @@ def has_bf16(device: torch.device) -> bool:
     return not {"amx_bf16", "avx512_bf16"}.isdisjoint(_cpu_info("flags"))
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
     """Return whether an error says that there is no more memory on the device or the machine."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS_OF_FULL_MEMORY)
+    signs = ("out of memory", "allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)

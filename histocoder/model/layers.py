@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
 
 from histocoder.ops import kernels
 
@@ -46,17 +45,6 @@ class EncoderConfig:
     def to_diff_dict(self) -> dict[str, Any]:
         """Return the fields of a config file; the name is that of `PretrainedConfig`'s method."""
         return {"model_type": self.model_type, **asdict(self)}
-
-
-class TransformerLayer(nn.Module):
-    """Base of layers, which with `is_checkpointed` keep only their inputs and compute the rest again backwards."""
-
-    is_checkpointed = False
-
-    def __call__(self, *args: Any) -> Any:
-        if self.is_checkpointed and torch.is_grad_enabled():
-            return checkpoint(super().__call__, *args, use_reentrant=False)
-        return super().__call__(*args)
 
 
 def linear(x: Tensor, module: nn.Linear) -> Tensor:

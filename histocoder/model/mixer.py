@@ -16,7 +16,7 @@ from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 from histocoder.model.canine import POSITIONS, Canine, CanineLayer
 from histocoder.model.decoder import Decoder, Prior, class_blocks
 from histocoder.model.encoder import Encoder, encode_pretrained, encoder_from_config
-from histocoder.model.layers import TransformerLayer, linear, without_weights
+from histocoder.model.layers import linear, without_weights
 from histocoder.model.linear_expert import LinearExpert
 from histocoder.model.ngram import NgramEncoder
 
@@ -69,7 +69,7 @@ class MixerModel(nn.Module):
         self.register_buffer("class_blocks", blocks, persistent=False)
         num_features = config.num_linear_features
         self.linear_expert = LinearExpert(num_features, config.num_classes) if num_features else None
-        self.encoder_is_frozen = self.is_compiled = False
+        self.encoder_is_frozen = False
         self.dtype = torch.float32
 
     @classmethod
@@ -110,29 +110,6 @@ class MixerModel(nn.Module):
         if self.encoder_is_frozen:
             self.encoder.eval()
         return self
-
-    def compile_layers(self) -> None:
-        """Compile the layers of encoder and decoder by `torch.compile` at their first use.
-
-        Layers of one class share their graphs, for every length and any batch of two rows or more: three graphs in
-        training, whereas compiling the whole model would take minutes.
-        """
-        torch._dynamo.config.recompile_limit = 32  # with and without gradients, one row and more, each precision
-        torch._dynamo.config.optimize_ddp = False  # it cuts graphs that hold more than one of DDP's buckets
-        for layers in self.layers():
-            for layer in layers:
-                layer.compile(dynamic=True)
-        self.is_compiled = True
-
-    def checkpoint_layers(self) -> None:
-        """Keep only the input of each layer for the backward pass, which computes the rest again, bit for bit."""
-        if not isinstance(self.encoder, Canine | NgramEncoder):
-            name = "activation_checkpointing_enable"
-            enable = getattr(self.encoder, name if hasattr(self.encoder, name) else "gradient_checkpointing_enable")
-            enable({"use_reentrant": False})
-        for module in self.modules():
-            if isinstance(module, TransformerLayer):
-                module.is_checkpointed = True
 
     def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         """Return the transformer layers of the encoder, and those of the decoder."""

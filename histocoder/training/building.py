@@ -98,10 +98,6 @@ def seeded_model(
             f"--save-format occcanine: OccCANINE has no format for this model: {reason}. Omit the flag, or start a new "
             "run, in another folder, with a CANINE encoder and new heads (--only-encoder)."
         )
-    if config.gradient_checkpointing and not getattr(model.encoder, "supports_gradient_checkpointing", True):
-        raise UserError(
-            f"--gradient-checkpointing: transformers does not support it for {type(model.encoder).__name__}; omit it."
-        )
     if any(map(is_table, model.parameters())) and config.fsdp:
         raise UserError("--fsdp does not support n-gram encoders, which are small; omit it.")
     if config.freeze_encoder:

@@ -17,7 +17,7 @@ from histocoder.data.key import Key
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError, counted
 from histocoder.log import log
-from histocoder.model.devices import check_compiler, computing_dtype, device_name, precision_name
+from histocoder.model.devices import computing_dtype, device_name, precision_name
 from histocoder.training.trainer import Trainer
 
 
@@ -36,8 +36,6 @@ def check_machine(config: RunConfig, device: torch.device) -> None:
     check_strategy(config, device, computing_dtype(config.precision, device, use_amp=config.use_amp))
     if config.world_size is not None:
         log.info(f"Notice: --world-size has no effect; the launcher started {distributed.world_size()} processes.")
-    if config.compile:
-        check_compiler(device)
 
 
 def check_strategy(config: StrategyConfig, device: torch.device, dtype: torch.dtype) -> None:

@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from histocoder import distributed
 from histocoder.model import MixerModel
-from histocoder.model.layers import TransformerLayer
+from histocoder.model.canine import CanineLayer
+from histocoder.model.decoder import DecoderLayer
 from histocoder.training.learner import Learner
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -49,8 +50,6 @@ class ShardedLearner(Learner):
         self._empty = copy.deepcopy(  # the model before it was sharded, with weights on the meta device
             model, {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
         )
-        if model.is_compiled:
-            self._empty.compile_layers()  # which no copy is
         options: dict[str, Any] = {
             "mesh": init_device_mesh(self.device.type, (distributed.world_size(),)),
             "reshard_after_forward": config.fsdp == "full_shard",
@@ -63,7 +62,9 @@ class ShardedLearner(Learner):
         for layer in itertools.chain(*model.layers()):
             if sum(p.numel() for p in layer.parameters()) >= (config.fsdp_min_num_params or 1):
                 # layers of other encoders than CANINE are under autocast, which looks for weights in fp32
-                fully_shard(layer, mp_policy=policy if isinstance(layer, TransformerLayer) else in_fp32, **options)
+                fully_shard(
+                    layer, mp_policy=policy if isinstance(layer, CanineLayer | DecoderLayer) else in_fp32, **options
+                )
         fully_shard(model, mp_policy=in_fp32, **options)
         # logits are a view, as of each linear layer; nothing changes them in place
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)

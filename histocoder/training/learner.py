@@ -38,10 +38,6 @@ class Learner:
         model.to(device)
         model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
         choose_tf32(model.dtype, device)
-        if config.compile:
-            model.compile_layers()
-        if config.gradient_checkpointing:
-            model.checkpoint_layers()
         self.wrapped = self.wrap()
         self.optimizer = AdamW(
             parameter_groups(model.named_parameters(), config),

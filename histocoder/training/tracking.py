@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from tqdm import tqdm
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import CARD_FILE, CONFIG_FILE, MANIFEST_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
+from histocoder.checkpoints.model_files import CARD_FILE, CONFIG_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
 from histocoder.checkpoints.run_folder import LOG_FILE, RunFolder
 from histocoder.config import RunConfig, recorded
 from histocoder.errors import UserError
@@ -175,7 +175,7 @@ class WandbRun(Tracker):
 
         artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", self._name, flags=re.ASCII), type="model")
         tokenizer = sorted(path for path in (folder / TOKENIZER_FOLDER).rglob("*") if path.is_file())
-        model = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, CARD_FILE)]
+        model = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE)]
         for path in (*model, *tokenizer):
             artifact.add_file(str(path), name=path.relative_to(folder).as_posix(), skip_cache=True)
         self._run.log_artifact(artifact)

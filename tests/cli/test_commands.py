@@ -19,7 +19,7 @@ from conftest import DEADLINE, ROOT, environment, run, shared, write_table
 from jobs import faulty, finetune
 from models import CODES, save_tiny_model, tiny_model
 
-from histocoder.checkpoints.model_files import change_config, save_model
+from histocoder.checkpoints.model_files import save_config, save_model
 from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.cli.arguments import build_parser as flags_of
 from histocoder.cli.main import main
@@ -246,20 +246,13 @@ def test_evaluate_compares_with_simple_methods(model: Path, tmp_path: Path, caps
 
 def test_simple_methods_learn_all_that_the_model_has(model: Path, data: Path, capsys: pytest.CaptureFixture[str]):
     best = shutil.copytree(model, data.parent / "run" / "best")
-    change_config(best, replace(tiny_model().config, fitted_to_validation=True))
+    save_config(best, replace(tiny_model().config, fitted_to_validation=True))
     for name, text in (("train", "farmer"), ("val", "smith"), ("held_out", "tailor")):
         (best.parent / f"data_{name}.csv").write_text(TABLE.replace("farmer", text))
     data.write_text(f"{TABLE}smith,en,61110\ntailor,en,61110\nminer,en,61110\n")
     found = evaluate(best, data)
     assert found["baselines"]["exact_match"]["rows"] == 0.75 and found["answer"]["by_text_seen"]["0"]["n"] == 1
     assert "2 of these 4 descriptions are in the run's validation data or held-out" in capsys.readouterr().out
-
-
-def test_changed_models_are_read_unverified(model: Path, data: Path, capsys: pytest.CaptureFixture[str]):
-    own = shutil.copytree(model, data.parent / "model")
-    (own / "config.json").write_text((own / "config.json").read_text() + "\n")
-    assert "model/config.json is missing or damaged" in refused(capsys, "predict", "--model", own, "farmer")
-    main(["predict", "--model", str(own), "--no-verify", "farmer"])
 
 
 def test_help_shows_a_dozen_flags(capsys: pytest.CaptureFixture[str]):

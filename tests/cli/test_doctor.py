@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from conftest import refused, run
 
-WHAT = ("versions", "packages", "devices", "precision", "compiler", "kernels", "memory", "disk", "hub")
+WHAT = ("versions", "packages", "devices", "precision", "kernels", "memory", "disk", "hub")
 
 
 def test_the_machine_is_described(tmp_path: Path):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT, environment, run, write_table
+from conftest import ROOT, run, write_table
 from models import save_tiny_model
 from pretrained import save_pretrained
 
 pytestmark = pytest.mark.slow
 ONE_STEP = ("--tiny", "--batch-size", 8, "--steps", 1, "--rounds", 1)
 SIDES = {
-    "train_step": (*ONE_STEP, "--against", "reference", "trainer", "compiled", "torch"),
+    "train_step": (*ONE_STEP, "--against", "reference", "trainer", "torch"),
     "frozen": ONE_STEP,
     "ddp": ONE_STEP,
     "loss_curve": ("--tiny", "--batch-size", 8, "--steps", 1),
@@ -25,8 +25,7 @@ SIDES = {
 
 @pytest.mark.parametrize("name", SIDES)
 def test_benchmark_runs(name: str):
-    env = environment(TORCH_COMPILE_DISABLE="1")  # compiling takes minutes, and has tests of its own
-    assert "{" in run(f"benchmarks/{name}.py", *SIDES[name], env=env).stdout
+    assert "{" in run(f"benchmarks/{name}.py", *SIDES[name]).stdout
 
 
 def test_exported_runs(tmp_path: Path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ import torch
 from conftest import run, write_table
 from jobs import assert_same_weights, end_of, finetune, logged, ranks, two_ranks
 from pretrained import save_pretrained
-from trainers import begin, dataset, losses
 
 from histocoder.checkpoints.training_state import list_checkpoints, step_of
 from histocoder.config import StrategyConfig
 from histocoder.errors import UserError
 from histocoder.training.checks import check_strategy
-from histocoder.training.trainer import Trainer
 
 STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 8, "--eval-interval", 4)
 STEPS += ("--share-val", 0.08)  # five rows, so that ranks may have different numbers of batches to validate on
@@ -37,49 +34,11 @@ def alone(data: Path) -> Path:
     return data.parent / "alone"
 
 
-def begun(folder: Path, **options: Any) -> Trainer:
-    """A run that draws random numbers in every layer."""
-    found = begin(
-        folder, dataset(folder, write_table(folder / "table.csv"), ("hisco_1",)), num_classes=8, batch_size=4, **options
-    )
-    sizes = found.model.encoder.config
-    sizes.hidden_dropout_prob = sizes.attention_probs_dropout_prob = 0.1
-    for module in found.model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.1
-    return found
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"precision": "fp32"},
-        {"precision": "bf16"},
-        pytest.param({"precision": "fp32", "compile": True}, marks=pytest.mark.slow),
-    ],
-)
-def test_checkpointing_keeps_less_and_changes_no_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-):
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    found = []
-    for checkpointing in (False, True):
-        torch._dynamo.reset()
-        kept: list[int] = []
-        trained = begun(tmp_path, gradient_checkpointing=checkpointing, **options)
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x):
-            found.append((losses(trained, 3, pad=False), [p.detach() for p in trained.model.parameters()], sum(kept)))
-    (before, weights, num_before), (after, others, num_after) = found
-    assert before == after and all(map(torch.equal, weights, others))
-    assert num_after < num_before / 2
-
-
 @pytest.mark.parametrize(
     ("processes", "flags", "tolerance"),
     [
-        (1, ("--gradient-checkpointing",), 1e-6),
+        (1, (), 1e-6),
         (2, ("--batch-size", 2, "--gradient-accumulation-steps", 3), 1e-6),
-        pytest.param(2, ("--gradient-checkpointing",), 1e-6, marks=pytest.mark.slow),
         pytest.param(2, ("--fsdp", "shard_grad_op", "--fsdp-min-num-params", 30_000), 1e-6, marks=pytest.mark.slow),
         pytest.param(2, ("--fsdp-reduce-dtype", "bf16"), 1e-3, marks=pytest.mark.slow),
     ],
@@ -102,7 +61,7 @@ def test_other_encoders_are_sharded_too(table: Path, tmp_path: Path, kind: str, 
     encoder = ("--encoder", save_pretrained(kind, tmp_path / kind), "--precision", precision)
     args = (*encoder, "--max-len", 64, "--max-steps", 4, "--eval-interval", 2, "--share-val", 0.08)
     run(*finetune(table, tmp_path / "one", *args, "--batch-size", 4))
-    flags = ("--batch-size", 2, "--gradient-checkpointing", *SHARDED)
+    flags = ("--batch-size", 2, *SHARDED)
     ended = two_ranks(finetune(table, tmp_path / "two", *args, *flags))
     assert all("deprecated" not in one.stderr for one in ended) and "Loading" not in ended[1].stderr
     for column in ("train_loss", "val_loss"):
