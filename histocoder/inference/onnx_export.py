@@ -26,8 +26,7 @@ from histocoder.inference.onnx_coder import ENCODER_FILE, LINEAR_FILE, NGRAMS_FI
 from histocoder.inference.predictions import code_columns
 from histocoder.log import log
 from histocoder.model import MixerModel
-from histocoder.model.linear_expert import SHARPNESS, linear_ngrams
-from histocoder.model.ngram import NgramEncoder, Ngrams
+from histocoder.model.ngram import SHARPNESS, NgramEncoder, Ngrams, linear_ngrams
 
 _OPSET = 20
 _SAMPLE = ("wine and spirit merchant", "farmer", "boot & shoe maker (retired)")  # to record graphs with

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from histocoder.config import PRECISIONS
-from histocoder.distributed import all_reduce
 from histocoder.errors import UserError
 
 OUT_OF_MEMORY = (
@@ -38,14 +37,6 @@ def _cpu_info(field: str) -> list[str]:
     return next((line.partition(":")[2].split() for line in lines if line.startswith(field)), [])
 
 
-def peak_gpu_memory(device: torch.device) -> dict[str, float]:
-    """Return the peak of the memory of tensors in GB, on the GPU that uses most; nothing without GPUs."""
-    if device.type != "cuda":
-        return {}
-    mine = torch.tensor(torch.cuda.max_memory_allocated(device) / 1e9, dtype=torch.float64)
-    return {"gpu_memory_gb": float(all_reduce(mine, "max"))}
-
-
 def total_bytes() -> float:
     """Return the machine's memory; infinity if it is unknown."""
     try:
@@ -55,10 +46,7 @@ def total_bytes() -> float:
 
 
 def compute_deterministically() -> None:
-    """Make torch use deterministic algorithms, or raise if there is none; to be called before CUDA starts.
-
-    See "Reproducibility" in PyTorch's documentation.
-    """
+    """Make torch use deterministic algorithms, or raise if there is none; to be called before CUDA starts."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
@@ -83,11 +71,6 @@ def choose_tf32(dtype: torch.dtype, device: torch.device) -> None:
     """Make a GPU compute the remaining fp32 products, those of the heads, in TF32 unless `dtype` is fp32."""
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype != torch.float32
-
-
-def precision_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in the settings."""
-    return next(name for name, known in _DTYPES.items() if known == dtype)
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -17,7 +17,7 @@ from histocoder.data.key import Key
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError, counted
 from histocoder.log import log
-from histocoder.model.devices import computing_dtype, device_name, precision_name
+from histocoder.model.devices import computing_dtype, device_name
 from histocoder.training.trainer import Trainer
 
 
@@ -118,7 +118,7 @@ def banner(trainer: Trainer, *, encoder: str, num_distinct: int) -> list[str]:
     nodes = counted(len({host for _, host in machines}), "node", "nodes")
     processes = counted(len(machines), "process", "processes")
     names = (f"{count} × {name}" if count > 1 else name for name, count in devices.items())
-    precision = precision_name(computing_dtype(config.precision, trainer.device, use_amp=config.use_amp))
+    precision = str(model.dtype).removeprefix("torch.")
     parts = config.gradient_accumulation_steps
     size, unit = config.tokens_per_batch or config.batch_size, "positions" if config.tokens_per_batch else "rows"
     lines = {

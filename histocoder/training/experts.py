@@ -22,7 +22,7 @@ from histocoder.inference.combined import CombinedSearch
 from histocoder.inference.predictions import code_columns
 from histocoder.log import log
 from histocoder.model import MixerModel
-from histocoder.model.linear_expert import LinearExpert
+from histocoder.model.ngram import LinearExpert
 from histocoder.training.svm import fit_linear_expert
 from histocoder.training.trainer import Trainer
 

@@ -26,7 +26,6 @@ from histocoder.data.samplers import BucketSampler, TokenBudget
 from histocoder.errors import Interrupted, StopRequest, UserError, handling_stop_signals
 from histocoder.log import log
 from histocoder.model import MixerModel
-from histocoder.model.devices import peak_gpu_memory
 from histocoder.training.frozen import FrozenOutputs, frozen_outputs
 from histocoder.training.learner import Learner
 from histocoder.training.tracking import Meter, Progress, Tracker, profiling
@@ -142,10 +141,10 @@ class Trainer:
 
     def log_training(self) -> None:
         """Log the numbers of the steps since the last time."""
-        values = self.meter.read() | peak_gpu_memory(self.device)
+        values = self.meter.read()
         values |= {"lr": self.learner.learning_rate, "epoch": float(self.state.epoch + 1)}
         self.tracker.log(self.state.step, values)
-        shown = {"loss": "train_loss", "rows/s": "samples_per_sec", "lr": "lr", "GPU GB": "gpu_memory_gb"}
+        shown = {"loss": "train_loss", "rows/s": "samples_per_sec", "lr": "lr"}
         if values["skipped_steps"]:
             shown["skipped"] = "skipped_steps"
         self.progress.line(self.state.step, {title: values[name] for title, name in shown.items() if name in values})
