@@ -17,12 +17,13 @@ from torch import Tensor
 from histocoder.config import MODEL_TYPE, NUM_GREEDY, ModelConfig
 from histocoder.data.languages import Language
 from histocoder.errors import DamagedError, UserError, misfit
-from histocoder.files import sync, temporary_folder, write_text
+from histocoder.files import replacing_folder, sync, temporary_folder, write_text
 from histocoder.formatters import build_formatter
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, reads_characters
 from histocoder.model.encoder import hub_answers
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER, CARD_FILE = "config.json", "model.safetensors", "tokenizer", "README.md"
+MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, "manifest.json")  # the last of earlier versions
 HUB_PREFIX = "hf://"
 _CARD = Path(__file__).with_name("card.md.jinja")
 
@@ -44,12 +45,16 @@ def write_model(
 def save_model(
     folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer, card: str | None = None
 ) -> None:
-    """Write a model aside, then move its files into a folder, which may hold others, such as those of a run.
+    """Write a model aside; then replace its folder whole, or move its files into one with others, such as a run's.
 
-    `config.json`, without which there is no model, is deleted first and moved last: wherever the process is killed, the
-    folder holds the files of one model, or none that can be loaded.
+    There, `config.json`, without which there is no model, is deleted first and moved last: wherever the process is
+    killed, the folder holds the files of one model, or none that can be loaded.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not folder.exists() or {CONFIG_FILE} <= set(os.listdir(folder)) <= {*MODEL_FILES, TOKENIZER_FOLDER}:
+        with replacing_folder(folder) as new:
+            write_model(new, config, weights, tokenizer=tokenizer, card=card)
+        return
     with temporary_folder(folder / WEIGHTS_FILE) as new:
         write_model(new, config, weights, tokenizer=tokenizer, card=card)
         for path in (*new.rglob("*"), new):
@@ -78,18 +83,15 @@ def save_config(folder: Path, config: ModelConfig) -> None:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    return ModelConfig.from_dict(read_json(_existing(folder, CONFIG_FILE)))
+    if not (folder / CONFIG_FILE).is_file():
+        raise DamagedError(f"{folder} holds no model: it has no {CONFIG_FILE}.")
+    return ModelConfig.from_dict(read_json(folder / CONFIG_FILE))
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     if reads_characters(read_model_config(folder).encoder):
         return CHARACTERS
     return PretrainedTokenizer.from_folder(folder / TOKENIZER_FOLDER)
-
-
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read `model.safetensors` of a model's folder."""
-    return read_tensors(_existing(folder, WEIGHTS_FILE))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -100,17 +102,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise DamagedError(f"{path} is missing or damaged ({error}).") from error
 
 
-def _existing(folder: Path, name: str) -> Path:
-    if not (folder / name).is_file():
-        raise DamagedError(f"{folder} holds no model: it has no {name}.")
-    return folder / name
-
-
 def load_model(folder: Path) -> MixerModel:
     """Load a model in evaluation mode, on the CPU, from the folder of a model, a run or a checkpoint."""
     if not folder.is_dir():
         raise UserError(f"There is no model folder {folder}.")
-    config, tokenizer, weights = read_model_config(folder), read_tokenizer(folder), read_weights(folder)
+    config, tokenizer, weights = read_model_config(folder), read_tokenizer(folder), read_tensors(folder / WEIGHTS_FILE)
     try:
         build_formatter(**config.formatter)
         model = MixerModel.from_weights(config, weights, tokenizer=tokenizer)
@@ -167,18 +163,13 @@ def model_card(
     )
 
 
-def is_on_hub(name: str) -> bool:
-    """Return whether a name is that of a repository on the hub, such as hf://owner/name."""
-    return name.startswith(HUB_PREFIX)
-
-
 def local_folder(path_or_url: str | Path) -> Path:
     """Return a model's folder; `hf://owner/name` is downloaded from the hub.
 
     A name without the prefix is never looked up there: a misspelt path could be a repository of somebody else's.
     """
     name = str(path_or_url)
-    if not is_on_hub(name):
+    if not name.startswith(HUB_PREFIX):
         if Path(name).is_dir():
             return Path(name)
         advice = f" For a repository on the Hugging Face hub, write {HUB_PREFIX}{name}." if name.count("/") == 1 else ""

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from histocoder.checkpoints.model_files import (
+    WEIGHTS_FILE,
     load_tensors,
     read_json,
     read_model_config,
     read_tensors,
     read_tokenizer,
-    read_weights,
     write_model,
     write_tensors,
 )
@@ -104,7 +104,7 @@ def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
             "the folder, and run the same command again."
         ) from error
     for old in list_checkpoints(final.parents[1])[:-keep]:
-        _delete(old)
+        delete_checkpoint(old)
 
 
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
@@ -134,11 +134,6 @@ def save_last_bin(
     save_published(folder / LAST_BIN_FILE, config, learner.weights, step=step, **state)
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder holds a training state, not only a model."""
-    return (folder / STATE_FILE).is_file()
-
-
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return a run's checkpoints, intact or not, the newest last."""
     found = (folder / CHECKPOINTS_FOLDER).glob("step-*")
@@ -149,14 +144,7 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def drop_checkpoints_after(folder: Path, step: int) -> None:
-    """Delete a run's checkpoints after the step that it resumes from."""
-    for path in list_checkpoints(folder):
-        if step_of(path) > step:
-            _delete(path)
-
-
-def _delete(checkpoint: Path) -> None:
+def delete_checkpoint(checkpoint: Path) -> None:
     """Delete a checkpoint; rename it first, so that a partly deleted one is not resumed."""
     doomed = checkpoint.with_name(f".{checkpoint.name}.old.tmp")
     with suppress(OSError):
@@ -174,7 +162,7 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
     if resume == "never":
         return None
     path, damage = folder if resume == "auto" else Path(resume), ""
-    for checkpoint in [path] if is_checkpoint(path) else reversed(list_checkpoints(path)):
+    for checkpoint in [path] if (path / STATE_FILE).is_file() else reversed(list_checkpoints(path)):
         try:
             load_checkpoint(checkpoint)
         except DamagedError as error:
@@ -203,7 +191,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(
         path=path,
         state=TrainState(**record),
-        learner=LearnerState(read_weights(path), saved["optimizer"], saved["scheduler"], saved.get("scaler", {})),
+        learner=LearnerState(
+            read_tensors(path / WEIGHTS_FILE), saved["optimizer"], saved["scheduler"], saved.get("scaler", {})
+        ),
         ranks=read_tensors(path / RANKS_FILE),
         settings=settings,
         model_config=read_model_config(path),

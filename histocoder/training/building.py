@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import is_on_hub, is_own_model, local_folder, read_model_config, read_tokenizer
+from histocoder.checkpoints.model_files import HUB_PREFIX, is_own_model, local_folder, read_model_config, read_tokenizer
 from histocoder.checkpoints.occcanine import initial_weights, unpublishable
 from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import LANG_SEP, RECIPES, ModelConfig, RunConfig
@@ -51,8 +51,8 @@ def fill_in(config: _Config) -> _Config:
 
     A model that is fine-tuned further keeps its input form and its training settings; its folder becomes the encoder.
     """
-    if config.initial_checkpoint is not None and is_on_hub(config.initial_checkpoint):
-        config = replace(config, initial_checkpoint=str(local_folder(config.initial_checkpoint)))
+    if (start := config.initial_checkpoint) is not None and start.startswith(HUB_PREFIX):
+        config = replace(config, initial_checkpoint=str(local_folder(start)))
     recipe = dict(RECIPES[kind_of_start(config)])
     own = _own_config(config.initial_checkpoint)
     if own is not None:

@@ -54,6 +54,7 @@ import sys
 from pathlib import Path
 import torch
 from models import tiny_model
+from histocoder.checkpoints.model_files import save_model
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint, LearnerState, TrainState, checkpoint_path, save_checkpoint
 model, run, step = tiny_model(), RunFolder(Path(sys.argv[1])), int(sys.argv[2])
@@ -63,7 +64,7 @@ path, ranks = checkpoint_path(run.path, step), {"rng": torch.ones(1, 9)}
 save_checkpoint(Checkpoint(path, TrainState(step=step), learner, ranks, {}, model.config, model.tokenizer), keep=1)
 model.linear_decoder.bias.data.fill_(step)
 for folder in (run.best, run.path):
-    run.save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer, card=None)
+    save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer)
 """
 
 
