@@ -5,7 +5,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class LearnerState:
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     scheduler: dict[str, Any]
-    scaler: dict[str, Any]  # loss scale in fp16; otherwise empty
+    scaler: dict[str, Any] = field(default_factory=dict)  # loss scale in fp16; otherwise empty
 
 
 @dataclass
@@ -191,9 +191,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(
         path=path,
         state=TrainState(**record),
-        learner=LearnerState(
-            read_tensors(path / WEIGHTS_FILE), saved["optimizer"], saved["scheduler"], saved.get("scaler", {})
-        ),
+        learner=LearnerState(read_tensors(path / WEIGHTS_FILE), **saved),
         ranks=read_tensors(path / RANKS_FILE),
         settings=settings,
         model_config=read_model_config(path),

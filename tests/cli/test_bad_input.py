@@ -40,7 +40,7 @@ CASES = [
     ("--save-path table.csv/out", r"table.csv"),
     ("--save-path /proc/out", r"Can't write to /proc/out: .*Choose another folder"),
     ("--encoder google/canine-x", r"Could not load the encoder.*--encoder PATH.*--encoder ngram"),
-    ("--encoder .", r"no config.json"),
+    ("--encoder .", r"Could not load the encoder '\.'"),
     ("--distributed", r"needs a launcher: torchrun --nproc_per_node=2"),
     ("--device cuda", r"no GPU here"),
     ("--resume nowhere", r"there is no checkpoint"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers.modeling_utils
 from conftest import TITLES, refused, run, write_table
-from jobs import assert_same_end, finetune, two_ranks
+from jobs import assert_same_end, finetune
 from pretrained import KINDS, TEXTS, model_of, save_pretrained
 from safetensors.torch import load_file, save_file
 from trainers import stored
@@ -123,17 +123,6 @@ def test_kept_encodings_are_those_of_the_batch(encoder: Path, tmp_path: Path):
         torch.testing.assert_close(kept[mask], memory[mask], atol=1e-5, rtol=0)
 
 
-def test_weights_in_another_precision_are_trained_in_fp32(encoder: Path, tmp_path: Path):
-    from transformers import AutoModelForTextEncoding
-
-    AutoModelForTextEncoding.from_pretrained(encoder).bfloat16().save_pretrained(encoder)
-    assert "bfloat16" in (encoder / "config.json").read_text()
-    model = model_of(encoder)
-    save_model(tmp_path / "model", model.config, model.state_dict(), tokenizer=model.tokenizer)
-    again = load_model(tmp_path / "model")
-    assert {p.dtype for p in (*model.parameters(), *again.parameters())} == {torch.float32}
-
-
 def test_noise_is_put_on_characters(encoder: Path, tmp_path: Path):
     tokenizer = load_tokenizer(str(encoder))
     noisy, same = pickle.loads(pickle.dumps(dataset_of(tmp_path, tokenizer))), dataset_of(tmp_path, CHARACTERS)
@@ -213,16 +202,3 @@ def test_tokenizers_are_guarded_as_weights(encoder: Path, tmp_path: Path):
     shutil.rmtree(tmp_path / "model" / "tokenizer")
     with pytest.raises(UserError, match="tokenizer is missing"):
         load_model(tmp_path / "model")
-
-
-@pytest.mark.slow
-def test_weights_that_nothing_depends_on_are_frozen(table: Path, tmp_path: Path):
-    longformer = save_pretrained("longformer", tmp_path / "longformer")
-    args = training(table, tmp_path / "out", longformer)
-    first, _ = two_ranks(args)
-    (notice,) = (line for line in first.stdout.splitlines() if "not trained" in line)
-    assert "12 weights" in notice and "query_global" in notice
-    state = torch.load(list_checkpoints(tmp_path / "out")[-1] / "optimizer.pt")["optimizer"]["state"]
-    assert all(moments["exp_avg"].any() for moments in state.values())
-    shutil.rmtree(list_checkpoints(tmp_path / "out")[-1])
-    assert "Resuming from step 10" in two_ranks(args)[0].stdout
