@@ -11,7 +11,6 @@ from pathlib import Path
 
 from histocoder.errors import UserError
 
-_HASH_BYTES = 1 << 24
 _OLD = ".replaced.tmp"  # end of the name of a folder that is being replaced
 
 
@@ -117,7 +116,7 @@ def finetune_command(words: Sequence[str]) -> str:
 def sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_HASH_BYTES):
+        while chunk := file.read(1 << 24):
             digest.update(chunk)
     return digest.hexdigest()
 

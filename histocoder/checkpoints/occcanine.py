@@ -24,7 +24,7 @@ from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError, misfit
 from histocoder.files import replacing
 from histocoder.formatters import build_formatter
-from histocoder.model import MixerModel, is_canine
+from histocoder.model import MixerModel, encoder_type
 from histocoder.model.canine import POSITIONS, CanineConfig
 
 Codes = tuple[str, ...] | None
@@ -145,7 +145,7 @@ def _key_of(path: Path, key: str | Path | None, own_codes: Codes, num_classes: i
 
 def unpublishable(config: ModelConfig) -> str:
     """Return why OccCANINE has no format for a model; an empty text if it has one."""
-    if not is_canine(config.encoder):
+    if encoder_type(config.encoder) != "canine":
         return "its encoder is not CANINE"
     if "labels" in config.formatter:
         return "its codes are labels, which the decoder writes as numbers"
@@ -177,13 +177,7 @@ def with_all_positions(name: str, tensor: Tensor, config: ModelConfig) -> Tensor
 
 
 def save_occcanine(folder: str | Path, path: str | Path) -> None:
-    """Write the model in a folder as a file in OccCANINE's form, with `model`, `step` and `key`.
-
-    Raises
-    ------
-    UserError
-        If the folder holds no model, or one that OccCANINE has no format for, or the file can't be written.
-    """
+    """Write the model in a folder as a file in OccCANINE's form; raise a UserError if there is none for it."""
     model = load_model(Path(folder))
     if reason := unpublishable(model.config):
         raise UserError(

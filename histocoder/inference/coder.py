@@ -25,7 +25,7 @@ from histocoder.inference.descriptions import Descriptions, readings, thresholds
 from histocoder.inference.onnx_coder import OnnxCoder
 from histocoder.inference.predictions import Prediction
 from histocoder.model import MixerModel
-from histocoder.model.devices import choose_tf32, computing_dtype
+from histocoder.model.devices import computing_dtype
 
 _ENCODED_AT_ONCE = 64
 """Number of descriptions that fits a CPU's caches. Decoding reads all weights at each step, and prefers more."""
@@ -79,7 +79,6 @@ class Coder:
     def __init__(self, model: MixerModel, device: str | None = None, *, precision: str = "fp32") -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = computing_dtype(precision, self.device)
-        choose_tf32(dtype, self.device)
         self.model = model.to(self.device).eval()
         # in another precision, a copy: weights are saved as they were trained
         self.computing = self.model if dtype == torch.float32 else copy.deepcopy(self.model).to(dtype)

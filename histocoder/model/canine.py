@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from histocoder.errors import UserError
 from histocoder.model.layers import (
     EncoderConfig,
+    WithoutInit,
     add_norm,
     additive,
     attention,
     layer_norm,
     linear,
-    without_weights,
 )
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Canine(nn.Module):
     @classmethod
     def from_transformers(cls, model: CanineModel) -> Canine:
         """Return a CANINE that shares the weights of transformers' `model`."""
-        with without_weights():
+        with torch.device("meta"), WithoutInit():
             found = cls(CanineConfig.from_dict(model.config.to_dict()))
         weights = model.float().state_dict()
         found.load_state_dict({name: weights[name] for name in found.state_dict()}, assign=True)

@@ -106,7 +106,11 @@ class Decoder(nn.Module):
         super().__init__()
         self.token_emb: Any = nn.ModuleDict({"embedding": nn.Embedding(vocab_size, dim)})
         self.positional_encoding: Any = nn.Module()
-        self.positional_encoding.register_buffer("pos_embedding", sinusoids(dim))
+        with torch.device("cpu"):  # so that it has values where the model is built on the meta device
+            frequencies = torch.exp(-torch.arange(0, dim, 2) * math.log(10000) / dim)
+            angles = torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies  # (MAX_TARGET_LEN, dim / 2)
+        sinusoids = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).unsqueeze(1)
+        self.positional_encoding.register_buffer("pos_embedding", sinusoids)
         self.dropout = nn.Dropout(dropout)
         layers = [DecoderLayer(dim, num_heads, dim_feedforward or dim, dropout) for _ in range(num_layers)]
         self.decoder = nn.ModuleDict({"layers": nn.ModuleList(layers)})  # named as in published state dicts
@@ -142,14 +146,6 @@ class Decoder(nn.Module):
             x = layer(x, memory, mask)
         logits = linear(x.float(), self.head)
         return logits if prior is None else logits + prior.following(tokens)
-
-
-def sinusoids(dim: int) -> Tensor:
-    """Return the sines and cosines of positions, of shape (MAX_TARGET_LEN, 1, dim) as published."""
-    with torch.device("cpu"):  # see `without_weights`
-        frequencies = torch.exp(-torch.arange(0, dim, 2) * math.log(10000) / dim)
-        angles = torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies  # (MAX_TARGET_LEN, dim / 2)
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).unsqueeze(1)
 
 
 class Prior(NamedTuple):

@@ -67,12 +67,6 @@ def computing_dtype(precision: str, device: torch.device, *, use_amp: bool = Fal
     return _DTYPES[precision]
 
 
-def choose_tf32(dtype: torch.dtype, device: torch.device) -> None:
-    """Make a GPU compute the remaining fp32 products, those of the heads, in TF32 unless `dtype` is fp32."""
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype != torch.float32
-
-
 def has_bf16(device: torch.device) -> bool:
     """Return whether a device multiplies matrices in bf16: GPUs since Ampere, CPUs with AMX or AVX512-BF16."""
     if device.type == "cuda":

@@ -57,26 +57,21 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def is_canine(config: dict[str, Any]) -> bool:
-    """Return whether an encoder's config is a `CanineConfig`, the default if it names no type."""
-    return config.get("model_type", CanineConfig.model_type) == CanineConfig.model_type
-
-
-def is_ngram(config: dict[str, Any]) -> bool:
-    """Return whether an encoder's config is an `NgramConfig`."""
-    return config.get("model_type") == NgramConfig.model_type
+def encoder_type(config: dict[str, Any]) -> str:
+    """Return the type of the encoder with a config, by default CANINE's."""
+    return str(config.get("model_type", CanineConfig.model_type))
 
 
 def reads_characters(config: dict[str, Any]) -> bool:
     """Return whether the encoder of a config reads characters instead of tokens."""
-    return is_canine(config) or is_ngram(config)
+    return encoder_type(config) in (CanineConfig.model_type, NgramConfig.model_type)
 
 
 def encoder_from_config(config: dict[str, Any]) -> Encoder:
     """Build the encoder of a config with random weights in fp32."""
-    if is_ngram(config):
+    if encoder_type(config) == NgramConfig.model_type:
         return NgramEncoder(NgramConfig.from_dict(config))
-    if is_canine(config):
+    if encoder_type(config) == CanineConfig.model_type:
         return Canine(CanineConfig.from_dict(config))
     from transformers import AutoConfig
 
@@ -94,12 +89,12 @@ def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Enco
     """
     if name in PRESETS:
         sizes = PRESETS[name]
-        if is_ngram(sizes):
+        if name == "ngram":
             return encoder_from_config({**sizes, "ngram_dropout_prob": ngram_dropout})
         # CANINE's table of positions has as many rows as it has hash buckets
         buckets = max(sizes["num_hash_buckets"], max_len)
         return encoder_from_config({**sizes, "num_hash_buckets": buckets, "max_position_embeddings": buckets})
-    is_own = is_canine(read_encoder_config(name))
+    is_own = encoder_type(read_encoder_config(name)) == CanineConfig.model_type
     with _loading(name) as options:
         from transformers import AutoConfig, CanineModel
         from transformers.utils import logging

@@ -1,7 +1,5 @@
 """Layers of encoder and decoder: products, attention, dropout and norms, by the fastest operators of the device."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
@@ -16,15 +14,8 @@ from histocoder.ops import kernels
 Config = TypeVar("Config", bound="EncoderConfig")
 
 
-@contextmanager
-def without_weights() -> Iterator[None]:
-    """Build modules on the meta device, without initial values, which would import torch's compiler there."""
-    with torch.device("meta"), _WithoutInit():
-        yield
-
-
-class _WithoutInit(TorchFunctionMode):
-    """Skips the functions of `torch.nn.init`."""
+class WithoutInit(TorchFunctionMode):
+    """Skips initial values, which on the meta device would import torch's compiler: a mode of `torch.overrides`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -15,7 +15,7 @@ from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 from histocoder.model.canine import Canine, CanineLayer
 from histocoder.model.decoder import Decoder, Prior, class_blocks
 from histocoder.model.encoder import Encoder, encode_pretrained, encoder_from_config
-from histocoder.model.layers import linear, without_weights
+from histocoder.model.layers import WithoutInit, linear
 from histocoder.model.ngram import LinearExpert, NgramEncoder
 
 
@@ -75,7 +75,7 @@ class MixerModel(nn.Module):
         cls, config: ModelConfig, weights: Mapping[str, Tensor], *, tokenizer: Tokenizer = CHARACTERS
     ) -> MixerModel:
         """Build a model with copies of `weights`; raise a RuntimeError if names or shapes differ from the model's."""
-        with without_weights():
+        with torch.device("meta"), WithoutInit():
             model = cls(config, tokenizer=tokenizer)
         empty = model.state_dict()
         own = {name: weight.to(empty.get(name, weight).dtype, copy=True) for name, weight in weights.items()}
@@ -87,15 +87,13 @@ class MixerModel(nn.Module):
 
     def freeze_encoder(self) -> None:
         """Freeze the encoder: compute no gradients for it, and keep it in evaluation mode."""
-        self.encoder.requires_grad_(False)
+        self.encoder.requires_grad_(False).eval()
         self.encoder_is_frozen = True
-        self.encoder.eval()
 
     def train(self, mode: bool = True) -> MixerModel:
         """Set training mode; a frozen encoder stays in evaluation mode."""
         super().train(mode)
-        if self.encoder_is_frozen:
-            self.encoder.eval()
+        self.encoder.train(mode and not self.encoder_is_frozen)
         return self
 
     def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:

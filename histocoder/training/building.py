@@ -22,7 +22,7 @@ from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import UNKNOWN, tokenize
 from histocoder.log import log
-from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, Tokenizer, is_canine, is_ngram
+from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, Tokenizer, encoder_type
 from histocoder.model.encoder import check_positions, load_encoder, load_tokenizer
 from histocoder.training.optimizer import is_table
 
@@ -34,7 +34,7 @@ def kind_of_start(config: RunConfig) -> str:
     if config.recipe == "reference":
         return "reference"
     own = _own_config(config.initial_checkpoint)
-    has_ngrams = is_ngram(own.encoder) if own is not None else config.encoder == "ngram"
+    has_ngrams = encoder_type(own.encoder) == "ngram" if own is not None else config.encoder == "ngram"
     if config.initial_checkpoint is not None and not config.only_encoder:
         return "continued n-gram" if has_ngrams else "continued"
     if config.freeze_encoder:
@@ -102,7 +102,7 @@ def seeded_model(
         raise UserError("--fsdp does not support n-gram encoders, which are small; omit it.")
     if config.freeze_encoder:
         model.freeze_encoder()
-    elif not is_canine(model.config.encoder):
+    elif encoder_type(model.config.encoder) != "canine":
         _freeze_unused(model)
     torch.manual_seed(config.seed + 1 + distributed.rank())
     return model
@@ -196,7 +196,7 @@ def _from_initial_checkpoint(
                 f"Notice: {path} has learned from its run's validation data. If these data are the same, validation "
                 "shows this run as better than it is."
             )
-        dropout = {"ngram_dropout_prob": config.ngram_dropout} if is_ngram(own.encoder) else {}
+        dropout = {"ngram_dropout_prob": config.ngram_dropout} if encoder_type(own.encoder) == "ngram" else {}
         encoder_config = own.encoder | dropout
         model_config = replace(model_config, decoder_num_layers=own.decoder_num_layers)
     elif config.encoder in PRESETS or Path(config.encoder).exists():

@@ -18,7 +18,7 @@ from histocoder.checkpoints.training_state import LearnerState
 from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
 from histocoder.model import MixerModel, MixerOutput
-from histocoder.model.devices import choose_tf32, computing_dtype
+from histocoder.model.devices import computing_dtype
 from histocoder.training.frozen import FrozenOutputs
 from histocoder.training.losses import mixed_loss
 from histocoder.training.optimizer import AdamW, is_table, parameter_groups
@@ -37,7 +37,6 @@ class Learner:
         """A frozen encoder's, of the data that the next steps take, unless each step is to compute them."""
         model.to(device)
         model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
-        choose_tf32(model.dtype, device)
         self.wrapped = self.wrap()
         self.optimizer = AdamW(
             parameter_groups(model.named_parameters(), config),

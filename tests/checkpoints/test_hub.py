@@ -11,7 +11,9 @@ from histocoder.errors import UserError
 
 def test_a_card_says_what_the_model_is():
     config = tiny_model().config
-    card = model_files.model_card(config, num_train=1200, num_val=2000, metrics={"greedy_seq_acc": 81.25})
+    card = model_files.model_card(
+        config, num_train=1200, num_val=2000, metrics={"greedy_seq_acc": 81.25, "flat_acc": 40.0}
+    )
     for words in ("language:\n- da\n- en\n", "8 codes", "1,200 descriptions", "81.2 %", "1,024 of"):
         assert words in card
     assert "{" not in card.replace("{}", "") and "## Accuracy" not in model_files.model_card(config)

@@ -12,7 +12,7 @@ from trainers import CPU, MAX_LEN, begin, dataset, losses
 from histocoder.data.samplers import Share
 from histocoder.errors import UserError
 from histocoder.model import trimmed_length
-from histocoder.model.devices import choose_tf32, computing_dtype
+from histocoder.model.devices import computing_dtype
 from histocoder.training.losses import mixed_loss
 
 
@@ -61,9 +61,3 @@ def test_precisions(name: str, message: str):
     assert computing_dtype("auto", CPU, use_amp=True) in (torch.float32, torch.bfloat16)
     with pytest.raises(UserError, match=message):
         computing_dtype(name, CPU)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_products_in_fp32_are_exact(dtype: torch.dtype):
-    choose_tf32(dtype, torch.device("cuda", 0))
-    assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == (dtype != torch.float32)
