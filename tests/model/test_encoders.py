@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +26,12 @@ from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.samplers import SequentialSampler, Share
+from histocoder.data.samplers import SequentialSampler
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import tokenize
 from histocoder.model import CHARACTERS, Tokenizer, load_encoder, load_tokenizer
 from histocoder.model.encoder import encoder_from_config
-from histocoder.training.frozen import frozen_outputs
 
 CODES = tuple(sorted(TITLES.values()))
 FORMATTER = build_formatter("hisco", num_blocks=1)
@@ -105,22 +103,6 @@ def test_padding_changes_nothing(encoder: Path):
     coder = Coder(model, "cpu")
     frames = [coder.predict(TEXTS, "en", mode="full", batch_size=size) for size in (len(TEXTS), 1)]
     np.testing.assert_allclose(*frames, atol=1e-5)
-
-
-def test_kept_encodings_are_those_of_the_batch(encoder: Path, tmp_path: Path):
-    model = model_of(encoder)
-    model.freeze_encoder()
-    for pooling in ("auto", "mean"):
-        model.config = replace(model.config, pooling=pooling)
-        data = dataset_of(tmp_path, model.tokenizer)
-        outputs = frozen_outputs(model, data)
-        assert outputs is not None
-        batch = data[Share(np.array([0, 9, 30]), epoch=0, num_rows=3, num_target_blocks=1, weight=1.0)]
-        with torch.no_grad():
-            memory, pooled, mask = model.encode(batch.input_ids)
-        kept, kept_pooled = outputs.of(batch)
-        torch.testing.assert_close(kept_pooled, pooled, atol=1e-5, rtol=0)
-        torch.testing.assert_close(kept[mask], memory[mask], atol=1e-5, rtol=0)
 
 
 def test_noise_is_put_on_characters(encoder: Path, tmp_path: Path):
