@@ -28,7 +28,7 @@ from histocoder.config import PRECISIONS, ModelConfig
 from histocoder.formatters import BOS, build_formatter
 from histocoder.formatters.tokenizers import join_language, tokenize
 from histocoder.model import MixerModel, load_encoder
-from histocoder.model.devices import device_name, peak_gpu_memory
+from histocoder.model.devices import device_name
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -131,13 +131,12 @@ def compare(coder: Coder, mode: str, args: argparse.Namespace) -> dict[str, floa
         if coder.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(coder.device)
         ours.append(len(our_texts) / timed(partial(predict, our_texts)))
-    memory = peak_gpu_memory(coder.device)
     mine, their = statistics.median(ours), statistics.median(theirs)
     repeating = descriptions(args.repeating_rows, distinct=False)
     with_repeats = len(repeating) / timed(partial(predict, repeating))
     return {
         "rows_per_s": round(mine, 2),
-        **{name: round(gb, 2) for name, gb in memory.items()},
+        "gpu_memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2),
         "reference": round(their, 4),
         "ratio": round(mine / their, 1),
         "rows_per_s_with_repeats": round(with_repeats, 2),

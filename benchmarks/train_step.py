@@ -1,12 +1,12 @@
 """Rows per second of training at CANINE-s's sizes, compared with other ways of training; prints one line of JSON.
 
-`ours` trains as `finetune.py` does by default, augmentation included; `torch` leaves out the C
-kernels. `reference` trains in fp32 with all inputs padded to 128 positions, batches in random order, rows
-tokenized one by one, an unfused AdamW, and the loss read in each step. `trainer` is Hugging Face's Trainer with bf16,
-rows grouped by length, and trimmed batches. All have random weights, the same losses, and the rows of
-`english_occupations.csv` (or data/train.csv if that is missing) with the same noise. They take turns within the run,
-each in its own process and warmed up; the figures are medians. The peak is the fastest of several 2048³ products (on a
-GPU 8192³) in the precision of `ours`; their median shows how steady the machine was.
+`ours` trains as `finetune.py` does by default, augmentation included; `torch` leaves out the C kernels. `reference`
+trains in fp32 with all inputs padded to 128 positions, batches in random order, rows tokenized one by one, an unfused
+AdamW, and the loss read in each step. `trainer` is Hugging Face's Trainer with bf16, rows grouped by length, and
+trimmed batches. All have random weights, the same losses, and the rows of `english_occupations.csv` (or data/train.csv
+if that is missing) with the same noise. They take turns within the run, each in its own process and warmed up; the
+figures are medians. The peak is the fastest of several 2048³ products (on a GPU 8192³) in the precision of `ours`;
+their median shows how steady the machine was.
 
 Usage: python benchmarks/train_step.py [--batch-size N] [--against reference trainer torch]
 """
@@ -47,7 +47,7 @@ from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import tokenize
 from histocoder.log import log
 from histocoder.model import MixerModel, MixerOutput, load_encoder
-from histocoder.model.devices import device_name, peak_gpu_memory
+from histocoder.model.devices import device_name
 from histocoder.ops import kernels
 from histocoder.training.losses import mixed_loss
 from histocoder.training.trainer import Trainer
@@ -324,7 +324,7 @@ def _serve(end: Connection, name: str, args: argparse.Namespace, folder: Path) -
             what, count = end.recv()
         except EOFError:  # the other side has ended
             return
-        end.send(peak_gpu_memory(device) if what == "peak_gpu_memory" else getattr(side, what)(count))
+        end.send(torch.cuda.max_memory_allocated() / 1e9 if what == "peak_gpu_gb" else getattr(side, what)(count))
 
 
 def main() -> None:
@@ -357,7 +357,7 @@ def main() -> None:
                 rates[side].append(sides[side].ask("steps", count))
             products += sides["ours"].ask("gflops", 10)
         flops = sides["ours"].ask("flops_per_row", args.rounds * args.steps)
-        memory = {side: sides[side].ask("peak_gpu_memory", 0) for side in counts}
+        memory = {side: sides[side].ask("peak_gpu_gb", 0) for side in counts}
     median = {side: statistics.median(values) for side, values in rates.items()}
     result = {
         "benchmark": "train_step",
@@ -366,7 +366,7 @@ def main() -> None:
         "ratio": {side: round(median["ours"] / rate, 2) for side, rate in median.items() if side != "ours"},
         "first_two_steps_s": {side: round(seconds, 1) for side, seconds in first_s.items()},
         "gflop_per_row": round(flops / 1e9, 2),
-        "gpu_memory_gb": {side: round(gb, 2) for side, found in memory.items() for gb in found.values()},
+        "gpu_memory_gb": {side: round(gb, 2) for side, gb in memory.items()},
         "kernels": kernels.library() is not None,
         "peak_gflops": round(max(products)),
         "share_of_peak": round(median["ours"] * flops / 1e9 / max(products), 3),

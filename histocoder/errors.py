@@ -1,17 +1,14 @@
 """Errors and notices for users, and signals that stop a run; all other exceptions keep their traceback."""
 
-import os
 import signal
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 """Windows has no SIGUSR1."""
-_AGAIN_SECONDS = 1.0  # time within which a second Ctrl-C is the first one, forwarded by a launcher
 
 
 class UserError(ValueError):
@@ -102,20 +99,13 @@ def handling_stop_signals(handler: Callable[[int, object], None]) -> Iterator[No
 
 
 class StopRequest:
-    """Handler that records the first stop signal in `signum`; a second Ctrl-C ends the process at once."""
+    """Handler that records the first stop signal in `signum`."""
 
     def __init__(self) -> None:
         self.signum = 0
-        self._recorded_at = 0.0
 
     def __call__(self, signum: int, _frame: object) -> None:
-        now = time.monotonic()
-        if not self.signum:
-            self.signum, self._recorded_at = signum, now
-        elif signum == signal.SIGINT and now - self._recorded_at > _AGAIN_SECONDS:
-            with suppress(OSError):
-                os.write(2, b"Interrupted again: ended at once, without saving.\n")
-            os._exit(128 + signum)
+        self.signum = self.signum or signum
 
 
 def ignore_stop_signals(_worker: int) -> None:

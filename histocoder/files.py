@@ -11,7 +11,6 @@ from pathlib import Path
 
 from histocoder.errors import UserError
 
-_HASH_BYTES = 1 << 24
 _OLD = ".replaced.tmp"  # end of the name of a folder that is being replaced
 
 
@@ -108,23 +107,16 @@ def is_same_file(one: str | Path, other: str | Path) -> bool:
     return os.path.exists(other) and os.path.samefile(one, other)
 
 
-def from_here(path: str | Path) -> str:
-    """Return an absolute path, or a relative one within the current folder."""
-    absolute = Path(path).absolute()
-    return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else path)
-
-
 def finetune_command(words: Sequence[str]) -> str:
     """Return the line for a shell that starts finetune.py with some words."""
     script = Path(__file__).parents[1] / "finetune.py"
-    program = [from_here(script)] if script.is_file() else ["-m", "histocoder.cli.finetune"]
-    return shlex.join([from_here(sys.executable), *program, *words])
+    return shlex.join(["python", *([str(script)] if script.is_file() else ["-m", "histocoder.cli.finetune"]), *words])
 
 
 def sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_HASH_BYTES):
+        while chunk := file.read(1 << 24):
             digest.update(chunk)
     return digest.hexdigest()
 

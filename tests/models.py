@@ -22,6 +22,15 @@ slow_in_bf16 = pytest.mark.skipif(False, reason="") if has_bf16(torch.device("cp
 """Of tests that train in it: a CPU without it, where `auto` is fp32, takes a minute for what others do in seconds."""
 
 
+def some_ids(lengths: list[int], width: int) -> torch.Tensor:
+    """Token ids of random letters, of shape (len(lengths), width)."""
+    ids = torch.randint(97, 123, (len(lengths), width), generator=torch.Generator().manual_seed(0))
+    for row, length in enumerate(lengths):
+        ids[row, 0], ids[row, length - 1] = 0xE000, 0xE001
+        ids[row, length:] = 0
+    return ids
+
+
 def tiny_model(num_blocks: int = 2, *, codes: Sequence[str] = CODES, **changes: Any) -> MixerModel:
     """A HISCO model that knows Danish and English, and eight codes."""
     torch.manual_seed(5)

@@ -21,13 +21,7 @@ _LETTERS = string.ascii_lowercase + "()',[]"
 def save_pretrained(kind: str, folder: Path, *, dropout: float = 0.0, num_positions: int = 130) -> Path:
     """The folder of such an encoder."""
     torch.manual_seed(3)
-    save = {
-        "bert": _save_bert,
-        "xlm-r": _save_xlm_r,
-        "byt5": _save_byt5,
-        "canine": _save_canine,
-        "longformer": _save_longformer,
-    }[kind]
+    save = {"bert": _save_bert, "xlm-r": _save_xlm_r, "byt5": _save_byt5, "canine": _save_canine}[kind]
     save(folder, dropout, num_positions)
     return folder
 
@@ -84,16 +78,6 @@ def _save_xlm_r(folder: Path, dropout: float, num_positions: int) -> None:
     fast.save_pretrained(folder)
     sizes = {"vocab_size": len(fast), "pad_token_id": 1, **_sizes(dropout, num_positions)}
     XLMRobertaModel(XLMRobertaConfig(**sizes)).save_pretrained(folder)
-
-
-def _save_longformer(folder: Path, dropout: float, num_positions: int) -> None:
-    """It holds weights for tokens that attend to all others, of which there are none here."""
-    from transformers import LongformerConfig, LongformerModel, PreTrainedTokenizerFast
-
-    _save_xlm_r(folder, dropout, num_positions)  # for the tokenizer
-    pieces = len(PreTrainedTokenizerFast.from_pretrained(folder))
-    sizes = {"vocab_size": pieces, "pad_token_id": 1, "attention_window": [8, 8], **_sizes(dropout, num_positions)}
-    LongformerModel(LongformerConfig(**sizes)).save_pretrained(folder)
 
 
 def _save_byt5(folder: Path, dropout: float, _num_positions: int) -> None:

@@ -43,15 +43,6 @@ def imported(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def test_the_package_has_these_parts_and_no_others():
-    found = {
-        path.name.removesuffix(".py")
-        for path in PACKAGE.iterdir()
-        if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
-    assert found == {*PARTS, *ENTRANCES}
-
-
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_modules_import_only_from_parts_below(path: Path):
     part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")

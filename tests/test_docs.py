@@ -24,20 +24,6 @@ def test_flag_tables_are_those_of_programs():
     assert page.count("| `--") > 80 and with_tables(page.replace("| `--seed N` |", "| `--sed N` |")) == page
 
 
-def test_slow_tests_run_by_the_named_target():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    commands = dict(re.findall(r"^(test\S*):.*\n\t(.*pytest.*)", makefile, flags=re.MULTILINE))
-    assert commands["test"] == f"{commands['test-all']} -m 'not slow'" and commands["test-all"].endswith("$(PYTEST)")
-    for page in ("docs/how-it-is-built.md", "docs/reliability.md"):
-        assert "`make test-all`" in (ROOT / page).read_text(encoding="utf-8")
-
-
-def test_srun_ends_all_processes_with_the_first():
-    text = "".join((ROOT / path).read_text(encoding="utf-8") for path in ("docs/multi-gpu.md", "scripts/slurm.sbatch"))
-    commands = re.findall(r"^(?:.*`)?srun (-.*)", text, flags=re.MULTILINE)
-    assert len(commands) == 2 and all(command.startswith("--kill-on-bad-exit=1 ") for command in commands)
-
-
 def test_flags_named_in_pages_exist():
     flags = set(
         re.findall(r"`(--[\w-]+)", "".join(re.findall(r"^\| `--.*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)))

@@ -1,4 +1,4 @@
-"""Models on disk and on the Hugging Face hub, with their cards; each file is checked by its SHA-256 when it is read."""
+"""Models on disk and on the Hugging Face hub, with their cards."""
 
 import json
 import os
@@ -17,13 +17,13 @@ from torch import Tensor
 from histocoder.config import MODEL_TYPE, NUM_GREEDY, ModelConfig
 from histocoder.data.languages import Language
 from histocoder.errors import DamagedError, UserError, misfit
-from histocoder.files import sha256, sync, temporary_folder, write_text
+from histocoder.files import replacing_folder, sync, temporary_folder, write_text
 from histocoder.formatters import build_formatter
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, reads_characters
 from histocoder.model.encoder import hub_answers
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER, CARD_FILE = "config.json", "model.safetensors", "tokenizer", "README.md"
-MANIFEST_FILE = "manifest.json"  # SHA-256 of each file of a model or a checkpoint but the card, by its path
+MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, "manifest.json")  # the last of earlier versions
 HUB_PREFIX = "hf://"
 _CARD = Path(__file__).with_name("card.md.jinja")
 
@@ -31,15 +31,13 @@ _CARD = Path(__file__).with_name("card.md.jinja")
 def write_model(
     folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer, card: str | None = None
 ) -> None:
-    """Write a model's files into a new folder, the manifest of all files there, and the model's card, if given.
+    """Write a model's files into a new folder, and the model's card, if given.
 
     Raises an OSError if the disk is full.
     """
     tokenizer.save(folder / TOKENIZER_FOLDER)
     write_tensors(weights, folder / WEIGHTS_FILE)
     save_config(folder, config)
-    written = sorted(path for path in folder.rglob("*") if path.is_file())
-    _write_sums(folder, {path.relative_to(folder).as_posix(): sha256(path) for path in written})
     if card is not None:
         write_text(folder / CARD_FILE, card)
 
@@ -47,16 +45,22 @@ def write_model(
 def save_model(
     folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer, card: str | None = None
 ) -> None:
-    """Write a model aside, then move its files into a folder, which may hold others, such as those of a run.
+    """Write a model aside; then replace its folder whole, or move its files into one with others, such as a run's.
 
-    The manifest is moved first: a model of which only some files were moved is refused, as damaged.
+    There, `config.json`, without which there is no model, is deleted first and moved last: wherever the process is
+    killed, the folder holds the files of one model, or none that can be loaded.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not folder.exists() or {CONFIG_FILE} <= set(os.listdir(folder)) <= {*MODEL_FILES, TOKENIZER_FOLDER}:
+        with replacing_folder(folder) as new:
+            write_model(new, config, weights, tokenizer=tokenizer, card=card)
+        return
     with temporary_folder(folder / WEIGHTS_FILE) as new:
         write_model(new, config, weights, tokenizer=tokenizer, card=card)
         for path in (*new.rglob("*"), new):
             sync(path)
-        for path in sorted(new.iterdir(), key=lambda path: path.name != MANIFEST_FILE):
+        (folder / CONFIG_FILE).unlink(missing_ok=True)
+        for path in sorted(new.iterdir(), key=lambda path: path.name == CONFIG_FILE):
             if (folder / path.name).is_dir():
                 shutil.rmtree(folder / path.name)
             os.replace(path, folder / path.name)
@@ -78,48 +82,10 @@ def save_config(folder: Path, config: ModelConfig) -> None:
     write_text(folder / CONFIG_FILE, json.dumps(config.to_dict(), indent=2, ensure_ascii=False) + "\n")
 
 
-def change_config(folder: Path, config: ModelConfig) -> None:
-    """Replace `config.json` in a model's folder, and its sum in the manifest if there is one."""
-    sums = _read_sums(folder)
-    if sums:  # without the sum, which may be the old file's or the new one's
-        _write_sums(folder, {name: digest for name, digest in sums.items() if name != CONFIG_FILE})
-    save_config(folder, config)
-    if sums:
-        _write_sums(folder, {**sums, CONFIG_FILE: sha256(folder / CONFIG_FILE)})
-
-
-def _write_sums(folder: Path, sums: dict[str, str]) -> None:
-    write_text(folder / MANIFEST_FILE, json.dumps(sums, indent=2))
-
-
-def _read_sums(folder: Path) -> dict[str, str]:
-    """Return the manifest of a folder; empty if there is none, as with models from elsewhere."""
-    path = folder / MANIFEST_FILE
-    return read_json(path) if path.is_file() else {}
-
-
-def verify_manifest(folder: Path) -> None:
-    """Raise a DamagedError if a file of a model or a checkpoint differs from the manifest; takes 1 s per GB."""
-    try:
-        for name, digest in _read_sums(folder).items():
-            if not (folder / name).is_file() or sha256(folder / name) != digest:
-                raise DamagedError(f"The file {folder / name} is missing or damaged: its checksum differs.")
-    except OSError as error:
-        raise DamagedError(f"{folder} can't be read ({error}).") from error
-
-
-def verify_model(folder: Path) -> None:
-    """Raise a DamagedError, which says what to do, if a file of a model differs from the manifest."""
-    try:
-        verify_manifest(folder)
-    except DamagedError as error:
-        raise DamagedError(
-            f"{error} Get another copy of the model; if you changed the file yourself, delete {MANIFEST_FILE} there."
-        ) from error
-
-
 def read_model_config(folder: Path) -> ModelConfig:
-    return ModelConfig.from_dict(read_json(_existing(folder, CONFIG_FILE)))
+    if not (folder / CONFIG_FILE).is_file():
+        raise DamagedError(f"{folder} holds no model: it has no {CONFIG_FILE}.")
+    return ModelConfig.from_dict(read_json(folder / CONFIG_FILE))
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -128,28 +94,19 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     return PretrainedTokenizer.from_folder(folder / TOKENIZER_FOLDER)
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read `model.safetensors` of a model's folder."""
-    path = _existing(folder, WEIGHTS_FILE)
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file; raise a DamagedError if it is truncated or not one."""
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged ({error}).") from error
+        raise DamagedError(f"{path} is missing or damaged ({error}).") from error
 
 
-def _existing(folder: Path, name: str) -> Path:
-    if not (folder / name).is_file():
-        raise UserError(f"{folder} holds no model: it has no {name}.")
-    return folder / name
-
-
-def load_model(folder: Path, *, verify: bool = True) -> MixerModel:
+def load_model(folder: Path) -> MixerModel:
     """Load a model in evaluation mode, on the CPU, from the folder of a model, a run or a checkpoint."""
     if not folder.is_dir():
         raise UserError(f"There is no model folder {folder}.")
-    if verify:
-        verify_model(folder)
-    config, tokenizer, weights = read_model_config(folder), read_tokenizer(folder), read_weights(folder)
+    config, tokenizer, weights = read_model_config(folder), read_tokenizer(folder), read_tensors(folder / WEIGHTS_FILE)
     try:
         build_formatter(**config.formatter)
         model = MixerModel.from_weights(config, weights, tokenizer=tokenizer)
@@ -173,7 +130,7 @@ def load_tensors(path: Path) -> Any:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         is_refused = "unsupported" in str(error).lower()
         reason = "it contains objects other than tensors" if is_refused else "it is not a PyTorch file"
-        raise UserError(f"{path} contains no weights that can be read: {reason}.") from error
+        raise DamagedError(f"{path} contains no weights that can be read: {reason}.") from error
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
@@ -206,18 +163,13 @@ def model_card(
     )
 
 
-def is_on_hub(name: str) -> bool:
-    """Return whether a name is that of a repository on the hub, such as hf://owner/name."""
-    return name.startswith(HUB_PREFIX)
-
-
 def local_folder(path_or_url: str | Path) -> Path:
     """Return a model's folder; `hf://owner/name` is downloaded from the hub.
 
     A name without the prefix is never looked up there: a misspelt path could be a repository of somebody else's.
     """
     name = str(path_or_url)
-    if not is_on_hub(name):
+    if not name.startswith(HUB_PREFIX):
         if Path(name).is_dir():
             return Path(name)
         advice = f" For a repository on the Hugging Face hub, write {HUB_PREFIX}{name}." if name.count("/") == 1 else ""

@@ -14,34 +14,25 @@ from typing import Any, NoReturn
 
 import yaml
 from filelock import FileLock, Timeout
-from torch import Tensor
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import (
-    CARD_FILE,
-    CONFIG_FILE,
-    MANIFEST_FILE,
-    TOKENIZER_FOLDER,
-    WEIGHTS_FILE,
-    save_model,
-    write_model,
-)
+from histocoder.checkpoints.model_files import MODEL_FILES, TOKENIZER_FOLDER, WEIGHTS_FILE
 from histocoder.checkpoints.training_state import (
     BEST_FOLDER,
     CHECKPOINTS_FOLDER,
     LAST_BIN_FILE,
+    STATE_FILE,
     Checkpoint,
-    drop_checkpoints_after,
+    delete_checkpoint,
     find_checkpoint,
     list_checkpoints,
     load_checkpoint,
+    step_of,
 )
-from histocoder.config import ModelConfig
 from histocoder.data.prepare import PREPARED_TABLES
 from histocoder.data.store import PREPARED_FILE
 from histocoder.errors import Interrupted, UserError, handling_stop_signals
-from histocoder.files import is_same_file, make_folder, remove_leftovers, replacing_folder, write_text
-from histocoder.model import Tokenizer
+from histocoder.files import is_same_file, make_folder, remove_leftovers, write_text
 
 REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"
 LOG_FILE, WANDB_ID_FILE = "logs.csv", "wandb_run_id"
@@ -50,10 +41,9 @@ CACHE_FOLDER = "cache"
 LOCK_FILE = ".lock"
 ARGS_FILE = "args.yaml"
 """First file that training writes; in a folder that holds it, the files and folders below belong to a run."""
-_MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, CARD_FILE)
-_FILES = (*_MODEL_FILES, LAST_BIN_FILE, LOG_FILE, WANDB_ID_FILE, METRICS_FILE, REPORT_FILE)
+_FILES = (*MODEL_FILES, LAST_BIN_FILE, LOG_FILE, WANDB_ID_FILE, METRICS_FILE, REPORT_FILE)
 _FOLDERS = (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, FIGURES_FOLDER, TENSORBOARD_FOLDER, PROFILE_FOLDER)
-"""Folders that a new run deletes; prepared data and `cache/` stay."""
+"""Folders that a new run deletes; prepared data stay."""
 _LATE_SECONDS = 5.0  # time after which a network disk shows a file that another machine has written
 
 
@@ -122,7 +112,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.best, self.cache = path / BEST_FOLDER, path / CACHE_FOLDER
+        self.best = path / BEST_FOLDER
         self.tensorboard = path / TENSORBOARD_FOLDER
         self.logs, self.wandb_id = path / LOG_FILE, path / WANDB_ID_FILE
         self._args = path / ARGS_FILE
@@ -159,10 +149,12 @@ class RunFolder:
 
     def begin(self, settings: dict[str, Any], checkpoint: Checkpoint | None) -> None:
         """Write `args.yaml`, and delete what an earlier run wrote after the checkpoint, if any; called on rank 0."""
-        for part in (self.path, self.path / CHECKPOINTS_FOLDER, self.best, self.cache):
+        for part in (self.path, self.path / CHECKPOINTS_FOLDER, self.best):
             remove_leftovers(part)
         if checkpoint is not None and self._is_own(checkpoint.path):
-            drop_checkpoints_after(self.path, checkpoint.state.step)
+            for path in list_checkpoints(self.path):
+                if step_of(path) > checkpoint.state.step:
+                    delete_checkpoint(path)
         elif self._args.is_file():
             for name in _FOLDERS:
                 shutil.rmtree(self.path / name, ignore_errors=True)
@@ -184,14 +176,21 @@ class RunFolder:
             is_restarted = distributed.restarts() > 0
             found = find_checkpoint(self.path, "auto") if is_restarted else None
             found = found or find_checkpoint(self.path, asked)
-            if not (is_restarted or overwrite or (found is not None and self._is_own(found))):
-                self._refuse_to_delete(resume)
+            is_resumed = is_restarted or (found is not None and self._is_own(found))
+            # best/ alone is of a run that was killed before its first checkpoint
+            best = [self.best] if resume != "auto" else []
+            models = [self.path / WEIGHTS_FILE, *list_checkpoints(self.path), *best]
+            if not is_resumed and not overwrite and any(map(os.path.lexists, models)):
+                raise UserError(
+                    f"{self.path} holds the model of an earlier run, which a new run would delete. Choose another "
+                    "folder, or add --overwrite."
+                )
             return str(found or "")
 
-        found = distributed.broadcast_from_primary(find, doing="verifying checkpoints")
+        found = distributed.broadcast_from_primary(find, doing="reading checkpoints")
         if not found:
             return None
-        check_shared(Path(found) / MANIFEST_FILE)
+        check_shared(Path(found) / STATE_FILE)
         checkpoint = load_checkpoint(Path(found))
         if not self._is_own(checkpoint.path):
             state = checkpoint.state
@@ -200,25 +199,6 @@ class RunFolder:
 
     def _is_own(self, checkpoint: Path) -> bool:
         return is_same_file(checkpoint.parent, self.path / CHECKPOINTS_FOLDER)
-
-    def _refuse_to_delete(self, resume: str) -> None:
-        """Raise a UserError if there is a model, but for best/ alone of a run killed before its first checkpoint."""
-        found = [self.path / WEIGHTS_FILE, *list_checkpoints(self.path), *([self.best] if resume != "auto" else [])]
-        if any(map(os.path.lexists, found)):
-            raise UserError(
-                f"{self.path} holds the model of an earlier run, which a new run would delete. Choose another folder, "
-                "or add --overwrite."
-            )
-
-    def save_model(
-        self, folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer, card: str | None
-    ) -> None:
-        """Write a model and its card: best/ as a whole, the run's own folder file by file, as it holds more."""
-        if folder != self.best:
-            save_model(folder, config, weights, tokenizer=tokenizer, card=card)
-            return
-        with replacing_folder(folder) as new:
-            write_model(new, config, weights, tokenizer=tokenizer, card=card)
 
     def forget_results(self) -> None:
         """Delete what an earlier end of the run wrote about its model: the report, and last.bin."""

@@ -1,26 +1,24 @@
-"""Training states on disk: each checkpoint is written aside and renamed, and verified when it is read."""
+"""Training states on disk: each checkpoint is written aside and renamed, so that it is complete or missing."""
 
 import json
 import math
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from histocoder.checkpoints.model_files import (
-    MANIFEST_FILE,
+    WEIGHTS_FILE,
     load_tensors,
     read_json,
     read_model_config,
+    read_tensors,
     read_tokenizer,
-    read_weights,
-    verify_manifest,
     write_model,
     write_tensors,
 )
@@ -70,7 +68,7 @@ class LearnerState:
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     scheduler: dict[str, Any]
-    scaler: dict[str, Any]  # loss scale in fp16; otherwise empty
+    scaler: dict[str, Any] = field(default_factory=dict)  # loss scale in fp16; otherwise empty
 
 
 @dataclass
@@ -103,11 +101,11 @@ def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
             "the folder, and run the same command again."
         ) from error
     for old in list_checkpoints(final.parents[1])[:-keep]:
-        _delete(old)
+        delete_checkpoint(old)
 
 
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint's files into a folder, and last their manifest."""
+    """Write a checkpoint's files into a folder."""
     learner = checkpoint.learner
     rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
     torch.save(rest, folder / OPTIMIZER_FILE)
@@ -133,11 +131,6 @@ def save_last_bin(
     save_published(folder / LAST_BIN_FILE, config, learner.weights, step=step, **state)
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder holds a training state, not only a model."""
-    return (folder / STATE_FILE).is_file()
-
-
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return a run's checkpoints, intact or not, the newest last."""
     found = (folder / CHECKPOINTS_FOLDER).glob("step-*")
@@ -148,14 +141,7 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def drop_checkpoints_after(folder: Path, step: int) -> None:
-    """Delete a run's checkpoints after the step that it resumes from."""
-    for path in list_checkpoints(folder):
-        if step_of(path) > step:
-            _delete(path)
-
-
-def _delete(checkpoint: Path) -> None:
+def delete_checkpoint(checkpoint: Path) -> None:
     """Delete a checkpoint; rename it first, so that a partly deleted one is not resumed."""
     doomed = checkpoint.with_name(f".{checkpoint.name}.old.tmp")
     with suppress(OSError):
@@ -163,31 +149,19 @@ def _delete(checkpoint: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def verify_checkpoint(path: Path) -> None:
-    """Raise a DamagedError for a wrong checksum, a UserError for other format versions; takes 1 s per GB."""
-    if not (path / MANIFEST_FILE).is_file():
-        raise DamagedError(f"The checkpoint {path} is damaged: it has no {MANIFEST_FILE}.")
-    verify_manifest(path)
-    version = read_json(path / STATE_FILE)["format_version"]
-    if version != CHECKPOINT_VERSION:
-        raise UserError(
-            f"The checkpoint {path} has format version {version}; this histocoder reads {CHECKPOINT_VERSION}. Resume "
-            f"it with the version that wrote it, or start a new run, with --initial-checkpoint {path}."
-        )
-
-
 def find_checkpoint(folder: Path, resume: str) -> Path | None:
-    """Return the checkpoint that a run resumes from, verified; print a warning for each damaged one that is skipped.
+    """Return the path of the checkpoint that a run resumes from; warn of each that can't be read and is skipped.
 
-    `resume` is "auto" (the newest intact checkpoint in the run's folder, if any), "never", or the path of a checkpoint
-    or of a run. A UserError is raised if there are checkpoints but none is intact, or the given path holds none.
+    `resume` is "auto" (the newest checkpoint in the run's folder that can be read, if any), "never", or the path of a
+    checkpoint or of a run. A UserError is raised if there are checkpoints but none can be read, or the given path holds
+    none.
     """
     if resume == "never":
         return None
     path, damage = folder if resume == "auto" else Path(resume), ""
-    for checkpoint in [path] if is_checkpoint(path) else reversed(list_checkpoints(path)):
+    for checkpoint in [path] if (path / STATE_FILE).is_file() else reversed(list_checkpoints(path)):
         try:
-            verify_checkpoint(checkpoint)
+            load_checkpoint(checkpoint)
         except DamagedError as error:
             damage = damage or str(error)
             log.info(f"Warning: {error} Looking for an older checkpoint.")
@@ -203,17 +177,20 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint that `verify_checkpoint` has found intact."""
+    """Read a checkpoint; raise a DamagedError if a file is missing or truncated, a UserError for other versions."""
     record = read_json(path / STATE_FILE)
-    del record["format_version"]
+    if (version := record.pop("format_version", None)) != CHECKPOINT_VERSION:
+        raise UserError(
+            f"The checkpoint {path} has format version {version}; this histocoder reads {CHECKPOINT_VERSION}. Resume "
+            f"it with the version that wrote it, or start a new run, with --initial-checkpoint {path}."
+        )
     record.pop("num_worse", None)  # of earlier versions
-    settings = record.pop("settings")
-    saved = load_tensors(path / OPTIMIZER_FILE)
+    settings, saved = record.pop("settings"), load_tensors(path / OPTIMIZER_FILE)
     return Checkpoint(
         path=path,
         state=TrainState(**record),
-        learner=LearnerState(read_weights(path), saved["optimizer"], saved["scheduler"], saved.get("scaler", {})),
-        ranks=load_file(path / RANKS_FILE),
+        learner=LearnerState(read_tensors(path / WEIGHTS_FILE), **saved),
+        ranks=read_tensors(path / RANKS_FILE),
         settings=settings,
         model_config=read_model_config(path),
         tokenizer=read_tokenizer(path),

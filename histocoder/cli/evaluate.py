@@ -37,7 +37,7 @@ def run_evaluate(config: EvaluateFlags) -> None:
     if not config.overwrite and any((output / name).exists() for name in (METRICS_FILE, REPORT_FILE)):
         raise UserError(f"{output} already has a report. Add --overwrite to replace it, or choose another --output.")
     folder = local_folder(config.model)
-    coder = Coder.from_pretrained(folder, str(device), precision=config.precision, verify=not config.no_verify)
+    coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
     rules = LabelRules(
         zero_pad=config.zero_pad_codes,
         allow_short=config.allow_codes_shorter_than_block_size,

@@ -21,7 +21,6 @@ class ModelFlags(NamedModel):
     """The model, and how it computes."""
 
     device: str = free("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
-    no_verify: bool = free(False, "do not verify a large model's files with its manifest.json")
     precision: str = free(
         "auto",
         "auto: bf16 if the hardware supports it, several times as fast and slightly less exact",

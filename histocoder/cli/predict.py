@@ -37,7 +37,7 @@ def run_predict(config: PredictFlags) -> None:
             )
     folder = local_folder(config.model)
     known_file = _known_file(config.known, config, folder) if config.known else None
-    coder = Coder.from_pretrained(folder, str(device), precision=config.precision, verify=not config.no_verify)
+    coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
     chosen_language(config.language, coder.model.config.languages)  # raises an error if it is not one
     known, known_id = _read_known(known_file, coder, config) if known_file else (None, "")
     how = config_of(PredictConfig, config)

@@ -44,7 +44,7 @@ def run_serve(config: ServeFlags) -> None:
         holding(folder / ".lock", path=folder, instead="another --folder"),
     ):
         port = listener.getsockname()[1]
-        coder = Coder.from_pretrained(model, str(device), precision=config.precision, verify=not config.no_verify)
+        coder = Coder.from_pretrained(model, str(device), precision=config.precision)
         desk = Desk(coder, folder, model=config.model, model_folder=model, run=run_folder)
         if config.data:
             desk.review(Path(config.data), input_col=config.input_col)

@@ -29,7 +29,9 @@ class StartConfig(Settings):
     text_normalization: str = fixed(
         None, "nfc; lower: lower case, single blanks; lower_ascii: væver is vaever", choices=NORMALIZATIONS
     )
-    ngram_dropout: float = fixed(0.3, "with ngram: share of n-grams that are dropped", metavar="P")
+    ngram_dropout: float = fixed(
+        0.3, "with ngram: share of n-grams that are dropped, less than 1", metavar="P", between=(0, 0.999)
+    )
     pooling: str = fixed(
         None,
         "what the flat head reads: the mean of all tokens; auto: the first, if it is [CLS]",

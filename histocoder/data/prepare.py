@@ -28,7 +28,7 @@ from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, remove_leftovers, temporary_folder
 from histocoder.formatters import MISSING, Formatter, build_formatter
-from histocoder.log import log, quiet
+from histocoder.log import log
 
 TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
 REJECTED_FILE, CONFLICTS_FILE = "rejected.csv", "conflicts.csv"
@@ -126,14 +126,17 @@ def _all_problems(error: UserError, config: PrepareConfig, folder: Path, known: 
     while error.settings:
         is_guess = any(isinstance(value, Mapping) for value in error.settings.values())
         num_guesses += is_guess and num_guesses == len(problems) - 1
+        log.disabled = True  # what is tried is not told
         try:
             fixed = fixed.corrected(error)
-            with temporary_folder(folder / "tried") as scratch, quiet():
+            with temporary_folder(folder / "tried") as scratch:
                 _prepare(fixed, scratch, record_of(fixed), known, "none")
             break
         except UserError as other:
             error = other if str(other) not in problems else UserError("")
             problems += [str(other)] * (str(other) not in problems)
+        finally:
+            log.disabled = False
     names = [one.name for one in settings_of(type(config))]
     changed = {name: new for name in names if (new := getattr(fixed, name)) != getattr(config, name)}
     if num_guesses and not error.settings:

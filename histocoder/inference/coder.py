@@ -21,7 +21,7 @@ from histocoder.inference.decoding import Decoding, Inputs
 from histocoder.inference.descriptions import Descriptions, Langs, Texts, readings
 from histocoder.inference.predictions import Prediction, join_rows
 from histocoder.model import MixerModel
-from histocoder.model.devices import choose_tf32, computing_dtype
+from histocoder.model.devices import computing_dtype
 
 Result = TypeVar("Result")
 ShowProgress: TypeAlias = bool | Callable[[int], object]
@@ -61,7 +61,6 @@ class Coder:
     def __init__(self, model: MixerModel, device: str | None = None, *, precision: str = "fp32") -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = computing_dtype(precision, self.device)
-        choose_tf32(dtype, self.device)
         self.model = model.to(self.device).eval()
         # in another precision, a copy: weights are saved as they were trained
         self.computing = self.model if dtype == torch.float32 else copy.deepcopy(self.model).to(dtype)
@@ -74,9 +73,7 @@ class Coder:
         self.turn: AbstractContextManager[object] = nullcontext()
 
     @classmethod
-    def from_pretrained(
-        cls, path_or_url: str | Path, device: str | None = None, *, verify: bool = True, **computing: Any
-    ) -> Coder:
+    def from_pretrained(cls, path_or_url: str | Path, device: str | None = None, **computing: Any) -> Coder:
         """Open a model.
 
         Parameters
@@ -84,8 +81,6 @@ class Coder:
         path_or_url : path
             Folder of a run or a checkpoint, any other folder with `config.json` and `model.safetensors`, or a Hugging
             Face hub repository with these files, as `hf://owner/name`.
-        verify : bool
-            Whether to verify the model's files with the checksums in its `manifest.json`, if it has one.
         device, **computing
             See `Coder`: `precision`.
 
@@ -95,7 +90,7 @@ class Coder:
             If there is no model, or it is damaged or of a newer format version.
         """
         folder = local_folder(path_or_url)
-        coder = cls(load_model(folder, verify=verify), device, **computing)
+        coder = cls(load_model(folder), device, **computing)
         if (folder / CARD_FILE).is_file():
             coder.card = (folder / CARD_FILE).read_text(encoding="utf-8")
         return coder

@@ -21,8 +21,7 @@ from histocoder.formatters.tokenizers import join_language, lower_characters, to
 from histocoder.inference.coder import Coder
 from histocoder.inference.onnx_coder import ENCODER_FILE, LINEAR_FILE, NGRAMS_FILE, TOKENIZER_FOLDER, OnnxCoder
 from histocoder.model import MixerModel
-from histocoder.model.linear_expert import SHARPNESS, linear_ngrams
-from histocoder.model.ngram import NgramEncoder, Ngrams
+from histocoder.model.ngram import SHARPNESS, NgramEncoder, Ngrams, linear_ngrams
 
 _OPSET = 20
 _SAMPLE = ("wine and spirit merchant", "farmer", "boot & shoe maker (retired)")  # to record graphs with

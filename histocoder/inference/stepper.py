@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.model.decoder import Decoder, DecoderLayer, Prior, PriorSteps, seen_memory
+from histocoder.model.decoder import Decoder, DecoderLayer, Prior, PriorSteps
 from histocoder.model.layers import linear
 
 _WORTH_COPYING = 0.75  # memory of rows that have ended is dropped if no more than this share remains
@@ -50,11 +50,10 @@ class Stepper:
 
     def __init__(self, decoder: Decoder, source: DecoderInputs) -> None:
         self._decoder = decoder
-        memory, memory_mask = seen_memory(source.memory, source.memory_mask)
-        self._mask = None if memory_mask is None else memory_mask[:, None, None, :]
-        self._layers = [_Layer(layer, memory) for layer in decoder.layers]
+        self._mask = None if source.memory_mask is None else source.memory_mask[:, None, None, :]
+        self._layers = [_Layer(layer, source.memory) for layer in decoder.layers]
         self._prior = None if source.prior is None else PriorSteps(source.prior)
-        self._rows = torch.arange(len(memory), device=memory.device)  # those that have nodes still
+        self._rows = torch.arange(len(source.memory), device=source.memory.device)  # those that have nodes still
         self._index = torch.zeros_like(self._rows)[:, None]  # of the previous level's nodes in the cache, (B, W)
         self._depth = 0  # position of the next tokens in their sequences, BOS at 0
 

@@ -2,14 +2,6 @@
 
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, trimmed_length
 from histocoder.model.decoder import Decoder, Prior
-from histocoder.model.encoder import (
-    PRESETS,
-    Encoder,
-    is_canine,
-    is_ngram,
-    load_encoder,
-    load_tokenizer,
-    reads_characters,
-)
+from histocoder.model.encoder import PRESETS, Encoder, encoder_type, load_encoder, load_tokenizer, reads_characters
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.ngram import NgramEncoder

@@ -7,7 +7,6 @@ is imported only to load its models, since the import takes seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,13 +17,12 @@ from histocoder.errors import UserError
 from histocoder.model.layers import (
     EncoderConfig,
     TransformerLayer,
+    WithoutInit,
     add_norm,
     additive,
     attention,
-    attention_mask,
     layer_norm,
     linear,
-    without_weights,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +44,6 @@ class CanineConfig(EncoderConfig):
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    hidden_act: str = "gelu"
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     max_position_embeddings: int = 16384
@@ -59,10 +56,6 @@ class CanineConfig(EncoderConfig):
     num_hash_buckets: int = 16384
     local_transformer_stride: int = 128
 
-    def __post_init__(self) -> None:
-        if self.hidden_act != "gelu":
-            raise UserError(f"CANINE with hidden_act {self.hidden_act!r} is not supported; hidden_act must be gelu.")
-
 
 class Canine(nn.Module):
     """CANINE with random weights.
@@ -74,20 +67,33 @@ class Canine(nn.Module):
 
     def __init__(self, config: CanineConfig) -> None:
         super().__init__()
-        self.config = config
-        self.char_embeddings = _embeddings(config)
-        self.initial_char_encoder = _layers(config, 1)
-        self.chars_to_molecules = _convolution(config, inputs=1, taps=config.downsampling_rate)
-        self.encoder = _layers(config, config.num_hidden_layers)
-        self.projection = _convolution(config, inputs=2, taps=config.upsampling_kernel_size)
-        self.final_char_encoder = _layers(config, 1)
-        self.pooler = _dense(config.hidden_size, config.hidden_size)
+        self.config, dim = config, config.hidden_size
+
+        def norm() -> nn.LayerNorm:
+            return nn.LayerNorm(dim, eps=config.layer_norm_eps)
+
+        def layers(number: int) -> Any:
+            return nn.ModuleDict({"layer": nn.ModuleList(CanineLayer(config) for _ in range(number))})
+
+        width, buckets = dim // config.num_hash_functions, config.num_hash_buckets
+        tables = {f"{_HASH_TABLE}{i}": nn.Embedding(buckets, width) for i in range(config.num_hash_functions)}
+        tables["char_position_embeddings"] = nn.Embedding(buckets, dim)
+        tables["token_type_embeddings"] = nn.Embedding(config.type_vocab_size, dim)
+        self.char_embeddings: Any = nn.ModuleDict({**tables, "LayerNorm": norm()})
+        self.initial_char_encoder = layers(1)
+        conv = nn.Conv1d(dim, dim, config.downsampling_rate)
+        self.chars_to_molecules: Any = nn.ModuleDict({"conv": conv, "LayerNorm": norm()})
+        self.encoder = layers(config.num_hidden_layers)
+        conv = nn.Conv1d(2 * dim, dim, config.upsampling_kernel_size)
+        self.projection: Any = nn.ModuleDict({"conv": conv, "LayerNorm": norm()})
+        self.final_char_encoder = layers(1)
+        self.pooler: Any = nn.ModuleDict({"dense": nn.Linear(dim, dim)})
         self.apply(self._initialize)
 
     @classmethod
     def from_transformers(cls, model: CanineModel) -> Canine:
         """Return a CANINE that shares the weights of transformers' `model`."""
-        with without_weights():
+        with torch.device("meta"), WithoutInit():
             found = cls(CanineConfig.from_dict(model.config.to_dict()))
         weights = model.float().state_dict()
         found.load_state_dict({name: weights[name] for name in found.state_dict()}, assign=True)
@@ -96,8 +102,16 @@ class Canine(nn.Module):
     def trim_positions(self, num_positions: int) -> None:
         """Drop the positions beyond `num_positions`, which would take gradients and optimizer state."""
         table = self.char_embeddings.char_position_embeddings
-        kept = table.weight.detach()[:num_positions].clone()
-        table.weight = nn.Parameter(kept, table.weight.requires_grad)
+        table.weight = nn.Parameter(table.weight.detach()[:num_positions].clone(), table.weight.requires_grad)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Cut the loaded table of positions, of published models 16,384 rows, to those that are read."""
+        needed, table = len(self.get_parameter(POSITIONS)), state_dict.get(prefix + POSITIONS)
+        if table is not None:
+            if len(table) < needed:
+                raise UserError(f"The model reads {len(table)} positions at most; set --max-len to that or less.")
+            state_dict[prefix + POSITIONS] = table[:needed]
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _initialize(self, module: nn.Module) -> None:
         """Initialize weights as CANINE's authors do."""
@@ -107,15 +121,10 @@ class Canine(nn.Module):
             nn.init.zeros_(module.bias)
 
     def forward(self, input_ids: Tensor, *, dtype: torch.dtype, trimmed: bool) -> tuple[Tensor, Tensor]:
-        """Encode `input_ids` (B, L), 0 where padded, with L a multiple of 4, in the precision `dtype`.
+        """Return the encodings (B, L, dim) of `input_ids` (B, L), 0 where padded, and the pooled ones (B, dim).
 
-        If L is `trimmed_length`'s, the last 6 positions are padding in every row: 4 for the molecule that CANINE drops,
-        and 2 that the last convolution looks at. With `trimmed` they are not computed.
-
-        Returns
-        -------
-        encoding : Tensor of shape (B, L, dim), or (B, L - 6, dim) if `trimmed`
-        pooled : Tensor of shape (B, dim)
+        L is a multiple of 4. If it is `trimmed_length`'s, the last 6 positions are padding in every row: 4 for the
+        molecule that CANINE drops, and 2 that the last convolution looks at. With `trimmed` they are not computed.
         """
         p = self.config.hidden_dropout_prob if self.training else 0.0
         rate, length = self.config.downsampling_rate, input_ids.shape[1]
@@ -123,8 +132,8 @@ class Canine(nn.Module):
 
         chars = F.dropout(self._embedded(input_ids[:, :num_chars]).to(dtype), p)
         mask = input_ids.ne(0)
-        molecule_mask = mask.unflatten(1, (-1, rate)).any(-1)  # of L / rate, CLS included
-        molecule_mask, mask = (attention_mask(m[:, None, None], chars) for m in (molecule_mask, mask))
+        molecule_mask = mask.unflatten(1, (-1, rate)).any(-1)[:, None, None]  # of L / rate, CLS included
+        mask = mask[:, None, None]
         chars = _apply(self.initial_char_encoder, chars, self._within_blocks(mask[..., :num_chars], dtype))
         molecules = _apply(self.encoder, self._molecules(chars, drop_last=not trimmed), molecule_mask)
         pooled = torch.tanh(linear(molecules[:, 0], self.pooler.dense))
@@ -134,8 +143,8 @@ class Canine(nn.Module):
     def _embedded(self, input_ids: Tensor) -> Tensor:
         """Return embeddings of characters, by several hashes of each, of positions, and of the first token type."""
         config, tables = self.config, self.char_embeddings
-        hashes = (input_ids.long() + 1)[..., None] * _primes(config.num_hash_functions, input_ids.device)
-        hashes = hashes % config.num_hash_buckets
+        primes = torch.tensor(_PRIMES[: config.num_hash_functions], device=input_ids.device)
+        hashes = (input_ids.long() + 1)[..., None] * primes % config.num_hash_buckets
         shards = [tables[f"{_HASH_TABLE}{i}"](hashes[..., i]) for i in range(config.num_hash_functions)]
         positions = tables.char_position_embeddings.weight[: input_ids.shape[1]]
         return tables.LayerNorm(torch.cat(shards, dim=-1) + (positions + tables.token_type_embeddings.weight[0]))
@@ -178,24 +187,18 @@ class Canine(nn.Module):
         return additive(mask, dtype).masked_fill(block[:, None] != block, -torch.inf)
 
 
-@cache
-def _primes(num: int, device: torch.device) -> Tensor:
-    """Return the first `num` primes, copied to a GPU once instead of for each batch."""
-    with torch.inference_mode(mode=False):
-        return torch.tensor(_PRIMES[:num], device=device)
-
-
 class CanineLayer(TransformerLayer):
     """Self-attention and a feed-forward network, each followed by a layer norm."""
 
     def __init__(self, config: CanineConfig) -> None:
         super().__init__()
-        dim, wide = config.hidden_size, config.intermediate_size
+        dim, wide, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
         self.config = config
         projections = nn.ModuleDict({name: nn.Linear(dim, dim) for name in ("query", "key", "value")})
-        self.attention: Any = nn.ModuleDict({"self": projections, "output": _dense(dim, dim, _norm(config))})
-        self.intermediate = _dense(dim, wide)
-        self.output = _dense(wide, dim, _norm(config))
+        output = nn.ModuleDict({"dense": nn.Linear(dim, dim), "LayerNorm": nn.LayerNorm(dim, eps=eps)})
+        self.attention: Any = nn.ModuleDict({"self": projections, "output": output})
+        self.intermediate: Any = nn.ModuleDict({"dense": nn.Linear(dim, wide)})
+        self.output: Any = nn.ModuleDict({"dense": nn.Linear(wide, dim), "LayerNorm": nn.LayerNorm(dim, eps=eps)})
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Compute the layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it."""
@@ -210,37 +213,7 @@ class CanineLayer(TransformerLayer):
         return add_norm(x, linear(wide, self.output.dense), self.output.LayerNorm, hidden_p)
 
 
-# Parts of the model: containers that name their weights as transformers does, in its order
-
-
-def _norm(config: CanineConfig) -> nn.LayerNorm:
-    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-
-def _dense(width: int, out: int, norm: nn.LayerNorm | None = None) -> Any:
-    """Return a linear layer; with a norm, the end of a residual branch."""
-    return nn.ModuleDict({"dense": nn.Linear(width, out), **({} if norm is None else {"LayerNorm": norm})})
-
-
-def _layers(config: CanineConfig, number: int) -> Any:
-    return nn.ModuleDict({"layer": nn.ModuleList(CanineLayer(config) for _ in range(number))})
-
-
 def _apply(layers: Any, x: Tensor, mask: Tensor) -> Tensor:
     for layer in layers.layer:
         x = layer(x, mask)
     return x
-
-
-def _convolution(config: CanineConfig, *, inputs: int, taps: int) -> Any:
-    """Return a convolution over `taps` neighbours of `inputs` vectors each, and the norm behind it."""
-    conv = nn.Conv1d(inputs * config.hidden_size, config.hidden_size, taps)
-    return nn.ModuleDict({"conv": conv, "LayerNorm": _norm(config)})
-
-
-def _embeddings(config: CanineConfig) -> Any:
-    dim, buckets = config.hidden_size // config.num_hash_functions, config.num_hash_buckets
-    tables = {f"{_HASH_TABLE}{i}": nn.Embedding(buckets, dim) for i in range(config.num_hash_functions)}
-    tables["char_position_embeddings"] = nn.Embedding(buckets, config.hidden_size)
-    tables["token_type_embeddings"] = nn.Embedding(config.type_vocab_size, config.hidden_size)
-    return nn.ModuleDict({**tables, "LayerNorm": _norm(config)})

@@ -87,18 +87,6 @@ class DecoderLayer(TransformerLayer):
         return add_norm(x, update, self.norm3, p)
 
 
-def seen_memory(memory: Tensor, memory_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Drop the last positions of memory (B, S, dim) and its mask (B, S) that no row attends to.
-
-    The number of positions stays a multiple of 32 if possible, for which softmax is fastest.
-    """
-    if memory_mask is None:
-        return memory, None
-    num_seen = int(memory_mask.any(0).nonzero().max()) + 1
-    num_kept = 32 * math.ceil(num_seen / 32)
-    return memory[:, :num_kept], memory_mask[:, :num_kept]
-
-
 class Decoder(nn.Module):
     """Predicts each token of a target sequence from the tokens before it and the encoder's memory of width `dim`.
 
@@ -118,7 +106,11 @@ class Decoder(nn.Module):
         super().__init__()
         self.token_emb: Any = nn.ModuleDict({"embedding": nn.Embedding(vocab_size, dim)})
         self.positional_encoding: Any = nn.Module()
-        self.positional_encoding.register_buffer("pos_embedding", sinusoids(dim))
+        with torch.device("cpu"):  # so that it has values where the model is built on the meta device
+            frequencies = torch.exp(-torch.arange(0, dim, 2) * math.log(10000) / dim)
+            angles = torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies  # (MAX_TARGET_LEN, dim / 2)
+        sinusoids = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).unsqueeze(1)
+        self.positional_encoding.register_buffer("pos_embedding", sinusoids)
         self.dropout = nn.Dropout(dropout)
         layers = [DecoderLayer(dim, num_heads, dim_feedforward or dim, dropout) for _ in range(num_layers)]
         self.decoder = nn.ModuleDict({"layers": nn.ModuleList(layers)})  # named as in published state dicts
@@ -145,16 +137,8 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return the logits of the token that follows each position, of shape (B, L, vocab_size): teacher forcing.
 
-        Parameters
-        ----------
-        tokens : Tensor of int, of shape (B, L)
-            Target tokens, BOS first, without EOS.
-        memory : Tensor of shape (B, S, dim)
-            The encoder's output.
-        memory_mask : Tensor of bool, of shape (B, S), optional
-            True for memory to attend to; by default all of it.
-        prior : Prior, optional
-            Logarithms of shares that are added to the logits.
+        `tokens` (B, L) are the target's, BOS first, without EOS; `memory` (B, S, dim) is the encoder's output, and
+        `memory_mask` (B, S) is True for memory to attend to, by default all of it. A prior is added to the logits.
         """
         x = self.dropout(self.embed(tokens, slice(tokens.shape[1]))).to(memory.dtype)
         mask = None if memory_mask is None else memory_mask[:, None, None, :]
@@ -164,19 +148,10 @@ class Decoder(nn.Module):
         return logits if prior is None else logits + prior.following(tokens)
 
 
-def sinusoids(dim: int) -> Tensor:
-    """Return the sines and cosines of positions, of shape (MAX_TARGET_LEN, 1, dim) as published."""
-    with torch.device("cpu"):  # see `without_weights`
-        frequencies = torch.exp(-torch.arange(0, dim, 2) * math.log(10000) / dim)
-        angles = torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies  # (MAX_TARGET_LEN, dim / 2)
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).unsqueeze(1)
-
-
 class Prior(NamedTuple):
     """The K most probable classes of each row of a batch, before its codes are decoded."""
 
     shares: Tensor  # softmax of the flat logits, of shape (B, K)
-    classes: Tensor  # classes, of shape (B, K)
     blocks: Tensor  # tokens of each class, of shape (B, K, block_size)
     vocab_size: int
 
@@ -184,10 +159,10 @@ class Prior(NamedTuple):
     def from_logits(cls, logits: Tensor, blocks: Tensor, vocab_size: int) -> Prior:
         """Build the prior from flat logits (B, num_classes) and the classes' blocks (num_classes, block_size)."""
         best = logits.float().softmax(-1).topk(min(_NUM_CLASSES, logits.shape[1]))
-        return cls(best.values, best.indices, blocks[best.indices], vocab_size)
+        return cls(best.values, blocks[best.indices], vocab_size)
 
     def rows(self, rows: Tensor | slice) -> Prior:
-        return Prior(self.shares[rows], self.classes[rows], self.blocks[rows], self.vocab_size)
+        return Prior(self.shares[rows], self.blocks[rows], self.vocab_size)
 
     def following(self, tokens: Tensor) -> Tensor:
         """Return the log shares (B, L, vocab_size) of what follows each target token (B, L), BOS first."""
@@ -229,15 +204,10 @@ class PriorSteps:
             masses[..., PAD] += (self._shares * ~self._left).sum(-1)
         masses[..., PAD] = masses[..., PAD].masked_fill(self._ended, 1.0)
         self._depth += 1
-        return log_shares(masses)
+        return (masses / masses.sum(-1, keepdim=True).clamp(min=_LEAST) + _LEAST).log()
 
 
 def class_blocks(codes: Sequence[str], formatter: dict[str, Any]) -> Tensor:
     """Return the tokens of each class, of shape (num_classes, block_size); PAD for a blank one."""
     system = build_formatter(**formatter).system
     return torch.tensor([system.to_block(code) if code else [PAD] * system.block_size for code in codes])
-
-
-def log_shares(masses: Tensor) -> Tensor:
-    """Normalize the masses of tokens (…, vocab_size) to shares, and return their logarithms."""
-    return (masses / masses.sum(-1, keepdim=True).clamp(min=_LEAST) + _LEAST).log()

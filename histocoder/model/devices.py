@@ -11,12 +11,10 @@ from histocoder.distributed import all_reduce
 from histocoder.errors import UserError
 
 OUT_OF_MEMORY = (
-    "In training, halve --batch-size and double --gradient-accumulation-steps, which gives the same steps, or add "
-    "--gradient-checkpointing; otherwise set a smaller --batch-size, stop other programs that use this memory, or "
-    "compute with --device cpu."
+    "In training, halve --batch-size and double --gradient-accumulation-steps, which gives the same steps; otherwise "
+    "set a smaller --batch-size, stop other programs that use this memory, or compute with --device cpu."
 )
 """Advice where memory runs out."""
-_SIGNS_OF_FULL_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -57,10 +55,7 @@ def total_bytes() -> float:
 
 
 def compute_deterministically() -> None:
-    """Make torch use deterministic algorithms, or raise if there is none; to be called before CUDA starts.
-
-    See "Reproducibility" in PyTorch's documentation.
-    """
+    """Make torch use deterministic algorithms, or raise if there is none; to be called before CUDA starts."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
@@ -81,12 +76,6 @@ def computing_dtype(precision: str, device: torch.device, *, use_amp: bool = Fal
     return _DTYPES[precision]
 
 
-def choose_tf32(dtype: torch.dtype, device: torch.device) -> None:
-    """Make a GPU compute the remaining fp32 products, those of the heads, in TF32 unless `dtype` is fp32."""
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype != torch.float32
-
-
 def precision_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype in the settings."""
     return next(name for name, known in _DTYPES.items() if known == dtype)
@@ -99,8 +88,7 @@ def has_bf16(device: torch.device) -> bool:
     return not {"amx_bf16", "avx512_bf16"}.isdisjoint(_cpu_info("flags"))
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
     """Return whether an error says that there is no more memory on the device or the machine."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS_OF_FULL_MEMORY)
+    signs = ("out of memory", "allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)

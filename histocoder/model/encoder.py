@@ -7,7 +7,6 @@ XLM-R and the encoders of T5 and ByT5. transformers is imported where it is need
 from __future__ import annotations
 
 import socket
-import sys
 import tempfile
 import urllib.parse
 import urllib.request
@@ -25,14 +24,15 @@ from histocoder.config import MODEL_TYPE
 from histocoder.errors import UserError
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, auto_tokenizer, contents
 from histocoder.model.canine import Canine, CanineConfig
+from histocoder.model.layers import mean_pooled
 from histocoder.model.ngram import NgramConfig, NgramEncoder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 Encoder: TypeAlias = "Canine | NgramEncoder | PreTrainedModel"
-_MISSING_SHOWN = 3
 
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 PRESETS: dict[str, dict[str, Any]] = {
     # for a laptop: words as hashed n-grams; minutes for tens of thousands of rows
     "ngram": {"model_type": NgramConfig.model_type},
@@ -43,8 +43,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4,
         "intermediate_size": 128,
         "num_hash_buckets": 256,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
+        **_NO_DROPOUT,
     },
     # a CANINE from scratch, for tables of many thousands of rows; without dropout, since augmentation is noise enough
     "small": {
@@ -53,32 +52,26 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 6,
         "intermediate_size": 384,
         "num_hash_buckets": 1024,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
+        **_NO_DROPOUT,
     },
 }
 
 
-def is_canine(config: dict[str, Any]) -> bool:
-    """Return whether an encoder's config is a `CanineConfig`, the default if it names no type."""
-    return config.get("model_type", CanineConfig.model_type) == CanineConfig.model_type
-
-
-def is_ngram(config: dict[str, Any]) -> bool:
-    """Return whether an encoder's config is an `NgramConfig`."""
-    return config.get("model_type") == NgramConfig.model_type
+def encoder_type(config: dict[str, Any]) -> str:
+    """Return the type of the encoder with a config, by default CANINE's."""
+    return str(config.get("model_type", CanineConfig.model_type))
 
 
 def reads_characters(config: dict[str, Any]) -> bool:
     """Return whether the encoder of a config reads characters instead of tokens."""
-    return is_canine(config) or is_ngram(config)
+    return encoder_type(config) in (CanineConfig.model_type, NgramConfig.model_type)
 
 
 def encoder_from_config(config: dict[str, Any]) -> Encoder:
     """Build the encoder of a config with random weights in fp32."""
-    if is_ngram(config):
+    if encoder_type(config) == NgramConfig.model_type:
         return NgramEncoder(NgramConfig.from_dict(config))
-    if is_canine(config):
+    if encoder_type(config) == CanineConfig.model_type:
         return Canine(CanineConfig.from_dict(config))
     from transformers import AutoConfig
 
@@ -90,25 +83,18 @@ def encoder_from_config(config: dict[str, Any]) -> Encoder:
 
 
 def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Encoder:
-    """Load an encoder with its weights in fp32; raise a UserError if that fails.
+    """Load an encoder with its weights in fp32, for inputs of `max_len` tokens; raise a UserError if that fails.
 
-    Parameters
-    ----------
-    name : str
-        A preset ("ngram", "small", "tiny": random weights), a local folder, or a name on the Hugging Face hub.
-    max_len : int
-        Tokens of the longest input, special ones included.
-    ngram_dropout : float
-        See `NgramConfig`; for the preset "ngram".
+    `name` is a preset ("ngram", "small", "tiny": random weights), a local folder, or a name on the Hugging Face hub.
     """
     if name in PRESETS:
         sizes = PRESETS[name]
-        if is_ngram(sizes):
+        if name == "ngram":
             return encoder_from_config({**sizes, "ngram_dropout_prob": ngram_dropout})
         # CANINE's table of positions has as many rows as it has hash buckets
         buckets = max(sizes["num_hash_buckets"], max_len)
         return encoder_from_config({**sizes, "num_hash_buckets": buckets, "max_position_embeddings": buckets})
-    is_own = is_canine(read_encoder_config(name))
+    is_own = encoder_type(read_encoder_config(name)) == CanineConfig.model_type
     with _loading(name) as options:
         from transformers import AutoConfig, CanineModel
         from transformers.utils import logging
@@ -120,7 +106,7 @@ def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Enco
         model, found = kind.from_pretrained(name, config=config, output_loading_info=True, **options)
         missing = sorted(key for key in found["missing_keys"] if "pooler." not in key)
         if missing and not is_own:
-            raise ValueError(f"it has no weights {', '.join(missing[:_MISSING_SHOWN])}")
+            raise ValueError(f"it has no weights {', '.join(missing[:3])}")
         encoder = Canine.from_transformers(model) if is_own else _encoder_within(model.float())
     check_positions(encoder, max_len, name=name)
     return encoder
@@ -139,8 +125,6 @@ def read_encoder_config(name: str) -> dict[str, Any]:
     """Read the config of an encoder in a folder or on the hub; raise a UserError if that fails."""
     from transformers import PretrainedConfig
 
-    if Path(name).exists() and not (Path(name) / "config.json").is_file():
-        raise UserError(f"The encoder folder {name} has no config.json; name a folder saved by transformers.")
     with _loading(name) as options:
         config: dict[str, Any] = PretrainedConfig.get_config_dict(name, **options)[0]
     if config.get("model_type") == MODEL_TYPE:
@@ -151,12 +135,12 @@ def read_encoder_config(name: str) -> dict[str, Any]:
 @contextmanager
 def _loading(name: str) -> Iterator[dict[str, Any]]:
     """Yield the options to load a part of an encoder with; turn failures into UserErrors."""
+    is_away = not Path(name).exists() and not hub_answers()
     try:
-        yield {"local_files_only": Path(name).exists() or not hub_answers()}
+        yield {"local_files_only": is_away or Path(name).exists()}
     except UserError:
         raise
     except (OSError, ValueError, RuntimeError, EOFError, ImportError, UnpicklingError, SafetensorError) as error:
-        is_away = not Path(name).exists() and not hub_answers()
         first_line = str(error).strip().split("\n")[0]
         where = "the hub can't be reached, and there is no cached copy" if is_away else first_line
         raise UserError(
@@ -169,57 +153,41 @@ def hub_answers() -> bool:
     """Return whether the hub can be reached; its own client would retry for half a minute."""
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE:
-        return False
-    if urllib.request.getproxies():  # the proxy resolves names
-        return True
+    if constants.HF_HUB_OFFLINE or urllib.request.getproxies():  # a proxy resolves names
+        return not constants.HF_HUB_OFFLINE
     url = urllib.parse.urlsplit(constants.ENDPOINT)
     try:
-        with socket.create_connection((url.hostname, url.port or 443), timeout=5):
-            return True
+        socket.create_connection((url.hostname, url.port or 443), timeout=5).close()
     except OSError:
         return False
+    return True
 
 
 def check_positions(encoder: Encoder, max_len: int, *, name: str) -> None:
     """Raise a UserError if an encoder has fewer than `max_len` positions."""
-    positions = sys.maxsize  # as where positions are relative
+    positions = max_len  # as where positions are relative
     if isinstance(encoder, Canine):
         positions = min(encoder.config.num_hash_buckets, encoder.config.max_position_embeddings)
-    elif not isinstance(encoder, NgramEncoder):
-        for module_name, module in encoder.named_modules():
-            if module_name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-                # RoBERTa's first position follows that of padding
-                positions = module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
-                break
+    for module_name, module in encoder.named_modules():
+        if module_name.endswith(".position_embeddings") and isinstance(module, nn.Embedding):
+            # RoBERTa's first position follows that of padding
+            positions = module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
     if max_len > positions:
         raise UserError(f"The encoder of {name} has {positions} positions; set --max-len to that or less.")
 
 
 def encode_pretrained(
-    model: PreTrainedModel, input_ids: Tensor, mask: Tensor, *, dtype: torch.dtype, pooling: str
+    model: PreTrainedModel, input_ids: Tensor, mask: Tensor, *, dtype: torch.dtype, is_cls: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the encoding (B, L, dim) of a batch by one of Hugging Face's encoders, and the pooled encoding (B, dim).
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-    input_ids : Tensor of int, of shape (B, L)
-    mask : Tensor of bool, of shape (B, L)
-        False for padding.
-    dtype : torch.dtype
-        Precision of matrix products; the weights stay in their own.
-    pooling : {"cls", "mean"}
-        Pooled encoding: the first token's, or the mean over all tokens.
+    `mask` (B, L) is False for padding. Matrix products are computed in `dtype`; the weights stay in their own. The
+    pooled encoding is the first token's if `is_cls`, else the mean over all tokens.
     """
     is_cast = dtype != next(model.parameters()).dtype
     with torch.autocast(input_ids.device.type, dtype=dtype if is_cast else None, enabled=is_cast):
         encoded = model(input_ids=input_ids.long(), attention_mask=mask.long()).last_hidden_state
-    if pooling == "cls":
-        pooled = encoded[:, 0]
-    else:
-        real = mask[..., None]
-        pooled = encoded.float().masked_fill(~real, 0.0).sum(1) / real.sum(1)
+    pooled = encoded[:, 0] if is_cls else mean_pooled(encoded, mask)
     return encoded.to(dtype), pooled.to(dtype)
 
 

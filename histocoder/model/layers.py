@@ -1,7 +1,5 @@
 """Layers of encoder and decoder: products, attention, dropout and norms, by the fastest operators of the device."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
@@ -17,15 +15,8 @@ from histocoder.ops import kernels
 Config = TypeVar("Config", bound="EncoderConfig")
 
 
-@contextmanager
-def without_weights() -> Iterator[None]:
-    """Build modules on the meta device, without initial values, which would import torch's compiler there."""
-    with torch.device("meta"), _WithoutInit():
-        yield
-
-
-class _WithoutInit(TorchFunctionMode):
-    """Skips the functions of `torch.nn.init`."""
+class WithoutInit(TorchFunctionMode):
+    """Skips initial values, which on the meta device would import torch's compiler: a mode of `torch.overrides`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,17 +65,9 @@ def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
 def attention(*sources: Tensor, num_heads: int, mask: Tensor | None, dropout_p: float = 0.0) -> Tensor:
     """Return scaled dot-product attention, of shape (B, L, dim).
 
-    On a CPU torch's fused kernel is several times slower backwards than the products it is made of.
-
-    Parameters
-    ----------
-    *sources : Tensor of shape (B, L or S, …)
-        Queries, keys and values in this order, each of width `dim`; neighbours may lie side by side in one tensor.
-    num_heads : int
-    mask : Tensor, broadcast to (B, 1, L, S), or None
-        If of bool, True for keys to attend to; else added to the scores.
-    dropout_p : float
-        Share of the probabilities that are zeroed.
+    `sources` are queries, keys and values in this order, of shape (B, L or S, dim); neighbours may lie side by side in
+    one tensor. `mask`, broadcast to (B, 1, L, S), is True for keys to attend to; if not of bool, it is added to the
+    scores. On a CPU torch's fused kernel is several times slower backwards than the products it is made of.
     """
     if kernels.supports(sources[0]) and (mask is None or mask.dtype == torch.bool):
         return _AttentionFunction.apply(num_heads, mask, dropout_p, *sources)
@@ -94,12 +77,12 @@ def attention(*sources: Tensor, num_heads: int, mask: Tensor | None, dropout_p: 
         for source in sources
         for part in source.split(dim, dim=-1)
     )
+    mask = None if mask is None else additive(mask, queries.dtype)
     if queries.device.type != "cpu":
         mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout_p)
     else:
         scores = torch.matmul(queries * queries.shape[-1] ** -0.5, keys.transpose(-1, -2))
-        if mask is not None:
-            scores = scores + additive(mask, scores.dtype)
+        scores = scores if mask is None else scores + mask
         mixed = torch.matmul(F.dropout(scores.softmax(-1), dropout_p), values)
     return mixed.transpose(1, 2).flatten(2)
 
@@ -109,7 +92,9 @@ class _AttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, num_heads: int, mask: Tensor | None, p: float, *sources: Tensor) -> Tensor:
-        ctx.how = {"p": p, "seed": _seed() if p else 0}
+        # 64 bits of torch's generator
+        seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None).numpy()) if p else 0
+        ctx.how = {"p": p, "seed": seed}
         ctx.num_heads, ctx.mask = num_heads, mask
         is_trained = any(ctx.needs_input_grad)
         out, probabilities = kernels.AttentionKernel(sources, num_heads, mask, **ctx.how).forward(keep=is_trained)
@@ -125,11 +110,6 @@ class _AttentionFunction(torch.autograd.Function):
         return None, None, None, *found.backward(grad, probabilities)
 
 
-def attention_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """Convert a mask of bool to the one that the attention of `x` computes with, once for all layers."""
-    return mask if kernels.supports(x) else additive(mask, x.dtype)
-
-
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a bool mask to one that is added to scores: 0 if True, else the least finite number."""
     if mask.dtype != torch.bool:
@@ -142,6 +122,7 @@ def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm, p: float) -> Tensor:
     return layer_norm(x + F.dropout(update, p), norm)
 
 
-def _seed() -> int:
-    """Draw 64 bits from torch's generator."""
-    return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None).numpy())
+def mean_pooled(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean in fp32 of `x` (B, L, dim) over the positions where `mask` (B, L) is True."""
+    real = mask[..., None]
+    return x.float().masked_fill(~real, 0.0).sum(1) / real.sum(1)

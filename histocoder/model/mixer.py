@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_exporting
 
 from histocoder.config import ModelConfig
-from histocoder.errors import UserError
 from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
-from histocoder.model.canine import POSITIONS, Canine, CanineLayer
+from histocoder.model.canine import Canine, CanineLayer
 from histocoder.model.decoder import Decoder, Prior, class_blocks
 from histocoder.model.encoder import Encoder, encode_pretrained, encoder_from_config
-from histocoder.model.layers import TransformerLayer, linear, without_weights
-from histocoder.model.linear_expert import LinearExpert
-from histocoder.model.ngram import NgramEncoder
+from histocoder.model.layers import TransformerLayer, WithoutInit, linear
+from histocoder.model.ngram import LinearExpert, NgramEncoder
 
 
 class MixerOutput(NamedTuple):
@@ -77,7 +75,7 @@ class MixerModel(nn.Module):
         cls, config: ModelConfig, weights: Mapping[str, Tensor], *, tokenizer: Tokenizer = CHARACTERS
     ) -> MixerModel:
         """Build a model with copies of `weights`; raise a RuntimeError if names or shapes differ from the model's."""
-        with without_weights():
+        with torch.device("meta"), WithoutInit():
             model = cls(config, tokenizer=tokenizer)
         empty = model.state_dict()
         own = {name: weight.to(empty.get(name, weight).dtype, copy=True) for name, weight in weights.items()}
@@ -87,28 +85,15 @@ class MixerModel(nn.Module):
             vars(parameter).update(mark)
         return model
 
-    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights; cut a CANINE's table of positions, of published models 16,384 rows, to `max_len`."""
-        name = f"encoder.{POSITIONS}"
-        if isinstance(self.encoder, Canine) and name in state_dict:
-            needed = len(self.get_parameter(name))
-            if len(state_dict[name]) < needed:
-                most = len(state_dict[name])
-                raise UserError(f"The model reads {most} positions at most; set --max-len to that or less.")
-            state_dict = {**state_dict, name: state_dict[name][:needed]}
-        return super().load_state_dict(state_dict, strict, assign)
-
     def freeze_encoder(self) -> None:
         """Freeze the encoder: compute no gradients for it, and keep it in evaluation mode."""
-        self.encoder.requires_grad_(False)
+        self.encoder.requires_grad_(False).eval()
         self.encoder_is_frozen = True
-        self.encoder.eval()
 
     def train(self, mode: bool = True) -> MixerModel:
         """Set training mode; a frozen encoder stays in evaluation mode."""
         super().train(mode)
-        if self.encoder_is_frozen:
-            self.encoder.eval()
+        self.encoder.train(mode and not self.encoder_is_frozen)
         return self
 
     def checkpoint_layers(self) -> None:
@@ -131,34 +116,24 @@ class MixerModel(nn.Module):
     def encode(
         self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Encode the token ids (B, S) of a batch, padded to the tokenizer's `num_positions`.
+        """Return memory (B, M, dim), pooled encoding (B, dim) and memory mask (B, M) of token ids (B, S).
 
-        `encoded` gives memory and pooled encoding, if they were computed before.
-
-        Returns
-        -------
-        memory : Tensor of shape (B, M, dim)
-            M is S, less if the last positions are padding in every row, or the number of words of an n-gram encoder.
-        pooled : Tensor of shape (B, dim)
-        memory_mask : Tensor of bool, of shape (B, M), or None
-            True for memory that the decoder attends to; None for all of it.
+        The ids are padded to the tokenizer's `num_positions`. M is S, less if the last positions are padding in every
+        row, or the number of words of an n-gram encoder. The mask is True for memory that the decoder attends to; None
+        for all of it. `encoded` gives memory and pooled encoding, if they were computed before.
         """
         mask = input_ids.ne(self.tokenizer.pad_id)
         if encoded is not None:
             memory, pooled = encoded
-        else:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not self.encoder_is_frozen):
-                memory, pooled, mask = self._encoded(input_ids, mask)
-        return memory, pooled, mask[:, : memory.shape[1]] if self.config.mask_memory else None
-
-    def _encoded(self, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if isinstance(self.encoder, NgramEncoder):
-            return self.encoder(input_ids, dtype=self.dtype)
-        if isinstance(self.encoder, Canine):
+        elif isinstance(self.encoder, NgramEncoder):
+            memory, pooled, mask = self.encoder(input_ids, dtype=self.dtype)
+        elif isinstance(self.encoder, Canine):
             trimmed = self.config.mask_memory and not is_exporting() and input_ids.shape[1] < self.config.max_len
-            return *self.encoder(input_ids, dtype=self.dtype, trimmed=trimmed), mask
-        pooling = "cls" if self.config.pooling == "auto" and self.tokenizer.begins_with_cls else self.config.pooling
-        return *encode_pretrained(self.encoder, input_ids, mask, dtype=self.dtype, pooling=pooling), mask
+            memory, pooled = self.encoder(input_ids, dtype=self.dtype, trimmed=trimmed)
+        else:
+            is_cls = self.config.pooling == "auto" and self.tokenizer.begins_with_cls
+            memory, pooled = encode_pretrained(self.encoder, input_ids, mask, dtype=self.dtype, is_cls=is_cls)
+        return memory, pooled, mask[:, : memory.shape[1]] if self.config.mask_memory else None
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Return the flat head's logits (B, num_classes) of pooled encodings (B, dim), in fp32."""

@@ -1,4 +1,4 @@
-"""An encoder of words: the mean of hashed embeddings of a word's n-grams, and a shallow transformer over the words.
+"""An encoder of words, the mean of hashed embeddings of a word's n-grams, and a linear classifier over n-grams.
 
 Subword hashing is fastText's (Bojanowski et al. 2017, https://arxiv.org/abs/1607.04606), hashing within the model the
 Byte Latent Transformer's (Pagnoni et al. 2024, https://arxiv.org/abs/2412.09871).
@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.config import LANG_SEP
-from histocoder.errors import UserError
 from histocoder.model.canine import CanineConfig, CanineLayer
-from histocoder.model.layers import EncoderConfig, attention_mask, layer_norm
+from histocoder.model.layers import EncoderConfig, layer_norm, mean_pooled
 
 _FNV_OFFSET, _FNV_PRIME, _MASK = 0x811C9DC5, 16777619, 0xFFFFFFFF
 """Constants of FNV-1a in 32 bits; products fit into int64, so that every device computes the same hashes."""
@@ -49,12 +48,6 @@ class NgramConfig(EncoderConfig):
     embedding_std: float = 0.1  # standard deviation of the table's initial values
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
-
-    def __post_init__(self) -> None:
-        if self.hidden_size % self.num_attention_heads or min(self.max_n, self.max_words, self.num_buckets) < 1:
-            raise UserError("config.json describes an n-gram encoder that can't be built; check its sizes.")
-        if not 0 <= self.ngram_dropout_prob < 1:
-            raise UserError(f"--ngram-dropout is {self.ngram_dropout_prob:g}; it must be 0 or more and less than 1.")
 
 
 class Ngrams(NamedTuple):
@@ -89,30 +82,18 @@ class NgramEncoder(nn.Module):
     def forward(self, input_ids: Tensor, *, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Encode `CharacterTokenizer`'s ids (B, S), with matrix products in the precision `dtype`.
 
-        Returns
-        -------
-        memory : Tensor of shape (B, W, dim)
-            The language, then the words.
-        pooled : Tensor of shape (B, dim)
-            The mean over the words.
-        mask : Tensor of bool, of shape (B, W)
-            False for padding.
+        Returns the encodings (B, W, dim) of the language and of the words, their means (B, dim) over the words, and a
+        mask (B, W) that is False for padding.
         """
         ngrams = hashed_ngrams(input_ids.long(), self.config)
-        # a GPU would wait to read the number of words, and a few more positions cost it nothing
-        bound = min(input_ids.shape[1], self.config.max_words + 1)
-        # not int(…), which torch.export can't trace
-        num_words: Any = ngrams.words.max().item() + 1 if input_ids.device.type == "cpu" else bound
+        num_words: Any = ngrams.words.max().item() + 1  # not int(…), which torch.export can't trace
         x, mask = self._words(ngrams, num_words)
         x = (layer_norm(x, self.word_norm) + self.position_embeddings.weight[:num_words]).to(dtype)
-        seen = attention_mask(mask[:, None, None], x)
         for layer in self.layer:
-            x = layer(x, seen)
+            x = layer(x, mask[:, None, None])
         described = mask.clone()
         described[:, 0] = ~mask[:, 1:].any(1)  # the language is pooled only if there are no words
-        real = described[..., None]
-        pooled = x.float().masked_fill(~real, 0.0).sum(1) / real.sum(1)
-        return x, pooled.to(dtype), mask
+        return x, mean_pooled(x, described).to(dtype), mask
 
     def _words(self, ngrams: Ngrams, num_words: int) -> tuple[Tensor, Tensor]:
         """Return the means of embeddings (B, W, dim), and a mask (B, W) that is False for padding."""
@@ -134,6 +115,77 @@ class NgramEncoder(nn.Module):
         total = F.embedding_bag(index, rows, counts.cumsum(0) - counts, mode="sum")
         x = total / counts.clamp(min=1)[:, None]
         return x.unflatten(0, (batch, num_words)), is_word.unflatten(0, (batch, num_words))
+
+
+_NGRAMS = NgramConfig(num_buckets=1 << 20, max_n=5)
+"""Hashing of the expert's n-grams, in more buckets than an encoder's, since only those that occur are kept."""
+NGRAM_WEIGHTS = (
+    *(0.5 ** (max(n + is_edge - 4, 0) / 2) for n in range(1, _NGRAMS.max_n + 1) for is_edge in (0, 1)),
+    1.0,  # whole words
+    *(0.5 ** ((n - 2) / 2) for n in range(2, _NGRAMS.max_n + 1)),  # across blanks
+)
+"""Weight of each kind of n-gram: long ones, and those across blanks, repeat what others say."""
+SHARPNESS = 8.0  # factor that turns the expert's decisions, which are margins of about 1, into log-odds
+
+
+class LinearExpert(nn.Module):
+    """TF-IDF of n-grams times the weights of a linear support vector machine, which helps on small tables."""
+
+    buckets: Tensor  # hashes of the known n-grams in ascending order, int64 of shape (num_features,)
+    idf: Tensor  # inverse document frequencies, of shape (num_features,)
+    weight: Tensor  # weights, fp16 of shape (num_features, num_classes)
+    bias: Tensor  # biases, of shape (num_classes,)
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("buckets", torch.zeros(num_features, dtype=torch.int64))
+        self.register_buffer("idf", torch.zeros(num_features))
+        self.register_buffer("weight", torch.zeros(num_features, num_classes, dtype=torch.float16))
+        self.register_buffer("bias", torch.zeros(num_classes))
+
+    @torch.no_grad()
+    def forward(self, characters: Tensor) -> Tensor:
+        """Return the log-odds (B, num_classes) of texts (B, S), as `tokenizers.lower_characters` gives them."""
+        row, bucket = ngram_rows(characters)
+        feature = torch.searchsorted(self.buckets, bucket).clamp(max=len(self.buckets) - 1)
+        known = self.buckets[feature] == bucket
+        pairs, counts = (row[known] * len(self.buckets) + feature[known]).unique(return_counts=True)
+        row, feature = pairs // len(self.buckets), pairs % len(self.buckets)
+        tfidf = (1 + counts.float().log()) * self.idf[feature]
+        norm = torch.zeros(len(characters), device=tfidf.device).index_add_(0, row, tfidf.square()).sqrt()
+        first = torch.searchsorted(row, torch.arange(len(characters), device=row.device))
+        used, feature = feature.unique(return_inverse=True)  # only these are converted to fp32
+        found = F.embedding_bag(
+            feature, self.weight[used].float(), first, mode="sum", per_sample_weights=tfidf / norm[row]
+        )
+        return SHARPNESS * (found + self.bias)
+
+
+def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the text and the hash of each n-gram of texts (B, S), both of shape (n,), text after text."""
+    buckets = linear_ngrams(characters).flatten(1)
+    row, at = (buckets >= 0).nonzero(as_tuple=True)
+    return row, buckets[row, at]
+
+
+@torch.no_grad()
+def linear_ngrams(characters: Tensor) -> Tensor:
+    """Return the hashes (B, S, K) of the n-grams that end at each character of texts (B, S); -1 for padding.
+
+    The K are those of `NGRAM_WEIGHTS`: within words, then across blanks.
+    """
+    ids = characters.long()
+    column, kinds = torch.arange(ids.shape[1], device=ids.device), _kinds_of(ids)
+    is_break = (kinds == _BREAK) | (kinds == _END)
+    is_text = (column >= _description_start(ids)) & (kinds != _END)
+    hashes, inside, crosses = torch.full_like(ids, _FNV_OFFSET), is_text, torch.zeros_like(is_text)
+    found = []
+    for n in range(1, _NGRAMS.max_n + 1):
+        hashes = ((hashes ^ _shifted(ids, n - 1)) * _FNV_PRIME) & _MASK
+        inside, crosses = inside & _shifted(is_text, n - 1), crosses | _shifted(is_break, n - 1)
+        if n > 1:
+            found.append(_bucket(hashes, 4 * (n + _NGRAMS.max_n), inside & crosses, _NGRAMS))
+    return torch.cat([hashed_ngrams(ids, _NGRAMS).buckets, torch.stack(found, dim=-1)], dim=-1)
 
 
 @torch.no_grad()
@@ -171,23 +223,6 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
     before = (total - letters).gather(1, first)
     found += [_bucket((total - before) & _MASK, is_lang.long(), ends, config)]
     return Ngrams(torch.stack(found, dim=-1), words)
-
-
-@torch.no_grad()
-def crossing_ngrams(ids: Tensor, config: NgramConfig) -> Tensor:
-    """Return the buckets (B, S, max_n - 1) of n-grams of texts (B, S) that cross a blank; see `Ngrams.buckets`."""
-    column = torch.arange(ids.shape[1], device=ids.device)
-    kinds = _kinds_of(ids)
-    is_break = (kinds == _BREAK) | (kinds == _END)
-    is_text = (column >= _description_start(ids)) & (kinds != _END)
-    hashes, inside, crosses = torch.full_like(ids, _FNV_OFFSET), is_text, torch.zeros_like(is_text)
-    found = []
-    for n in range(1, config.max_n + 1):
-        hashes = ((hashes ^ _shifted(ids, n - 1)) * _FNV_PRIME) & _MASK
-        inside, crosses = inside & _shifted(is_text, n - 1), crosses | _shifted(is_break, n - 1)
-        if n > 1:
-            found.append(_bucket(hashes, 4 * (n + config.max_n), inside & crosses, config))
-    return torch.stack(found, dim=-1)
 
 
 def _description_start(ids: Tensor) -> Tensor:

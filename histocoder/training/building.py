@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import is_on_hub, is_own_model, local_folder, read_model_config, read_tokenizer
+from histocoder.checkpoints.model_files import HUB_PREFIX, is_own_model, local_folder, read_model_config, read_tokenizer
 from histocoder.checkpoints.occcanine import initial_weights, unpublishable
 from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import LANG_SEP, RECIPES, ModelConfig, RunConfig
@@ -21,7 +21,7 @@ from histocoder.data.key import Key
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import UNKNOWN, tokenize
-from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, is_canine, is_ngram
+from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, encoder_type
 from histocoder.model.encoder import check_positions, load_encoder, load_tokenizer
 from histocoder.training.learner import is_table
 
@@ -34,7 +34,7 @@ def kind_of_start(config: RunConfig) -> str:
     if config.recipe == "reference":
         return "reference"
     own = _own_config(config.initial_checkpoint)
-    has_ngrams = is_ngram(own.encoder) if own is not None else config.encoder == "ngram"
+    has_ngrams = encoder_type(own.encoder) == "ngram" if own is not None else config.encoder == "ngram"
     if config.initial_checkpoint is not None and not config.only_encoder:
         return "continued n-gram" if has_ngrams else "continued"
     if config.freeze_encoder:
@@ -51,8 +51,8 @@ def fill_in(config: _Config) -> _Config:
 
     A model that is fine-tuned further keeps its input form and its training settings; its folder becomes the encoder.
     """
-    if config.initial_checkpoint is not None and is_on_hub(config.initial_checkpoint):
-        config = replace(config, initial_checkpoint=str(local_folder(config.initial_checkpoint)))
+    if (start := config.initial_checkpoint) is not None and start.startswith(HUB_PREFIX):
+        config = replace(config, initial_checkpoint=str(local_folder(start)))
     recipe = dict(RECIPES[kind_of_start(config)])
     own = _own_config(config.initial_checkpoint)
     if own is not None:
@@ -91,15 +91,11 @@ def seeded_model(
             f"--save-format occcanine: OccCANINE has no format for this model: {reason}. Omit the flag, or start a new "
             "run, in another folder, with a CANINE encoder and new heads (--only-encoder)."
         )
-    if config.gradient_checkpointing and not getattr(model.encoder, "supports_gradient_checkpointing", True):
-        raise UserError(
-            f"--gradient-checkpointing: transformers does not support it for {type(model.encoder).__name__}; omit it."
-        )
     if any(map(is_table, model.parameters())) and config.fsdp:
         raise UserError("--fsdp does not support n-gram encoders, which are small; omit it.")
     if config.freeze_encoder:
         model.freeze_encoder()
-    elif not is_canine(model.config.encoder):
+    elif encoder_type(model.config.encoder) != "canine":
         _freeze_unused(model)
     torch.manual_seed(config.seed + 1 + distributed.rank())
     return model
@@ -173,7 +169,7 @@ def _from_initial_checkpoint(path: Path, config: RunConfig, model_config: ModelC
     own = _own_config(str(path))
     tokenizer = CHARACTERS if own is None else read_tokenizer(path)
     if own is not None:
-        dropout = {"ngram_dropout_prob": config.ngram_dropout} if is_ngram(own.encoder) else {}
+        dropout = {"ngram_dropout_prob": config.ngram_dropout} if encoder_type(own.encoder) == "ngram" else {}
         encoder_config = own.encoder | dropout
         model_config = replace(model_config, decoder_num_layers=own.decoder_num_layers)
     elif config.encoder in PRESETS or Path(config.encoder).exists():

@@ -11,8 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from histocoder.checkpoints.model_files import CARD_FILE, WEIGHTS_FILE, load_model, read_model_config
-from histocoder.checkpoints.run_folder import RunFolder
+from histocoder.checkpoints.model_files import CARD_FILE, WEIGHTS_FILE, load_model, read_model_config, save_model
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import NUM_GREEDY, PredictOptions
 from histocoder.data.examples import Examples
@@ -24,7 +23,7 @@ from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.predictions import code_columns
 from histocoder.log import log
 from histocoder.model import MixerModel
-from histocoder.model.linear_expert import LinearExpert
+from histocoder.model.ngram import LinearExpert
 from histocoder.training.svm import fit_linear_expert
 from histocoder.training.trainer import Trainer
 
@@ -186,7 +185,7 @@ def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, 
         said += f" With further codes only from a probability of {weights['further']:.2f}: combined {100 * share:.1f}."
     model.config = replace(model.config, mode=best)
     for folder in folders:
-        rewrite_model(trainer.run, folder, model)
+        rewrite_model(folder, model)
     return said
 
 
@@ -196,8 +195,8 @@ def set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
     model.config = replace(model.config, num_linear_features=0 if expert is None else len(expert.buckets))
 
 
-def rewrite_model(run: RunFolder, folder: Path, model: MixerModel, *, remark: str = "") -> None:
+def rewrite_model(folder: Path, model: MixerModel, *, remark: str = "") -> None:
     """Write a model again, and its card, with a remark behind the card's section on accuracy."""
     behind, path = "\n## Model", folder / CARD_FILE
     card = path.read_text(encoding="utf-8").replace(behind, remark + behind, 1) if path.is_file() else None
-    run.save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer, card=card)
+    save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer, card=card)

@@ -100,7 +100,7 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
         set_linear_expert(model, fit_linear_expert(data, num_classes=model.config.num_classes) if is_fitted else None)
         model.config = replace(model.config, fitted_to_validation=True)
         remark = "\nAfter this evaluation it was trained on the validation data as well.\n"
-        rewrite_model(run, run.best, model, remark=remark)
+        rewrite_model(run.best, model, remark=remark)
 
     distributed.run_on_primary(save, doing="saving the model")
     held_out = " and the held-out corrections" if HELD_OUT in rows.splits else ""

@@ -19,7 +19,7 @@ from histocoder.checkpoints.training_state import LearnerState
 from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
 from histocoder.model import MixerModel, MixerOutput
-from histocoder.model.devices import choose_tf32, computing_dtype
+from histocoder.model.devices import computing_dtype
 from histocoder.ops import kernels
 from histocoder.training.frozen import FrozenOutputs
 from histocoder.training.losses import mixed_loss
@@ -40,7 +40,6 @@ class Learner:
         """A frozen encoder's, of the data that the next steps take, unless each step is to compute them."""
         model.to(device)
         model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
-        choose_tf32(model.dtype, device)
         if config.gradient_checkpointing:
             model.checkpoint_layers()
         self.wrapped = self.wrap()

@@ -11,7 +11,7 @@ import torch
 
 from histocoder.data.dataset import OccupationDataset
 from histocoder.formatters.tokenizers import lower_characters
-from histocoder.model.linear_expert import NGRAM_WEIGHTS, LinearExpert, linear_ngrams
+from histocoder.model.ngram import NGRAM_WEIGHTS, LinearExpert, linear_ngrams
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

@@ -37,7 +37,6 @@ DASHBOARD_NAMES = {
     "grad_norm": "train/grad_norm",
     "samples_per_sec": "perf/rows_per_sec",
     "skipped_steps": "train/skipped_steps",
-    "gpu_memory_gb": "perf/gpu_memory_gb",
 }
 """Name of each number in W&B and TensorBoard."""
 COLUMNS = ("step", *DASHBOARD_NAMES)  # columns of `logs.csv`

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import model_card
+from histocoder.checkpoints.model_files import model_card, save_model
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import (
     Checkpoint,
@@ -181,7 +181,7 @@ class Trainer:
         facts: dict[str, Any] = {"num_train": len(self.train_data), "num_val": len(self.val_data)}
         card = model_card(model.config, **facts, metrics=self.state.results)
         distributed.run_on_primary(
-            lambda: self.run.save_model(folder, model.config, weights, tokenizer=model.tokenizer, card=card),
+            lambda: save_model(folder, model.config, weights, tokenizer=model.tokenizer, card=card),
             doing=doing,
         )
 

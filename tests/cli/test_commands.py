@@ -19,7 +19,7 @@ from conftest import DEADLINE, ROOT, environment, run, shared, write_table
 from jobs import finetune
 from models import CODES, save_tiny_model, tiny_model
 
-from histocoder.checkpoints.model_files import change_config, save_model
+from histocoder.checkpoints.model_files import save_config, save_model
 from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.cli.main import main
 from histocoder.formatters import build_formatter
@@ -185,7 +185,7 @@ def test_evaluate_compares_with_simple_methods(model: Path, tmp_path: Path, caps
 
 def test_simple_methods_learn_all_that_the_model_has(model: Path, data: Path, capsys: pytest.CaptureFixture[str]):
     best = shutil.copytree(model, data.parent / "run" / "best")
-    change_config(best, replace(tiny_model().config, fitted_to_validation=True))
+    save_config(best, replace(tiny_model().config, fitted_to_validation=True))
     for name, text in (("train", "farmer"), ("val", "smith"), ("held_out", "tailor")):
         (best.parent / f"data_{name}.csv").write_text(TABLE.replace("farmer", text))
     data.write_text(f"{TABLE}smith,en,61110\ntailor,en,61110\nminer,en,61110\n")

@@ -14,7 +14,7 @@ from models import save_tiny_model, tiny_coder, tiny_model
 
 from docs.flags import PAGE
 from histocoder import Coder
-from histocoder.checkpoints.model_files import change_config
+from histocoder.checkpoints.model_files import save_config
 from histocoder.cli.main import main
 from histocoder.config import ModelConfig, PrepareConfig
 from histocoder.data.example_files import ExampleFiles
@@ -72,7 +72,7 @@ def test_tables_have_one_code_for_each_language(tmp_path: Path):
 
 def test_one_language_for_all_must_be_known(table: Path, tmp_path: Path, capsys):
     model, data = str(save_tiny_model(tmp_path / "model")), str(table)
-    change_config(tmp_path / "model", replace(tiny_model().config, languages=("Plattdeutsch", "unk")))
+    save_config(tmp_path / "model", replace(tiny_model().config, languages=("Plattdeutsch", "unk")))
     for language in ("Danisch", "xx"):
         refused = run(*finetune(table, tmp_path / "out", "--language", language), check=False)
         said = [refused.stderr]

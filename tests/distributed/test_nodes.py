@@ -98,12 +98,12 @@ def test_folders_of_one_node_alone_are_refused(tmp_path: Path):
 
 
 def test_differing_flags_are_named(tmp_path: Path):
-    out, others = tmp_path / "out", ("--learning-rate", "2e-3", "--eval-interval", 9, "--gradient-checkpointing")
+    out, others = tmp_path / "out", ("--learning-rate", "2e-3", "--eval-interval", 9, "--use-amp")
     ended = two_ranks(training(out), training(out, *others), check=False)
     assert [one.returncode for one in ended] == [2, 2]
     assert "Rank 1 was launched with settings that differ from rank 0's" in ended[0].stderr
     named = {line.split()[0] for line in ended[0].stderr.splitlines() if line.startswith("  --")}
-    assert named == {"--learning-rate", "--eval-interval", "--gradient-checkpointing"}
+    assert named == {"--learning-rate", "--eval-interval", "--use-amp"}
     assert not (out / "args.yaml").exists()
 
 

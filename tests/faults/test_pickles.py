@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import refused, run
-from jobs import finetune, renew_checksum
+from jobs import finetune
 from pretrained import save_pretrained
 
 from histocoder.checkpoints.training_state import list_checkpoints
@@ -70,10 +70,9 @@ def test_as_a_model_to_convert(tmp_path: Path, trap: Evil):
     assert not (tmp_path / "model").exists()
 
 
-def test_in_a_checkpoint_whose_sums_are_right(table: Path, tmp_path: Path, trap: Evil):
+def test_in_a_checkpoint(table: Path, tmp_path: Path, trap: Evil):
     args = finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 2)
     run(*args)
     (checkpoint,) = list_checkpoints(tmp_path / "out")
     torch.save({"optimizer": trap, "scheduler": {}}, checkpoint / "optimizer.pt")
-    renew_checksum(checkpoint / "optimizer.pt")
     assert "optimizer.pt contains no weights that can be read: it contains objects other than tensors" in refused(*args)

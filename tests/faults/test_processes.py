@@ -25,7 +25,6 @@ from jobs import (
     end_of,
     faulty,
     is_alive,
-    leftovers,
     logs,
     ranks,
     training,
@@ -168,17 +167,6 @@ def test_a_signal_to_torchrun_stops_all(together: Path, tmp_path: Path, signum: 
         assert not any(map(is_alive, workers))
     two_ranks(args)
     assert_same_end(together, tmp_path / "out")
-
-
-def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
-    args = training(tmp_path / "out", batch_size=8)
-    with ranks(faulty(args, "sleep:torch.save:1:3600")) as (process,):
-        wait_for_step(process, 3)
-        process.send(signal.SIGINT)
-        wait_until(lambda: bool(leftovers(tmp_path / "out" / "checkpoints")))
-        time.sleep(1.2)  # within a second it counts as the same Ctrl-C
-        process.send(signal.SIGINT)
-        assert end_of(process).returncode == 130
 
 
 # Lost processes

@@ -30,8 +30,7 @@ from histocoder.formatters.tokenizers import join_language, lower_characters
 from histocoder.inference import onnx_export
 from histocoder.inference.onnx_coder import MODES, OnnxCoder
 from histocoder.model import MixerModel, ngram
-from histocoder.model.linear_expert import ngram_rows
-from histocoder.model.ngram import NgramConfig, NgramEncoder
+from histocoder.model.ngram import NgramConfig, NgramEncoder, ngram_rows
 
 ODD = [
     "γεωργός",

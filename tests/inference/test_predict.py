@@ -239,7 +239,7 @@ def test_configs_of_other_models_are_refused(tmp_path, changes, message):
     path = save_tiny_model(tmp_path) / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(UserError, match=message):
-        Coder.from_pretrained(tmp_path, "cpu", verify=False)
+        Coder.from_pretrained(tmp_path, "cpu")
 
 
 def published() -> tuple[dict, Coder]:

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from conftest import shared
-from models import tiny_coder, tiny_model
+from models import some_ids, tiny_model
 from pretrained import save_pretrained
 from safetensors.torch import load_file
 from torch import nn
@@ -16,26 +16,9 @@ from histocoder.errors import UserError
 from histocoder.formatters import BOS, build_formatter
 from histocoder.inference.search import greedy
 from histocoder.inference.stepper import DecoderInputs
-from histocoder.model import Decoder, MixerModel, load_encoder, trimmed_length
+from histocoder.model import Decoder, MixerModel, load_encoder
 
 FORMATTER = build_formatter("hisco", num_blocks=2)
-
-
-def some_ids(lengths: list[int], width: int) -> torch.Tensor:
-    ids = torch.randint(97, 123, (len(lengths), width), generator=torch.Generator().manual_seed(0))
-    for row, length in enumerate(lengths):
-        ids[row, 0], ids[row, length - 1] = 0xE000, 0xE001
-        ids[row, length:] = 0
-    return ids
-
-
-@torch.no_grad()
-def test_logits_do_not_depend_on_padding():
-    model = tiny_model()
-    ids, targets = some_ids([20, 9], 64), torch.from_numpy(FORMATTER.encode(["61110", "-1&41025"])).long()[:, :-2]
-    padded, trimmed = model(ids, targets), model(ids[:, : trimmed_length(20, 64)], targets)
-    torch.testing.assert_close(trimmed.seq2seq_logits, padded.seq2seq_logits, atol=1e-5, rtol=0)
-    torch.testing.assert_close(trimmed.flat_logits, padded.flat_logits, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
@@ -68,14 +51,6 @@ def test_cached_decoding_is_uncached_decoding():
         torch.testing.assert_close(probabilities[:, position], logits.softmax(-1).max(-1).values)
         oracle = torch.cat([oracle, logits.argmax(-1, keepdim=True)], dim=1)
     assert torch.equal(tokens, oracle)
-
-
-def test_dropout_leaves_logits_alone():
-    model = tiny_coder(dropout=0.5).model.train()
-    torch.nn.init.zeros_(model.decoder.head.weight)
-    torch.nn.init.ones_(model.decoder.head.bias)
-    out = model(some_ids([20], 32), torch.full((1, 4), BOS))
-    assert torch.equal(out.seq2seq_logits, torch.ones_like(out.seq2seq_logits))
 
 
 def test_frozen_encoders_get_no_gradient_and_no_dropout():

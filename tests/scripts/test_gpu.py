@@ -54,7 +54,6 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pd.Serie
     ("device", "flags"),
     on_devices(
         "--precision bf16",
-        "--gradient-checkpointing",
         "--fsdp full_shard",
         gpu_only=(
             "",

@@ -29,7 +29,7 @@ def test_a_run_and_its_files(table: Path, tmp_path: Path):
     assert not result.stderr
     assert {p.name for p in out.iterdir()} == {
         *("data_train.csv", "data_val.csv", "key.csv", "rejected.csv", "prepared.json", "args.yaml"),
-        *("config.json", "model.safetensors", "manifest.json", "README.md", "checkpoints", "best", "logs.csv"),
+        *("config.json", "model.safetensors", "README.md", "checkpoints", "best", "logs.csv"),
         *("examples.arrow", "report", "report.html", "metrics.json"),
     }
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-0000006", "step-0000009"]

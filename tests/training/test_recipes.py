@@ -8,7 +8,7 @@ import pytest
 from conftest import run, write_table
 from jobs import finetune
 
-from histocoder.checkpoints.model_files import change_config, read_model_config
+from histocoder.checkpoints.model_files import read_model_config, save_config
 from histocoder.config import RECIPES, FinetuneConfig
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import Key
@@ -24,7 +24,7 @@ def test_a_continued_run_reads_as_its_model(tmp_path: Path):
     extra = ("--max-steps", 1, "--max-len", 64, "--batch-size", 8)
     run(*finetune(table, first, *extra, "--recipe", "reference"))
     as_imported = {"mask_memory": False, "pad_to": 64, "text_normalization": "lower_ascii", "flat_loss": "bce"}
-    change_config(first, replace(read_model_config(first), **as_imported))
+    save_config(first, replace(read_model_config(first), **as_imported))
     run(*finetune(table, second, *extra, "--initial-checkpoint", first))
     found = json.loads((second / "config.json").read_text(encoding="utf-8"))
     assert {name: found[name] for name in as_imported} == as_imported

@@ -84,7 +84,7 @@ def test_other_encoders_are_sharded_too(table: Path, tmp_path: Path, kind: str, 
     encoder = ("--encoder", save_pretrained(kind, tmp_path / kind), "--precision", precision)
     args = (*encoder, "--max-len", 64, "--max-steps", 4, "--eval-interval", 2, "--share-val", 0.08)
     run(*finetune(table, tmp_path / "one", *args, "--batch-size", 4))
-    flags = ("--batch-size", 2, "--gradient-checkpointing", *SHARDED)
+    flags = ("--batch-size", 2, *SHARDED)
     ended = two_ranks(finetune(table, tmp_path / "two", *args, *flags))
     assert all("deprecated" not in one.stderr for one in ended) and "Loading" not in ended[1].stderr
     for column in ("train_loss", "val_loss"):
