@@ -94,7 +94,7 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
     """Train the best model on training and validation data and held-out corrections; a collective call."""
     run = trainer.run
     log.info(f"Evaluation finished. Training {BEST_FOLDER}/ on the validation data as well (disable with --no-refit).")
-    data = trainer.train_data.of(rows.open(*rows.splits), augmenter=None)
+    data = trainer.train_data.of(rows.open(*rows.splits), augmenter=None, once=trainer.train_data.once)
     data.augmenter = augmenter_of(config, data)
     weights, _ = initial_weights(run.best)
     _train_on(trainer, data, {name: value for name, value in weights.items() if not name.startswith("linear_expert.")})

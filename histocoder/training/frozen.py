@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,7 +15,6 @@ from histocoder.model import MixerModel, NgramEncoder
 from histocoder.model.devices import total_bytes
 
 _SHARE_OF_MEMORY = 0.25  # share of the machine's memory, or of a GPU's free memory, that outputs may take
-_ROWS_AT_ONCE = 1 << 16
 
 
 class FrozenOutputs:
@@ -69,7 +66,7 @@ def frozen_outputs(model: MixerModel, data: OccupationDataset) -> FrozenOutputs 
     room = total_bytes() / distributed.read_launch().local_world_size
     if device.type == "cuda":
         room = torch.cuda.mem_get_info(device)[0]
-    first, text_of_row = _distinct_texts(data)
+    first, text_of_row = data.distinct_texts()
     num_vectors = int(data.lengths()[first].sum(dtype=np.int64)) + len(first)  # of tokens, and of texts
     size = num_vectors * model.encoder.config.hidden_size * model.dtype.itemsize
     what = f"The frozen encoder's outputs for {len(first):,} distinct descriptions ({size / 1e9:,.2g} GB) are computed"
@@ -78,13 +75,3 @@ def frozen_outputs(model: MixerModel, data: OccupationDataset) -> FrozenOutputs 
         return None
     log.info(f"{what} once, and kept in memory.")
     return FrozenOutputs(model, data, first, text_of_row)
-
-
-def _distinct_texts(data: OccupationDataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first row of each distinct text, of shape (m,), and the text of each row, of shape (n,)."""
-    digests = np.empty(len(data), dtype="S16")
-    for start in range(0, len(data), _ROWS_AT_ONCE):
-        texts = data.examples.inputs(np.arange(start, min(start + _ROWS_AT_ONCE, len(data))))
-        digests[start : start + len(texts)] = [hashlib.blake2b(t.encode(), digest_size=16).digest() for t in texts]
-    _, first, text_of_row = np.unique(digests, return_index=True, return_inverse=True)
-    return first, text_of_row

@@ -74,6 +74,7 @@ class Trainer:
             data.num_target_blocks,
             batch_size=size if self.config.tokens_per_batch is None else budget,
             seed=self.config.seed,
+            rows=data.rows,
             num_replicas=distributed.world_size(),
             rank=distributed.rank(),
             num_parts=self.config.gradient_accumulation_steps,
@@ -125,7 +126,7 @@ class Trainer:
             if state.step % self.eval_interval == 0 or is_last:
                 self.validate()
                 is_last = is_last or self.is_over
-            end_of_epoch = config.save_each_epoch and state.samples == len(self.train_data)
+            end_of_epoch = config.save_each_epoch and state.samples == len(self.train_data.rows)
             if is_last or end_of_epoch or (config.save_interval and state.step % config.save_interval == 0):
                 self.save()
             if signum := int(distributed.all_reduce(torch.tensor(stop.signum), "max")):
