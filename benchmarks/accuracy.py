@@ -7,6 +7,8 @@ Results are appended to a file, and not measured again.
 
 python benchmarks/accuracy.py --data english --sizes 500 2000 all --methods svm ngram --seeds 0 1 2
 python benchmarks/accuracy.py --table     # prints all results as a Markdown table
+python benchmarks/accuracy.py --compare "ngram combined" svm-wb     # differences, with paired intervals
+python benchmarks/accuracy.py --data english --sizes all --seeds 0 --methods ngram --errors 100
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ from histocoder.data.normalize import description_keys
 from histocoder.data.titles import HISCO
 
 ROOT = Path(__file__).parents[1]
-TABLES = {"english": ("english_occupations.csv", "en"), "swedish": ("swedish_titles.csv", "sv")}
+TABLES = {
+    "english": ("english_occupations.csv", "en"),
+    "swedish": ("swedish_titles.csv", "sv"),
+    "dutch": ("dutch_titles.csv", "nl"),
+}
 TEXT, CODE = "occ1", "hisco_1"
 MODES = ("combined", "greedy", "flat")
 RUNS: dict[str, tuple[str, ...]] = {
@@ -40,8 +46,10 @@ RUNS: dict[str, tuple[str, ...]] = {
     "minilm": ("--encoder", "{minilm}"),
     "minilm-frozen": ("--encoder", "{minilm}", "--freeze-encoder"),
 }
-Found = tuple[dict[str, np.ndarray], float]
-"""Predicted code of each test row by mode, and seconds of training."""
+TARGET = 0.95
+NUM_RESAMPLES = 2_000
+Found = tuple[dict[str, np.ndarray], float, dict[str, float]]
+"""Predicted code of each test row by mode, seconds of training, and how far to trust the default mode."""
 
 
 def read(name: str, folder: Path) -> pd.DataFrame:
@@ -65,7 +73,7 @@ def exact_match(train: pd.DataFrame, test: pd.DataFrame) -> Found:
     """Predict the most frequent code of a description; none for new ones, as test descriptions are but for case."""
     started = time.monotonic()
     codes = train.groupby(train[TEXT].str.lower())[CODE].agg(lambda found: found.mode()[0])
-    return {"": test[TEXT].str.lower().map(codes).to_numpy()}, time.monotonic() - started
+    return {"": test[TEXT].str.lower().map(codes).to_numpy()}, time.monotonic() - started, {}
 
 
 def classifier(make: Callable[[], object], analyzer: str) -> Callable[[pd.DataFrame, pd.DataFrame], Found]:
@@ -80,7 +88,7 @@ def classifier(make: Callable[[], object], analyzer: str) -> Callable[[pd.DataFr
         model = make_pipeline(vectorizer, make()).fit(train[TEXT], train[CODE])
         seconds = time.monotonic() - started
         parts = [model.predict(test[TEXT].iloc[i : i + 1000]) for i in range(0, len(test), 1000)]
-        return {"": np.concatenate(parts)}, seconds
+        return {"": np.concatenate(parts)}, seconds, {}
 
     return train_and_test
 
@@ -97,11 +105,29 @@ def _knn() -> object:
     return KNeighborsClassifier(5, metric="cosine", weights="distance")
 
 
+def fasttext(train: pd.DataFrame, test: pd.DataFrame) -> Found:
+    """Train fastText on characters 2 to 5 and pairs of words, for 25 epochs; needs fasttext-wheel."""
+    from fasttext import train_supervised
+
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "train.txt"
+        lines = (
+            f"__label__{code} {' '.join(text.split())}" for text, code in zip(train[TEXT], train[CODE], strict=True)
+        )
+        path.write_text("\n".join(lines), encoding="utf-8")
+        started = time.monotonic()
+        model = train_supervised(str(path), minn=2, maxn=5, wordNgrams=2, epoch=25, lr=0.5, verbose=0)
+        seconds = time.monotonic() - started
+        labels, _ = model.predict([" ".join(text.split()) for text in test[TEXT]])
+    return {"": np.array([found[0].removeprefix("__label__") for found in labels])}, seconds, {}
+
+
 BASELINES = {
     "exact": exact_match,
     "svm": classifier(_svm, "char"),
     "svm-wb": classifier(_svm, "char_wb"),
     "knn": classifier(_knn, "char"),
+    "fasttext": fasttext,
 }
 
 
@@ -130,7 +156,40 @@ def finetune(flags: tuple[str, ...], train: pd.DataFrame, test: pd.DataFrame, *,
         seconds = time.monotonic() - started
         coder, texts = Coder.from_pretrained(folder / "out" / "best"), test[TEXT].tolist()
         found = {mode: coder.predict(texts, language, mode=mode)[CODE].to_numpy() for mode in MODES}
-        return {**found, "default": found[coder.model.config.mode]}, seconds
+        trusted = trust(folder / "out", coder, test, language)
+        return {**found, "default": found[coder.model.config.mode]}, seconds, trusted
+
+
+def trust(run_folder: Path, coder: Coder, test: pd.DataFrame, language: str) -> dict[str, float]:
+    """Return the calibration error in the default mode, and what is coded at a threshold set on validation data.
+
+    The threshold is the lowest confidence from which 95 % of the validation rows are right, by the last model, which
+    has not learned from them.
+    """
+    val = pd.read_csv(run_folder / "data_val.csv", dtype=str, keep_default_na=False)
+    found = Coder.from_pretrained(run_folder).predict(
+        val[TEXT].tolist(), val["lang"].tolist(), mode=coder.model.config.mode
+    )
+    threshold = lowest_confidence(found["conf"].to_numpy(), (found[CODE] == val[CODE]).to_numpy())
+    found = coder.predict(test[TEXT].tolist(), language)
+    conf, right = found["conf"].to_numpy(), found[CODE].to_numpy() == test[CODE].to_numpy()
+    bins = np.minimum((conf * 10).astype(int), 9)
+    errors = (abs(conf[bins == i].sum() - right[bins == i].sum()) for i in range(10))
+    coded = conf >= threshold
+    trusted = {
+        "threshold": threshold,
+        "coverage": coded.mean(),
+        "coded_right": right[coded].mean() if coded.any() else 1.0,
+    }
+    trusted |= {"hindsight": (conf >= lowest_confidence(conf, right)).mean(), "ece": sum(errors) / len(conf)}
+    return {name: float(value) for name, value in trusted.items()}
+
+
+def lowest_confidence(conf: np.ndarray, right: np.ndarray) -> float:
+    """Return the lowest confidence from which the target share of rows is right; above all if there is none."""
+    order = np.argsort(-conf)
+    enough = right[order].cumsum() >= TARGET * np.arange(1, len(conf) + 1)
+    return float(conf[order][enough].min(initial=1.01))
 
 
 def run(*args: object) -> None:
@@ -139,10 +198,46 @@ def run(*args: object) -> None:
         raise SystemExit(f"{' '.join(map(str, args))}\n{result.stdout}\n{result.stderr}")
 
 
-def scores(predicted: np.ndarray, test: pd.DataFrame) -> tuple[float, float]:
-    """Return the accuracy over rows, and over distinct descriptions."""
+def scores(predicted: np.ndarray, test: pd.DataFrame) -> tuple[float, list[float]]:
+    """Return the accuracy over rows, and that of each distinct description."""
     right = pd.Series(predicted == test[CODE].to_numpy())
-    return float(right.mean()), float(right.groupby(test[TEXT].to_numpy()).mean().mean())
+    return float(right.mean()), right.groupby(test[TEXT].to_numpy()).mean().round(4).tolist()
+
+
+def comparison(results: list[dict], first: str, second: str) -> str:
+    """Return a Markdown table of differences in percentage points, with intervals by a bootstrap over descriptions.
+
+    All seeds of a table and size are taken together, and a description's methods are drawn together.
+    """
+    frame = pd.DataFrame(results)
+    lines = ["| data | rows | seeds | difference in distinct right | 95 % interval |", "|---|---|---|---|---|"]
+    for (data, size), group in frame.groupby(["data", "size"], sort=False):
+        by_seed = [group[group["method"] == name].set_index("seed")["by_description"] for name in (first, second)]
+        seeds = sorted({*by_seed[0].index} & {*by_seed[1].index})
+        if not seeds:
+            continue
+        gains = np.concatenate([np.array(by_seed[0][seed]) - np.array(by_seed[1][seed]) for seed in seeds])
+        rng = np.random.default_rng(0)
+        means = [100 * rng.choice(gains, len(gains)).mean() for _ in range(NUM_RESAMPLES)]
+        low, high = np.quantile(means, (0.025, 0.975))
+        lines.append(f"| {data} | {size} | {len(seeds)} | {100 * gains.mean():+.1f} | {low:+.1f} to {high:+.1f} |")
+    return "\n".join(lines)
+
+
+def print_errors(predicted: np.ndarray, train: pd.DataFrame, test: pd.DataFrame, number: int) -> None:
+    """Print errors drawn at random, each with the three nearest training rows by character n-grams."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.neighbors import NearestNeighbors
+
+    wrong = test.assign(predicted=predicted)[predicted != test[CODE].to_numpy()].drop_duplicates(TEXT)
+    wrong = wrong.sample(min(number, len(wrong)), random_state=0)
+    known = train.drop_duplicates([TEXT, CODE])
+    vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5)).fit(known[TEXT])
+    search = NearestNeighbors(n_neighbors=min(3, len(known)), metric="cosine").fit(vectorizer.transform(known[TEXT]))
+    nearest = search.kneighbors(vectorizer.transform(wrong[TEXT]), return_distance=False)
+    for row, near in zip(wrong.itertuples(), nearest, strict=True):
+        beside = "; ".join(f"{known[TEXT].iloc[i]} {known[CODE].iloc[i]}" for i in near)
+        print(f"{getattr(row, TEXT)}: {row.predicted} instead of {getattr(row, CODE)} | {beside}")
 
 
 def measured(path: Path) -> Iterator[dict]:
@@ -155,12 +250,18 @@ def measured(path: Path) -> Iterator[dict]:
 def table_of(results: list[dict]) -> str:
     """Return a Markdown table of medians over seeds, with the lowest and the highest."""
     frame = pd.DataFrame(results)
-    lines = ["| data | rows | method | rows right | distinct right | seconds to train |", "|---|---|---|---|---|---|"]
+    titles = ["data", "rows", "method", "rows right", "distinct right", "seconds to train"]
+    titles += ["coded at a threshold for 95 %", "of these right", "calibration error"]
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+    frame = frame.reindex(columns=[*frame.columns.union(["coverage", "coded_right", "ece"], sort=False)])
     for (data, size, method), group in frame.groupby(["data", "size", "method"], sort=False):
         cells = [
             f"{group[c].median():.3f} ({group[c].min():.3f} to {group[c].max():.3f})" for c in ("rows", "distinct")
         ]
-        lines.append(f"| {data} | {size} | {method} | {' | '.join(cells)} | {group['seconds'].median():.0f} |")
+        cells.append(f"{group['seconds'].median():.0f}")
+        trusted = [group[name].median() for name in ("coverage", "coded_right", "ece")]
+        cells += ["" if np.isnan(value) else f"{value:.3f}" for value in trusted]
+        lines.append(f"| {data} | {size} | {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -176,30 +277,39 @@ def main() -> None:
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="for finetune.py; these come last")
     parser.add_argument("--output", type=Path, default=Path("accuracy.jsonl"))
     parser.add_argument("--table", action="store_true", help="print what has been measured")
+    parser.add_argument("--compare", nargs=2, metavar="METHOD", help="print the differences of two methods")
+    parser.add_argument("--errors", type=int, default=0, metavar="N", help="print N errors of the default mode")
     args = parser.parse_args()
     if args.table:
         print(table_of(list(measured(args.output))))
+        return
+    if args.compare:
+        print(comparison(list(measured(args.output)), *args.compare))
         return
     done = {(r["data"], r["size"], r["seed"], r["run"], r["flags"]) for r in measured(args.output)}
     tables = {data: read(data, args.shared) for data in args.data}
     for data, size, run, seed in itertools.product(args.data, args.sizes, args.methods, args.seeds):
         flags = " ".join(args.flags) if run in RUNS else ""
-        if (data, size, seed, run, flags) in done:
+        if (data, size, seed, run, flags) in done and not args.errors:
             continue
         train, test = split(tables[data], seed=seed, size=None if size == "all" else int(size))
         if run in BASELINES:
-            found, seconds = BASELINES[run](train, test)
+            found, seconds, trusted = BASELINES[run](train, test)
         else:
             given = [flag.format(minilm=args.minilm) for flag in RUNS[run]]
-            found, seconds = finetune((*given, *args.flags), train, test, language=TABLES[data][1], seed=seed)
+            found, seconds, trusted = finetune((*given, *args.flags), train, test, language=TABLES[data][1], seed=seed)
+        if args.errors:
+            print_errors([*found.values()][-1], train, test, args.errors)
+            continue
         for mode, predicted in found.items():
-            rows, distinct = scores(predicted, test)
+            rows, by_description = scores(predicted, test)
             result = {"data": data, "size": size, "seed": seed, "run": run, "flags": flags}
             result |= {"method": f"{run} {mode}".strip(), "num_train": len(train), "num_test": len(test)}
-            result |= {"rows": rows, "distinct": distinct, "seconds": seconds}
+            result |= {"rows": rows, "distinct": float(np.mean(by_description)), "seconds": seconds}
+            result |= {"by_description": by_description, **(trusted if mode == "default" else {})}
             with args.output.open("a", encoding="utf-8") as file, contextlib.suppress(BrokenPipeError):
                 file.write(json.dumps(result) + "\n")
-                print(json.dumps(result), flush=True)
+                print(json.dumps({name: result[name] for name in result if name != "by_description"}), flush=True)
 
 
 if __name__ == "__main__":

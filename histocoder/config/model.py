@@ -66,6 +66,7 @@ class ModelConfig:
     text_normalization: str = "none"  # see `data.normalize`
     pooling: str = "auto"  # of Hugging Face's encoders: "mean", or "auto", the first token if it stands for the text
     flat_loss: str = "bce-mean"  # on which the meaning of the flat head's logits depends; see `losses.flat_loss`
+    flat_head: str = "linear"  # or "cosine"; see `CosineClassifier`
     mode: str = "greedy"  # the best in validation, the default of `Coder.predict`
     decoder_prior: bool = False  # whether the decoder starts from what the flat head expects; see `Prior`
     experts: dict[str, float] = field(default_factory=dict)  # their weights; see `CombinedSearch`

@@ -91,6 +91,19 @@ class FitConfig(Settings):
     flat_loss: str = fixed(
         None, "cross-entropy over the codes, or binary cross-entropy, summed or averaged over them", choices=FLAT_LOSSES
     )
+    flat_head: str = fixed(
+        None,
+        "the flat head's logits: linear, or cosine similarities with a direction per code",
+        choices=("linear", "cosine"),
+    )
+    label_smoothing: float = fixed(
+        None, "with softmax: share of the target that is spread over all codes", metavar="P", between=(0, 0.9)
+    )
+    repeats: str = fixed(
+        None,
+        "each row is an example, or each description once, with its codes by their share of its rows",
+        choices=("all", "once"),
+    )
     warmup_pct: float = free(
         None, "share of the steps in which the learning rate warms up", metavar="P", between=(0, 1)
     )
@@ -115,6 +128,9 @@ _REFERENCE: dict[str, Any] = {
     "max_epoch_steps": 0,
     "warmup_pct": 0.05,
     "flat_loss": "bce-mean",
+    "flat_head": "linear",
+    "label_smoothing": 0.0,
+    "repeats": "all",
     "pooling": "auto",
     "augmentation_prob": 0.3,
     "unk_lang_prob": 0.25,
@@ -123,13 +139,16 @@ _REFERENCE: dict[str, Any] = {
 _NEW_HEADS = _REFERENCE | {
     **{"learning_rate": 1e-3, "batch_size": 64, "num_epochs": 8, "min_steps": 600},
     **{"flat_loss": "softmax", "augmentation_prob": 0.0, "unk_lang_prob": 0.1},
+    "repeats": "once",
 }
 RECIPES = {
     "reference": _REFERENCE,
     "ngram": _NEW_HEADS
     | {"num_epochs": 5, "max_epoch_steps": 200, "table_learning_rate": 3e-3, "text_normalization": "lower"},
     "scratch": _NEW_HEADS | {"num_epochs": 15, "min_steps": 1000, "augmentation_prob": 0.3},
-    "pretrained": _NEW_HEADS | {"encoder_learning_rate": 1e-4, "warmup_pct": 0.1, "pooling": "mean"},
+    "pretrained": _NEW_HEADS
+    | {"learning_rate": 2e-3, "encoder_learning_rate": 1e-4, "warmup_pct": 0.1, "pooling": "mean"}
+    | {"flat_head": "cosine", "label_smoothing": 0.1},
     "frozen": _NEW_HEADS | {"num_epochs": 30, "min_steps": 2000, "pooling": "mean", "unk_lang_prob": 0.0},
     "continued": _REFERENCE | {"learning_rate": 5e-5},
     "continued n-gram": _NEW_HEADS

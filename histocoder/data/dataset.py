@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from pandas.util import hash_array
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
@@ -100,6 +101,7 @@ class OccupationDataset(Dataset):
     tokenizer: Tokenizer = CHARACTERS
     augmenter: Augmenter | None = None
     pad_to: int | None = None  # number of positions of all batches; None: as many as the longest row needs
+    once: bool = False  # whether each description is an example once, with its codes by their share of its rows
 
     def __post_init__(self) -> None:
         blocks = self.formatter.blocks(self.examples.code_table).astype(np.int64)
@@ -109,19 +111,40 @@ class OccupationDataset(Dataset):
         self._lengths = self._count_tokens().astype(np.min_scalar_type(self.max_len))
         self.weights = np.broadcast_to(np.float32(1.0), len(self))
         """Weight of each row in the loss, of shape (n,)."""
+        self.rows = np.arange(len(self), dtype=np.int32)
+        """Rows that are examples to train on, of shape (m,)."""
         if TITLES in self.examples.splits:
             is_title = pc.equal(self.examples.table["split"].cast(pa.string()), TITLES).to_numpy()
             self.weights = np.where(is_title, WEIGHT, np.float32(1.0))
         self.num_titles = int((self.weights < 1).sum())
+        if self.once:
+            self.rows, shares = self._distinct_rows()
+            self.weights = self.weights * shares
         self.num_target_blocks = (self.examples.code_index > 0).sum(1, dtype=np.uint8)
         """Number of codes of each row, of shape (n,)."""
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def of(self, examples: Examples, *, augmenter: Augmenter | None) -> OccupationDataset:
+    def of(self, examples: Examples, *, augmenter: Augmenter | None, once: bool = False) -> OccupationDataset:
         """Return a dataset of other rows in the same form."""
-        return replace(self, examples=examples, augmenter=augmenter)
+        return replace(self, examples=examples, augmenter=augmenter, once=once)
+
+    def distinct_texts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first row of each distinct text, of shape (m,), and the text of each row, of shape (n,)."""
+        parts = np.array_split(np.arange(len(self)), -(-len(self) // _ROWS_AT_ONCE))
+        hashes = [hash_array(np.array(self.examples.inputs(rows), dtype=object), categorize=False) for rows in parts]
+        _, first, text_of_row = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
+        return first, text_of_row
+
+    def _distinct_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first row of each text and set of codes; and for these their share of the text's rows."""
+        _, text = self.distinct_texts()
+        pairs = np.column_stack([text, self.examples.code_index])
+        _, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
+        shares = np.zeros(len(self), dtype=np.float32)
+        shares[first] = counts / np.bincount(text)[text[first]]
+        return np.sort(first).astype(np.int32), shares
 
     def lengths(self, epoch: int = 0) -> np.ndarray:
         """Return the number of tokens of each row in an epoch, of shape (n,).
@@ -149,10 +172,10 @@ class OccupationDataset(Dataset):
         return np.concatenate([lengths for _, lengths, _ in tokens])
 
     def labels(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows, a row of k classes k times, and their classes, both of shape (num_labels,)."""
-        class_ids = self._class_ids[self.examples.code_index]  # (n, num_blocks)
-        rows, blocks = (class_ids >= 0).nonzero()
-        return rows, class_ids[rows, blocks]
+        """Return the rows to train on, a row of k classes k times, and their classes, both of shape (num_labels,)."""
+        class_ids = self._class_ids[self.examples.code_index[self.rows]]  # (m, num_blocks)
+        index, blocks = (class_ids >= 0).nonzero()
+        return self.rows[index], class_ids[index, blocks]
 
     def descriptions(self, rows: np.ndarray) -> list[str]:
         """Return normalised descriptions, without their languages."""

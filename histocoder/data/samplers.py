@@ -31,11 +31,16 @@ class BucketSampler:
     num_target_blocks: np.ndarray  # number of codes of each row, of shape (n,)
     batch_size: int  # that of all ranks together
     seed: int
+    rows: np.ndarray = None  # type: ignore[assignment]  # rows to draw from, of shape (m,); by default all
     num_replicas: int = 1  # number of ranks; each gets every `num_replicas`-th row of each batch
     rank: int = 0
     num_parts: int = 1  # number of shares that a rank's rows of a batch are given in, each of like lengths
     _epoch: int = field(default=0, init=False)
     _consumed: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.rows is None:
+            self.rows = np.arange(len(self.num_target_blocks), dtype=np.int32)
 
     def __len__(self) -> int:
         """Return the number of shares of an epoch."""
@@ -44,7 +49,7 @@ class BucketSampler:
     @property
     def num_batches(self) -> int:
         """Number of batches of an epoch."""
-        return math.ceil(len(self.num_target_blocks) / self.batch_size)
+        return math.ceil(len(self.rows) / self.batch_size)
 
     def set_position(self, epoch: int, consumed: int) -> None:
         """Set the epoch, and the number of its rows that all ranks have consumed, which the next iteration skips."""
@@ -54,7 +59,7 @@ class BucketSampler:
         """Yield the batches of an epoch, in order, without the first ones, which have `consumed` rows in total."""
         rng = np.random.default_rng([self.seed, epoch])
         lengths = self.lengths(epoch)
-        rows = np.arange(len(lengths), dtype=np.int32)
+        rows = self.rows.copy()
         rng.shuffle(rows)
         whole = len(rows) - len(rows) % self.batch_size
         bounds = np.array([*range(0, len(rows), self.batch_size), len(rows)])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_exporting
 
@@ -26,6 +27,37 @@ class MixerOutput(NamedTuple):
     """Logits of the token that follows each target position, of shape (ceil(B / decoder_stride), L, vocab_size)."""
     flat_logits: Tensor
     """Logits of each code of the key, of shape (B, num_classes)."""
+
+
+class CosineClassifier(nn.Linear):
+    """Classifies encodings by their cosine similarity with each class's weights, times a learned scale, plus a bias.
+
+    The encodings' mean is subtracted first, since encodings of pretrained models share most of their direction. From
+    Gidaris and Komodakis, "Dynamic Few-Shot Visual Learning without Forgetting" (2018).
+    """
+
+    mean: Tensor
+
+    def __init__(self, dim: int, num_classes: int) -> None:
+        super().__init__(dim, num_classes)
+        self.scale = nn.Parameter(torch.tensor(16.0))
+        self.register_buffer("mean", torch.zeros(dim))
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """Return the logits (B, num_classes) of encodings (B, dim)."""
+        similarities = F.linear(F.normalize(pooled - self.mean, dim=-1), F.normalize(self.weight, dim=-1))
+        return self.scale * similarities + self.bias
+
+    @torch.no_grad()
+    def set_directions(self, pooled: Tensor, shares: Tensor) -> None:
+        """Begin with the mean of encodings (n, dim), and with the sum of each class's as its weights.
+
+        `shares` (n, num_classes) is how much of a row belongs to each class; classes without any keep their weights.
+        """
+        self.mean.copy_(pooled.mean(0))
+        sums = shares.T @ F.normalize(pooled - self.mean, dim=-1)
+        has_rows = shares.sum(0) > 0
+        self.weight[has_rows] = F.normalize(sums[has_rows], dim=-1)
 
 
 class MixerModel(nn.Module):
@@ -56,7 +88,8 @@ class MixerModel(nn.Module):
             dropout=config.dropout,
         )
         self.dropout = nn.Dropout(config.dropout)
-        self.linear_decoder = nn.Linear(dim, config.num_classes)
+        head = CosineClassifier if config.flat_head == "cosine" else nn.Linear
+        self.linear_decoder = head(dim, config.num_classes)
         # a new head starts with the probability 1 / num_classes for each class, not with 1 / 2
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
         with torch.device("cpu"):  # no state dict holds it
@@ -137,7 +170,9 @@ class MixerModel(nn.Module):
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Return the flat head's logits (B, num_classes) of pooled encodings (B, dim), in fp32."""
-        return linear(self.dropout(pooled).float(), self.linear_decoder)
+        pooled = self.dropout(pooled).float()
+        is_cosine = isinstance(self.linear_decoder, CosineClassifier)
+        return self.linear_decoder(pooled) if is_cosine else linear(pooled, self.linear_decoder)
 
     def class_probabilities(self, flat_logits: Tensor) -> Tensor:
         """Return the probabilities of the flat head's logits (B, num_classes)."""

@@ -16,17 +16,22 @@ from histocoder.checkpoints.model_files import HUB_PREFIX, is_own_model, local_f
 from histocoder.checkpoints.occcanine import initial_weights, unpublishable
 from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import LANG_SEP, RECIPES, ModelConfig, RunConfig
+from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import Key
+from histocoder.data.samplers import Share
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import UNKNOWN, tokenize
 from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, encoder_type
 from histocoder.model.encoder import check_positions, load_encoder, load_tokenizer
+from histocoder.model.mixer import CosineClassifier
 from histocoder.training.learner import is_table
+from histocoder.training.losses import multi_hot
 
 _Config = TypeVar("_Config", bound=RunConfig)
 _Loaded = TypeVar("_Loaded")
+_DIRECTION_ROWS, _DIRECTION_BATCH = 20_000, 64
 
 
 def kind_of_start(config: RunConfig) -> str:
@@ -60,8 +65,12 @@ def fill_in(config: _Config) -> _Config:
         if own.fitted_to_validation and is_own_model(path.parent):
             path = path.parent  # which has not seen validation data
         config = replace(config, initial_checkpoint=str(path), encoder=str(path))
-        names = ("text_normalization",) if config.only_encoder else ("flat_loss", "pooling", "text_normalization")
+        names: tuple[str, ...] = ("text_normalization",)
+        if not config.only_encoder:
+            names = ("flat_loss", "flat_head", "pooling", "text_normalization")
         recipe |= {name: getattr(own, name) for name in names}
+    if config.save_format == "occcanine":
+        recipe["flat_head"] = "linear"
     if config.learning_rate is not None:  # one that is given is that of all weights
         recipe |= {"encoder_learning_rate": None, "table_learning_rate": None}
     if config.num_epochs is not None or config.max_steps is not None:
@@ -117,6 +126,25 @@ def _freeze_unused(model: MixerModel) -> None:
         parameter.requires_grad_(gradient is not None)
 
 
+@torch.no_grad()
+def set_directions(model: MixerModel, data: OccupationDataset, device: torch.device) -> None:
+    """Set the first weights of a new cosine head from the encodings of a sample of the data to train on."""
+    if not isinstance(model.linear_decoder, CosineClassifier):
+        return
+    rows = np.random.default_rng(0).permutation(data.rows)[:_DIRECTION_ROWS]
+    rows = rows[np.argsort(data.lengths()[rows], kind="stable")]
+    model.to(device).eval()
+    pooled, shares = [], []
+    for start in range(0, len(rows), _DIRECTION_BATCH):
+        some = rows[start : start + _DIRECTION_BATCH]
+        batch = data[Share(some, epoch=0, num_rows=len(some), num_target_blocks=0, weight=1.0)].to(device)
+        pooled.append(model.encode(batch.input_ids)[1].float())
+        classes = multi_hot(batch.class_ids, model.config.num_classes)
+        shares.append(classes / classes.sum(1, keepdim=True).clamp(min=1) * batch.counts[:, None])
+    model.linear_decoder.set_directions(torch.cat(pooled), torch.cat(shares))
+    model.to("cpu").train()
+
+
 def build_model(config: RunConfig, files: ExampleFiles, *, key: Key, languages: tuple[str, ...]) -> MixerModel:
     """Return a new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
     decoder_prior = config.flat_loss != "bce-mean" and config.save_format != "occcanine"
@@ -137,6 +165,7 @@ def build_model(config: RunConfig, files: ExampleFiles, *, key: Key, languages: 
         text_normalization=config.text_normalization,
         pooling=config.pooling,
         flat_loss=config.flat_loss,
+        flat_head=config.flat_head,
         decoder_prior=decoder_prior,
     )
     if config.initial_checkpoint is not None:

@@ -83,7 +83,7 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
     """Train the best model on training and validation data and held-out corrections; a collective call."""
     run = trainer.run
     log.info(f"Evaluation finished. Training {BEST_FOLDER}/ on the validation data as well (disable with --no-refit).")
-    data = trainer.train_data.of(rows.open(*rows.splits), augmenter=None)
+    data = trainer.train_data.of(rows.open(*rows.splits), augmenter=None, once=trainer.train_data.once)
     data.augmenter = augmenter_of(config, data)
     model = load_model(run.best)
     model.linear_expert = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from pandas.util import hash_array
 from torch import Tensor
 
 from histocoder import distributed
@@ -15,7 +14,6 @@ from histocoder.model import MixerModel, NgramEncoder
 from histocoder.model.devices import total_bytes
 
 _SHARE_OF_MEMORY = 0.25  # share of the machine's memory, or of a GPU's free memory, that outputs may take
-_ROWS_AT_ONCE = 1 << 16
 
 
 class FrozenOutputs:
@@ -66,7 +64,7 @@ def frozen_outputs(model: MixerModel, data: OccupationDataset) -> FrozenOutputs 
     device = next(model.parameters()).device
     is_gpu, num_processes = device.type == "cuda", distributed.read_launch().local_world_size
     room = torch.cuda.mem_get_info(device)[0] if is_gpu else total_bytes() / num_processes
-    first, text_of_row = _distinct_texts(data)
+    first, text_of_row = data.distinct_texts()
     num_vectors = int(data.lengths()[first].sum(dtype=np.int64)) + len(first)  # of tokens, and of texts
     size = num_vectors * model.encoder.config.hidden_size * model.dtype.itemsize
     what = f"The frozen encoder's outputs for {len(first):,} distinct descriptions ({size / 1e9:,.2g} GB) are computed"
@@ -74,11 +72,3 @@ def frozen_outputs(model: MixerModel, data: OccupationDataset) -> FrozenOutputs 
     how = "once, and kept in memory" if has_room else "in each step, since they take more than a quarter of the memory"
     log.info(f"{what} {how}.")
     return FrozenOutputs(model, data, first, text_of_row) if has_room else None
-
-
-def _distinct_texts(data: OccupationDataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first row of each distinct text, of shape (m,), and the text of each row, of shape (n,)."""
-    parts = np.array_split(np.arange(len(data)), -(-len(data) // _ROWS_AT_ONCE))
-    hashes = [hash_array(np.array(data.examples.inputs(rows), dtype=object), categorize=False) for rows in parts]
-    _, first, text_of_row = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
-    return first, text_of_row

@@ -88,7 +88,13 @@ def multi_hot(class_ids: Tensor, num_classes: int) -> Tensor:
 
 
 def flat_loss(
-    logits: Tensor, class_ids: Tensor, *, kind: str, num_rows: int | None = None, counts: Tensor | None = None
+    logits: Tensor,
+    class_ids: Tensor,
+    *,
+    kind: str,
+    label_smoothing: float = 0.0,
+    num_rows: int | None = None,
+    counts: Tensor | None = None,
 ) -> Tensor:
     """Return the flat head's loss, averaged over rows, of shape ().
 
@@ -101,6 +107,8 @@ def flat_loss(
         softmax: cross-entropy, with the target spread evenly over a row's codes; 0 for rows without any. bce: binary
         cross-entropy summed over classes. bce-mean: averaged over classes, as by OccCANINE, which makes its gradients
         smaller the more classes there are.
+    label_smoothing : float
+        Share of a softmax's target that is spread over all classes (Szegedy et al. 2016).
     num_rows, counts : optional
         See `block_order_invariant`.
     """
@@ -109,6 +117,8 @@ def flat_loss(
     targets = multi_hot(class_ids, logits.shape[1])
     if kind == "softmax":
         shares = targets / targets.sum(1, keepdim=True).clamp(min=1)
+        if label_smoothing:
+            shares = shares.lerp(shares.sum(1, keepdim=True) / logits.shape[1], label_smoothing)
         rows = -(shares * F.log_softmax(logits.float(), dim=-1)).sum(1)
     else:
         rows = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none").sum(1)
@@ -132,7 +142,12 @@ def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, fit: FitC
         counts=counts if stride == 1 else counts * (batch.counts.sum() / counts.sum()),
     )
     flat = flat_loss(
-        output.flat_logits, batch.class_ids, kind=config.flat_loss, num_rows=batch.num_rows, counts=batch.counts
+        output.flat_logits,
+        batch.class_ids,
+        kind=config.flat_loss,
+        label_smoothing=fit.label_smoothing,
+        num_rows=batch.num_rows,
+        counts=batch.counts,
     )
     return fit.seq2seq_weight * block + (1 - fit.seq2seq_weight) * flat
 

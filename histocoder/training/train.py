@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, build_formatter
 from histocoder.log import log
 from histocoder.model.devices import compute_deterministically, computing_dtype, device_name, precision_name
-from histocoder.training.building import fill_in, seeded_model
+from histocoder.training.building import fill_in, seeded_model, set_directions
 from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.finish import finish
 from histocoder.training.tracking import open_tracker
@@ -93,6 +94,8 @@ def fit(
 ) -> None:
     """Build the model and the data, and fit; resumes from a checkpoint if there is one."""
     checkpoint = run.checkpoint(config.resume, overwrite=config.overwrite)
+    if checkpoint is not None and "--repeats" not in checkpoint.settings:  # of an earlier version
+        config = replace(config, repeats="all", label_smoothing=0.0, flat_head="linear")
     data = open_data(config, files, run)
     train_rows, val_rows = data.open(TRAIN, *({TITLES} & {*data.splits})), data.open(VAL)
     key = data.files.key or Key.from_codes({*train_rows.code_table, *val_rows.code_table} - {MISSING})
@@ -101,7 +104,8 @@ def fit(
     own = own_languages(languages) if isinstance(config, MixerConfig) else None
     for notice in filter(None, [*data.record["notices"], own]):
         log.info(notice)
-    scaled = config.for_rows(len(train_rows), distributed.world_size())
+    num_examples = data.record["num_distinct"][TRAIN] if config.repeats == "once" else len(train_rows)
+    scaled = config.for_rows(num_examples, distributed.world_size())
     rows = {
         f"data to {use}": f"{len(examples):,} rows ({data.fingerprint(split)})"
         for use, split, examples in (("train on", TRAIN, train_rows), ("validate on", VAL, val_rows))
@@ -117,9 +121,12 @@ def fit(
         max_len=config.max_len,
         tokenizer=model.tokenizer,
         pad_to=model.config.pad_to,
+        once=config.repeats == "once",
     )
     train_data.augmenter = augmenter_of(config, train_data)
     val_data = train_data.of(val_rows, augmenter=None)
+    if checkpoint is None and (config.initial_checkpoint is None or config.only_encoder):
+        set_directions(model, train_data, device)
     trainer = Trainer(model, train_data, val_data, scaled, device=device, run=run, settings=settings)
 
     def begin() -> None:

@@ -75,6 +75,7 @@ class Trainer:
             data.num_target_blocks,
             batch_size=config.step_size(world_size),
             seed=config.seed,
+            rows=data.rows,
             num_replicas=world_size,
             rank=distributed.rank(),
             num_parts=config.gradient_accumulation_steps,
@@ -119,7 +120,7 @@ class Trainer:
             progress.advance()
             if state.step % self.eval_interval == 0 or is_last:
                 self.validate()
-            end_of_epoch = config.save_each_epoch and state.samples == len(self.train_data)
+            end_of_epoch = config.save_each_epoch and state.samples == len(self.train_data.rows)
             if is_last or end_of_epoch or (config.save_interval and state.step % config.save_interval == 0):
                 self.save()
             if signum := int(distributed.all_reduce(torch.tensor(stop.signum), "max")):
