@@ -6,6 +6,7 @@ Faults, each at the n-th call, counted from 1, of a function that is named by it
 - `change:best:3`: SIGKILL instead of the third change of a file or a folder whose path contains `best`
 - `sleep:os.replace:1:5`: five seconds before the call
 - `EROFS:os.replace:2`: an OSError of that kind, in this call and all later ones
+- `room:100000`: no file may grow beyond so many bytes
 - `nan:1:3-4`: the loss of rank 1 is NaN in steps 3 to 4; likewise `inf`
 - `memory:1:3`: rank 1 asks for more memory than there is in step 3
 - `worker:1:SIGKILL`: loader worker 1 sends itself that signal at its second batch
@@ -17,6 +18,7 @@ from __future__ import annotations
 import errno
 import os
 import pkgutil
+import resource
 import runpy
 import signal
 import sys
@@ -129,6 +131,9 @@ def break_wandb(call: str) -> None:
 def install(fault: str) -> None:
     """Have a fault happen later on."""
     kind, *rest = fault.split(":")
+    if kind == "room":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(rest[0]), resource.RLIM_INFINITY))
+        return
     if kind in ("nan", "inf"):
         break_loss(kind, *rest)
         return

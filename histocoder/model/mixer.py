@@ -45,8 +45,8 @@ class CosineClassifier(nn.Linear):
 
     def forward(self, pooled: Tensor) -> Tensor:
         """Return the logits (B, num_classes) of encodings (B, dim)."""
-        similarities = F.linear(F.normalize(pooled - self.mean, dim=-1), F.normalize(self.weight, dim=-1))
-        return self.scale * similarities + self.bias
+        mean, weight, bias = (tensor.to(pooled.dtype) for tensor in (self.mean, self.weight, self.bias))
+        return self.scale * F.linear(F.normalize(pooled - mean, dim=-1), F.normalize(weight, dim=-1)) + bias
 
     @torch.no_grad()
     def set_directions(self, pooled: Tensor, shares: Tensor) -> None:

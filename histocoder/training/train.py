@@ -225,3 +225,8 @@ def log_banner(trainer: Trainer, *, encoder: str, num_distinct: int) -> None:
     }
     for name, text in lines.items():
         log.info(f"{name:12}{text}")
+    if config.step_size(world_size) > len(data.rows):
+        log.info(
+            f"Notice: a step of {config.step_size(world_size):,} rows is larger than the {len(data.rows):,} examples, so "
+            "each epoch is a single step. Lower --batch-size for more steps."
+        )

@@ -76,7 +76,7 @@ def test_encoding_does_not_depend_on_the_batch(model: NgramEncoder):
 def test_a_resumed_run_is_bit_identical(table: Path, tmp_path: Path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     start = ("--initial-checkpoint", ROOT / "tests" / "fixtures" / "ngram", "--only-encoder", "--no-refit")
-    sizes = ("--batch-size", 8, "--max-steps", 12, "--save-interval", 5, "--eval-interval", 6)
+    sizes = ("--batch-size", 8, "--max-steps", 12, "--save-interval", 5, "--eval-interval", 6, "--log-interval", 1)
     flags = (*start, *sizes, "--augmentation-prob", 0.5, "--precision", "fp32", "--no-report", "--no-experts")
 
     def train(out: Path) -> None:
