@@ -227,6 +227,6 @@ def log_banner(trainer: Trainer, *, encoder: str, num_distinct: int) -> None:
         log.info(f"{name:12}{text}")
     if config.step_size(world_size) > len(data.rows):
         log.info(
-            f"Notice: a step of {config.step_size(world_size):,} rows is larger than the {len(data.rows):,} examples, so "
+            f"Notice: a step of {config.step_size(world_size):,} rows is larger than the {len(data.rows):,} examples: "
             "each epoch is a single step. Lower --batch-size for more steps."
         )
