@@ -31,7 +31,7 @@ def run(config: ExportFlags) -> None:
         raise UserError(f"The graphs are checked on validation data, and there is no {path}. Add --data FILE.")
     coder = Coder.from_pretrained(folder, "cpu")
     columns = {"input_col": config.input_col, "language_col": config.language_col}
-    examples = training_files(path, coder, LabelRules(is_training=False), **columns)[0].read(say=log.info)
+    examples = training_files(path, coder, LabelRules(), **columns)[0].read(say=log.info)
     examples = examples.take(np.random.default_rng(0).permutation(len(examples))[:_MOST_ROWS])
     export(coder, output, examples.texts, examples.langs, int8=config.int8)
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())

@@ -36,7 +36,6 @@ class LabelRules:
     allow_short: bool = False  # whether codes may be shorter than the block
     drop_bad: bool = False  # whether rows with codes that do not fit are dropped, instead of stopping the run
     blank_means_no_occupation: bool = False  # whether to keep rows without codes, as the formatter marks them
-    is_training: bool = True  # whether messages may name flags that only training has
 
 
 def rules_of(config: DataConfig) -> LabelRules:
@@ -134,17 +133,13 @@ class LabelChecker:
     ) -> None:
         self.file, self._target_cols, self._formatter = file, target_cols, formatter
         self._rules, self._key, self._known = rules, key, {*known, *(key.codes if key else ())}
-        self._allow_short = rules.allow_short or any(is_short(code, formatter.system) for code in known)
+        allow_short = rules.allow_short or rules.zero_pad or any(is_short(code, formatter.system) for code in known)
+        self._allow_short = allow_short
         self._has_codes = False
         self._num_ignored = self._num_uncoded = 0
         self._read_as: Counter[tuple[str, str]] = Counter()
         self._has_decimals: dict[str, bool] = {}  # by column; its first chunk tells
         self._short, self._bad = _Found(), _Found()
-
-    @property
-    def num_bad(self) -> int:
-        """Number of rows with codes that do not fit."""
-        return self._bad.count
 
     def check(self, table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return each column's codes of a chunk's n rows, and the reasons why rows can't be used.
@@ -175,7 +170,7 @@ class LabelChecker:
             is_read[:] = is_filled[:] = True
         for row in np.flatnonzero(is_filled & ~is_read).tolist():
             bad.setdefault(row, f"{self._target_cols[0]}: no code, but one in a later column")
-        self._bad.add(table, bad, len(bad))
+        self._bad.add(table, bad)
         self._num_uncoded += int((~is_filled).sum())
         reasons = np.empty(len(table), dtype=object)
         reasons[~is_filled] = "no code"
@@ -217,14 +212,14 @@ class LabelChecker:
 
     def _gather(self, table: Table, name: str, codes: Sequence[str], index: np.ndarray, bad: dict[int, str]) -> None:
         """Gather a column's short codes, and add rows whose code does not fit to `bad`; -1 is the index of no code."""
-        system = self._formatter.system
-        short = np.flatnonzero(np.array([*(is_short(code, system) for code in codes), False])[index])
-        few = {row: f"{name}: {shown(codes[index[row]])}" for row in short[:_NUM_EXAMPLES].tolist()}
-        self._short.add(table, few, len(short))
+        texts = [f"{name}: {shown(code)}" for code in codes]
+        shorts = [not self._allow_short and is_short(code, self._formatter.system) for code in codes]
+        rows = np.flatnonzero(np.array([*shorts, False])[index]).tolist()
+        self._short.add(table, {row: texts[index[row]] for row in rows})
         problems = [self._problem(code) for code in codes]
         is_bad = np.array([problem is not None for problem in problems] + [False])
         for row in np.flatnonzero(is_bad[index]).tolist():
-            bad.setdefault(row, f"{name}: {shown(codes[index[row]])} {problems[index[row]]}")
+            bad.setdefault(row, f"{texts[index[row]]} {problems[index[row]]}")
 
     def _problem(self, code: str) -> str | None:
         """Return why a code does not fit; None if it does, or is missing."""
@@ -239,12 +234,8 @@ class LabelChecker:
         may_be_several = problem is not None or (isinstance(system, Labels) and code not in self._known)
         if may_be_several and _SEVERAL_CODES.fullmatch(code):
             return "holds several codes; put each in a column of its own"
-        if problem is None:
-            is_strange = self._key is not None and code != MISSING and code not in self._key.index
-            return "is not in the key" if is_strange else None
-        if self._rules.is_training and self._formatter.name == "general":
-            flag = "--use-within-block-sep" if "has ','" in problem else "--block-size"
-            return f"{problem} (see {flag})"
+        if problem is None and self._key is not None and code != MISSING and code not in self._key.index:
+            return "is not in the key"
         return problem
 
     def finish(self, say: Callable[[str], None]) -> None:
@@ -255,21 +246,24 @@ class LabelChecker:
         path, system = self.file.path, self._formatter.system
         if not self._has_codes:
             raise UserError(f"{path} has no code at all in the column {self._target_cols[0]!r}.")
-        if self._short.count and not self._allow_short and not self._rules.zero_pad:
+        if self._short.count:
             codes = counted(self._short.count, "code has", "codes have")
             right = "; if they are correct, add --allow-codes-shorter-than-block-size"
             raise UserError(
                 f"{path}: {codes} fewer than {system.block_size} characters, such as {self._short}. If leading zeros "
-                f"were lost, add --zero-pad-codes{right * (system.name == 'general')}.",
-                zero_pad_codes=True,
+                f"were lost, add --zero-pad-codes{right * (system.name == 'general')}."
             )
         if self._bad.count and not self._rules.drop_bad:
             rows = counted(self._bad.count, "row has a label that does", "rows have labels that do")
             raise UserError(
                 f"{path}: {rows} not fit: {self._bad}. Correct the labels, or leave such rows out with "
-                "--drop-bad-labels.",
-                drop_bad_labels=True,
+                "--drop-bad-labels."
             )
+        if self._bad.count:
+            rows = counted(
+                self._bad.count, "row with a label that does not fit is", "rows with labels that do not fit are"
+            )
+            say(f"{path}: {rows} left out.")
         if self._read_as:
             cells = counted(self._read_as.total(), "cell of codes is", "cells of codes are")
             few = [
@@ -282,9 +276,7 @@ class LabelChecker:
             say(f"{path}: {codes} ignored, because an earlier cell of the row is empty or has the same code.")
         if self._num_uncoded:
             rows = counted(self._num_uncoded, "row without any code is", "rows without any code are")
-            may_keep = self._rules.is_training and system.missing_block is not None
-            how = "; --blank-means-no-occupation trains on such rows as descriptions of no occupation"
-            say(f"{path}: {rows} left out{how * may_keep}.")
+            say(f"{path}: {rows} left out.")
 
 
 @dataclass
@@ -294,9 +286,9 @@ class _Found:
     count: int = 0
     first: list[tuple[int, str]] = field(default_factory=list)  # line in the file, and what is there
 
-    def add(self, table: Table, found: Mapping[int, str], count: int) -> None:
-        """Add `count` findings of a chunk; `found` maps rows of the first few of them, at least, to texts."""
-        self.count += count
+    def add(self, table: Table, found: Mapping[int, str]) -> None:
+        """Add findings of a chunk, by their rows."""
+        self.count += len(found)
         rows = sorted(found)[:_NUM_EXAMPLES]
         lines = table.lines(np.array(rows, dtype=np.int64)).tolist()
         self.first = sorted([*self.first, *zip(lines, map(found.__getitem__, rows), strict=True)])[:_NUM_EXAMPLES]

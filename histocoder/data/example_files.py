@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from histocoder.data.table import Table, TableFile, open_table
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import Formatter
 
-MAX_CODES = 5  # largest number of code columns of a prepared file
-_INDEX_COLS = tuple(f"code{i}" for i in range(1, MAX_CODES + 1))  # those of indices into a key
 CHECKED_COL = "checked"
 """Column in which a person marks the rows that are right; of a file that has one, these count alone."""
 _YES = {*"x ✓ ✔ 1 1.0 true y yes ok j ja já jo s sí si sì sim oui ναι kyllä tak".split()}
@@ -40,8 +37,7 @@ class ExampleFiles:
 
     paths: tuple[Path, ...]
     target_cols: tuple[str, ...]
-    """Columns of codes, first code first. A file may have the first few of them only.
-    If it has `code1`, `code2`, … instead, these are indices into `key`."""
+    """Columns of codes, first code first. A file may have the first few of them only."""
     formatter: Formatter
     needed: Mapping[str, str] = field(default_factory=dict)
     """Columns that a file must have, beside `input_col`, and the settings that name them."""
@@ -84,25 +80,26 @@ class ExampleFiles:
         """Count the codes in all files, for `fit_codes`."""
         counts: Counter[str] = Counter()
         for file in map(self._open, self.paths):
-            columns = [*self._code_columns(file)[0].values()]
+            columns = self._code_columns(file)
             counts += count_codes(checked_tables(file, columns, lambda _: None), columns)
         return counts
 
     def _open(self, path: Path) -> TableFile:
-        codes = (*self.target_cols, *_INDEX_COLS)
-        optional, columns = [self.language_col, *codes], {self.input_col: "input_col", **self.needed}
-        return open_table(path, columns, optional=optional, sheet=self.sheet, codes=codes)
+        columns = {self.input_col: "input_col", **self.needed}
+        return open_table(path, columns, optional=(self.language_col, *self.target_cols), sheet=self.sheet)
+
+    def _code_columns(self, file: TableFile) -> list[str]:
+        return [name for name in self.target_cols if name == self.target_cols[0] or file.has(name)]
 
     def _file_rows(self, path: Path, say: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
         file = self._open(path)
-        code_columns, use_index = self._code_columns(file)
+        code_columns = self._code_columns(file)
         lang_cols = [self.language_col] if self.language is None and file.has(self.language_col) else []
         for notice in file.notices:
             say(notice)
-        checker = LabelChecker(file, [*code_columns], self.formatter, self.rules, key=self.key, known=self.known)
-        tables = checked_tables(file, [self.input_col, *lang_cols, *code_columns.values()], say)
-        schema, num_blank, num_decoded = row_schema(self.target_cols), 0, 0
-        for table in _with_targets(tables, code_columns, self.key if use_index else None):
+        checker = LabelChecker(file, code_columns, self.formatter, self.rules, key=self.key, known=self.known)
+        num_blank = num_decoded = 0
+        for table in checked_tables(file, [self.input_col, *lang_cols, *code_columns], say):
             texts, number = decode_entities(table.columns[self.input_col])
             num_decoded += number
             num_blank += texts.null_count
@@ -119,32 +116,16 @@ class ExampleFiles:
             coded = langs.fill_null("").dictionary_encode()
             langs = pa.array(map(Language, coded.dictionary.to_pylist()), pa.string()).take(coded.indices)
             columns = [pa.array(table.rows), pa.array(file.lines(table.rows)), texts, langs, reason, *codes]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            yield pa.RecordBatch.from_arrays(columns, schema=row_schema(self.target_cols))
         checker.finish(say)
         if num_blank:
             rows = counted(num_blank, "row without a description is", "rows without a description are")
-            say(f"{path}: {rows} left out.")
-        if checker.num_bad:
-            rows = counted(
-                checker.num_bad, "row with a label that does not fit is", "rows with labels that do not fit are"
-            )
             say(f"{path}: {rows} left out.")
         if num_decoded:
             rows = counted(num_decoded, "description has", "descriptions have")
             say(f"{path}: {rows} HTML entities, such as &amp;, which are decoded.")
         if self.language is None and not lang_cols:
             say(f"{path} has no column {self.language_col!r}; its language is treated as unknown (unk).")
-
-    def _code_columns(self, file: TableFile) -> tuple[dict[str, str], bool]:
-        """Return, by target column, the file's column with its codes; and whether it holds indices into the key."""
-        indexed = [column for column in _INDEX_COLS if file.has(column)]
-        first = self.target_cols[0]
-        if file.has(first) or _INDEX_COLS[0] not in indexed:
-            return {t: t for t in self.target_cols if t == first or file.has(t)}, False
-        if self.key is None:
-            instead = "name the key file with --key" if self.rules.is_training else "codes themselves are needed"
-            raise UserError(f"{file.path} has code1 … (indices into a key) instead of {first}; {instead}.")
-        return dict(zip(self.target_cols, indexed, strict=False)), True
 
 
 def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str], None]) -> Iterator[Table]:
@@ -177,30 +158,3 @@ def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str
         )
     unchecked = num_rows - num_checked
     say(f"{file.path}: {num_checked:,} checked rows are used; {unchecked:,} unchecked rows are ignored.")
-
-
-def _with_targets(tables: Iterable[Table], columns: Mapping[str, str], key: Key | None) -> Iterator[Table]:
-    """Add the target columns to tables, from the file's columns, which hold indices into the key if one is given."""
-    for table in tables:
-        for target, column in columns.items():
-            table.columns[target] = table.columns[column] if key is None else _codes_of(table, column, key)
-        yield table
-
-
-def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
-    """Return the codes of a column of class indices."""
-    coded = table.columns[column].dictionary_encode()
-    codes: list[str | None] = []
-    for text in coded.dictionary.to_pylist():
-        if text.strip() in MISSING_MARKS:
-            codes.append(text)  # counted by `LabelChecker`
-            continue
-        match = re.fullmatch(r"\s*(\d{1,9})(\.0)?\s*", text)  # columns with gaps are often saved as floats
-        if match is None or int(match[1]) >= len(key.codes):
-            row = np.flatnonzero(np.asarray(coded.indices.fill_null(-1)) == len(codes))
-            raise UserError(
-                f"{table.file.path}, line {table.lines(row[:1])[0]}, {column}: {shown(text)} is not an index into the "
-                f"key, which has {len(key.codes):,} codes."
-            )
-        codes.append(key.codes[int(match[1])] or None)
-    return pa.array(codes, pa.string()).take(coded.indices)

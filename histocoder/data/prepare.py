@@ -2,19 +2,27 @@
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from histocoder.config import PrepareConfig, settings_of
+from histocoder.config import PrepareConfig
 from histocoder.data.codes import LabelRules, fit_codes, rules_of
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import CODES, HELD_OUT, LANG_COL, TRAIN, VAL, is_codes
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.languages import chosen_language
 from histocoder.data.output import write_table
-from histocoder.data.split import SPLIT_FILES, Corrections, conflicts, read_corrections, rejected, screen, write_split
+from histocoder.data.split import (
+    SPLIT_FILES,
+    Corrections,
+    num_conflicts,
+    read_corrections,
+    rejected,
+    screen,
+    write_split,
+)
 from histocoder.data.store import (
     EXAMPLES_FILE,
     PREPARED_VERSION,
@@ -28,11 +36,11 @@ from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, remove_leftovers, temporary_folder
 from histocoder.formatters import MISSING, Formatter, Labels, build_formatter
-from histocoder.log import log, quiet
+from histocoder.log import log
 
 TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
-REJECTED_FILE, CONFLICTS_FILE = "rejected.csv", "conflicts.csv"
-PREPARED_TABLES = (EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTED_FILE, CONFLICTS_FILE)
+REJECTED_FILE = "rejected.csv"
+PREPARED_TABLES = (EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTED_FILE)
 _ROWS_FILE = "rows.arrow"
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
 """Rules by which prepared data, which were checked before, are read."""
@@ -78,9 +86,9 @@ def prepare(
     """Prepare data in a folder, or use those prepared there before; return the content of `prepared.json`.
 
     Writes `examples.arrow` (all rows, see `ExampleWriter`), `key.csv`, and what people read of both: `data_train.csv`,
-    `data_val.csv`, `rejected.csv` (each row that was dropped, with its line in the source and why), `conflicts.csv`
-    (descriptions with different codes) and `data_held_out.csv` (corrections to compare models on) and
-    `data_titles.csv` (see `titles_to_learn`). Last comes `prepared.json` (the settings and the source's SHA-256).
+    `data_val.csv`, `rejected.csv` (each row that was dropped, with its line in the source and why),
+    `data_held_out.csv` (corrections to compare models on) and `data_titles.csv` (see `titles_to_learn`). Last comes
+    `prepared.json` (the settings and the source's SHA-256).
 
     Parameters
     ----------
@@ -98,15 +106,11 @@ def prepare(
     record = record_of(config)
     make_folder(folder)
     remove_leftovers(folder)  # of a run that was killed while it prepared
-    files = {"key": [config.key] if config.key else [], "corrections": config.corrections or []}
-    existing = None if overwrite else prepared_before(folder, record, files)
+    existing = None if overwrite else prepared_before(folder, record)
     if existing is not None:
         log.info(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing
-    try:
-        _prepare(config, folder, record, known, text_normalization)
-    except UserError as error:
-        raise _all_problems(error, config, folder, known) from error
+    _prepare(config, folder, record, known, text_normalization)
     write_record(folder, record)
     if num_rejected := record["rows"]["rejected"]:
         log.info(f"{folder / REJECTED_FILE} lists {counted(num_rejected, 'row that is', 'rows that are')} left out.")
@@ -118,30 +122,6 @@ def _describe(record: dict[str, Any]) -> str:
     rows = record["rows"]
     val = counted(rows["val"], "validation row", "validation rows")
     return f"{counted(rows['train'], 'training row', 'training rows')}, {val}, {record['codes']:,} codes."
-
-
-def _all_problems(error: UserError, config: PrepareConfig, folder: Path, known: Key | None) -> UserError:
-    """Return an error that tells all problems of a table, with the settings by which it can be prepared, if any."""
-    problems, fixed, num_guesses = [str(error)], config, 0
-    while error.settings:
-        is_guess = any(isinstance(value, Mapping) for value in error.settings.values())
-        num_guesses += is_guess and num_guesses == len(problems) - 1
-        try:
-            fixed = fixed.corrected(error)
-            with temporary_folder(folder / "tried") as scratch, quiet():
-                _prepare(fixed, scratch, record_of(fixed), known, "none")
-            break
-        except UserError as other:
-            error = other if str(other) not in problems else UserError("")
-            problems += [str(other)] * (str(other) not in problems)
-    names = [one.name for one in settings_of(type(config))]
-    changed = {name: new for name in names if (new := getattr(fixed, name)) != getattr(config, name)}
-    if num_guesses and not error.settings:
-        problems = problems[:num_guesses]  # what follows wrong guesses at columns says nothing
-    message = problems[0]
-    if len(problems) > 1:
-        message = "\n- ".join([f"{config.dataset} has {len(problems)} problems:", *problems])
-    return UserError(message, **(changed if error.settings else {}))
 
 
 def _prepare(
@@ -182,12 +162,10 @@ def _prepare(
         source = made_from(prepared_files(scratch, record, key), text_normalization)
         record["examples"] = {"made_from": source, **writer.record(), "notices": []}
         write_table(scratch / REJECTED_FILE, rejected(rows, config))
-        table, number = conflicts(rows, config)
-        if number:
-            write_table(scratch / CONFLICTS_FILE, [table])
+        if number := num_conflicts(rows):
             descriptions = counted(number, "description has", "descriptions have")
-            log.info(f"{descriptions} different codes in different rows; {folder / CONFLICTS_FILE} lists them.")
-        del rows, table  # which keep their file open
+            log.info(f"{descriptions} different codes in different rows, which no model can get right.")
+        del rows  # which keep their file open
         write_record(folder, {"format_version": PREPARED_VERSION})  # so that half a folder is not taken as prepared
         for name in PREPARED_TABLES:
             if (scratch / name).exists():

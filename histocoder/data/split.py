@@ -1,14 +1,13 @@
 """The rows of a user's table, checked, corrected, split into training and validation data, and listed."""
 
 import hashlib
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from histocoder.config import PrepareConfig
 from histocoder.data.codes import LabelRules
@@ -28,7 +27,7 @@ from histocoder.data.examples import (
 )
 from histocoder.data.languages import Language, own_languages
 from histocoder.data.normalize import description_keys
-from histocoder.data.output import CsvWriter
+from histocoder.data.output import write_table
 from histocoder.data.store import NO_SPLIT, ExampleWriter
 from histocoder.data.table import open_table
 from histocoder.errors import UserError, counted
@@ -42,38 +41,35 @@ SPLIT_FILES = {
     TITLES: "data_titles.csv",
 }
 """Split -> the table that people read; corrections are held out to compare the model with the one before."""
-_NUM_LINES = 10  # lines of the rows with the same codes that `conflicts.csv` names
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 200
 _FEWEST = 20  # number of corrections from which some are held out: a fifth of fewer shows nothing
 _ANY = Language()  # that of a correction that applies to every language
 
 
 class Corrections:
-    """Descriptions with checked codes, by their keys and languages; of several for one description the last counts."""
+    """Descriptions with checked codes, by their keys and languages; of several for one description the last counts.
 
-    def __init__(self, target_cols: Sequence[str], default_language: Language) -> None:
-        self._target_cols, self._default_language = tuple(target_cols), default_language
-        self._found: dict[tuple[str, str], tuple[str, list[str | None]]] = {}  # key, language -> description, codes
-        self._used: set[tuple[str, str]] = set()
-        self._held_out: set[str] = set()  # keys
+    `rows` has the columns of checked rows and `key`; the language of those that apply to every one is "unk".
+    """
+
+    def __init__(self, rows: pa.Table, default_language: Language) -> None:
+        self._rows = rows.to_pandas().drop_duplicates(["key", "lang"], keep="last", ignore_index=True)
+        self._index = pd.MultiIndex.from_frame(self._rows[["key", "lang"]])
+        self._default_language, self._schema = default_language, rows.schema
+        self._is_used, self._is_held_out = np.zeros((2, len(self)), dtype=bool)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._rows)
 
     @property
     def keys(self) -> set[str]:
         """Keys of all descriptions."""
-        return {key for key, _ in self._found}
+        return {*self._rows["key"]}
 
     @property
     def codes(self) -> set[str]:
         """All codes that occur."""
-        return {code for _, codes in self._found.values() for code in codes if code is not None}
-
-    def add(self, examples: Examples) -> None:
-        rows = examples.codes.to_numpy(dtype=object).tolist()
-        keys = zip(description_keys(examples.texts), examples.langs, strict=True)
-        self._found |= dict(zip(keys, zip(examples.texts, rows, strict=True), strict=True))
+        return {code for name in filter(is_codes, self._rows) for code in self._rows[name].dropna()}
 
     def hold_out(self, seed: int) -> int:
         """Set a fifth aside, about 200 at most, to compare models on; return how many.
@@ -83,11 +79,11 @@ class Corrections:
         """
         if len(self) < _FEWEST:
             return 0
-        digests = {key: hashlib.sha256(f"{seed} {key}".encode()).digest()[:8] for key, _ in self._found}
+        digests = {key: hashlib.sha256(f"{seed} {key}".encode()).digest()[:8] for key in self._rows["key"]}
         units = {key: int.from_bytes(digest, "big") / 2**64 for key, digest in digests.items()}
         chosen = sorted((key for key, unit in units.items() if unit < _HELD_OUT_SHARE), key=units.__getitem__)
-        self._held_out = set(chosen[:_MOST_HELD_OUT])
-        return sum(key in self._held_out for key, _ in self._found)
+        self._is_held_out = self._rows["key"].isin(chosen[:_MOST_HELD_OUT]).to_numpy()
+        return int(self._is_held_out.sum())
 
     def apply(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray, np.ndarray, np.ndarray]:
         """Return checked rows, which have a `key`, with corrected codes, and masks of shape (n,).
@@ -95,46 +91,32 @@ class Corrections:
         The masks are those of rows with corrected codes, and, in whatever language, of rows whose description has a
         correction to train on, and of those whose correction is held out. No dropped row is among them.
         """
-        langs, keys = rows["lang"].to_pylist(), rows["key"].to_pylist()
-        is_kept = np.asarray(rows["reason"].is_null())
-        known = {key for key, _ in self._found} - self._held_out
-        is_held_out, is_known = (
-            np.array([key in some for key in keys], dtype=bool) & is_kept for some in (self._held_out, known)
-        )
-        found: dict[int, tuple[str, str]] = {}
-        for row in np.flatnonzero(is_known | is_held_out).tolist():
-            own, of_all = (keys[row], langs[row]), (keys[row], str(_ANY))
-            if own in self._found or of_all in self._found:
-                found[row] = own if own in self._found else of_all
-        self._used.update(found.values())
-        is_corrected = np.zeros(len(rows), dtype=bool)
-        is_corrected[list(found)] = True
-        for i, name in enumerate(filter(is_codes, rows.schema.names if found else ())):
-            column = rows[name].to_pylist()
-            for row, own_key in found.items():
-                column[row] = self._found[own_key][1][i]
-            rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(column, pa.string()))
-        return rows, is_corrected & ~is_held_out, is_known, is_held_out
+        frame, is_kept = rows.select(["key", "lang"]).to_pandas(), np.asarray(rows["reason"].is_null())
+        held_out = {*self._rows["key"][self._is_held_out]}
+        is_held_out = frame["key"].isin(held_out).to_numpy() & is_kept
+        is_known = frame["key"].isin(self.keys - held_out).to_numpy() & is_kept
+        found = self._index.get_indexer(pd.MultiIndex.from_frame(frame))
+        of_all = self._index.get_indexer(pd.MultiIndex.from_frame(frame.assign(lang=str(_ANY))))
+        found = np.where(is_known | is_held_out, np.where(found < 0, of_all, found), -1)
+        self._is_used[found[found >= 0]] = True
+        for i, name in enumerate(rows.schema.names):
+            if is_codes(name) and (found >= 0).any():
+                corrected = pa.array(self._rows[name], pa.string()).take(pa.array(found, mask=found < 0))
+                rows = rows.set_column(i, name, pc.if_else(pa.array(found >= 0), corrected, rows[name]))
+        return rows, (found >= 0) & ~is_held_out, is_known, is_held_out
 
     def others(self) -> pa.RecordBatch:
         """Return the corrections that were in no row and are not held out, as checked rows."""
-        return self._rows([one for one in self._found if one not in self._used and one[0] not in self._held_out])
+        return self._checked_rows(~self._is_used & ~self._is_held_out)
 
     def held_out(self) -> pa.RecordBatch:
         """Return the held-out corrections as checked rows."""
-        return self._rows([one for one in self._found if one[0] in self._held_out])
+        return self._checked_rows(self._is_held_out)
 
-    def _rows(self, chosen: Sequence[tuple[str, str]]) -> pa.RecordBatch:
-        columns = {
-            "text": [self._found[one][0] for one in chosen],
-            "lang": [self._default_language if lang == _ANY else lang for _, lang in chosen],
-            **{
-                f"{CODES}{name}": [self._found[one][1][i] for one in chosen] for i, name in enumerate(self._target_cols)
-            },
-        }
-        schema = row_schema(self._target_cols)
-        nothing = [None] * len(chosen)
-        return pa.RecordBatch.from_pydict({name: columns.get(name, nothing) for name in schema.names}, schema=schema)
+    def _checked_rows(self, mask: np.ndarray) -> pa.RecordBatch:
+        rows = self._rows[mask].assign(row=None, line=None)
+        rows["lang"] = rows["lang"].where(rows["lang"] != _ANY, self._default_language)
+        return pa.RecordBatch.from_pandas(rows, self._schema, preserve_index=False)
 
 
 def read_corrections(
@@ -146,11 +128,11 @@ def read_corrections(
 
     Raises UserError if a file lacks a column, a checked code does not fit, or nothing is checked.
     """
-    corrections = Corrections(config.target_cols, Language(config.language))
+    parts: list[pa.Table] = []
     for path in map(Path, config.corrections or ()):
         columns = [*config.target_cols[1:], *([config.language_col] if config.language_col else [])]
         needed = [config.input_col, CHECKED_COL, config.target_cols[0]]
-        file = open_table(path, needed, optional=columns, codes=config.target_cols)
+        file = open_table(path, needed, optional=columns)
         if lacking := [name for name in config.target_cols[1:] if not file.has(name)]:
             names = ", ".join(map(repr, lacking))
             log.info(f"{path} has no column {names}: the rows that it corrects get no such codes.")
@@ -169,9 +151,10 @@ def read_corrections(
             known=known,
             rules=rules,
         )
-        for examples in files.chunks(say=log.info):
-            corrections.add(examples.coded())
-    return corrections
+        parts += [examples.coded().table for examples in files.chunks(say=log.info)]
+    rows = pa.concat_tables(parts)
+    rows = rows.append_column("key", pa.array(description_keys(rows["text"].to_pylist()), pa.string()))
+    return Corrections(rows, Language(config.language))
 
 
 def screen(files: ExampleFiles, config: PrepareConfig, path: Path) -> pa.Table:
@@ -210,51 +193,47 @@ def write_split(
     """
     threshold = _threshold(rows, config)
     num_held_out = corrections.hold_out(config.seed) if corrections else 0
-    num_rows = Counter[str]()
-    schema = pa.schema([(name, pa.string()) for name in (TEXT_COL, LANG_COL, *config.target_cols)])
-    names = ["text", "lang", *(f"{CODES}{name}" for name in config.target_cols)]
-    present = {TRAIN: True, VAL: True, HELD_OUT: num_held_out > 0, TITLES: titles is not None}
-    files = {name: file for name, file in SPLIT_FILES.items() if present[name]}
-    with writer, ExitStack() as stack:
-        tables = {name: stack.enter_context(CsvWriter(folder / file, schema)) for name, file in files.items()}
-
-        def write(batch: pa.RecordBatch, split: np.ndarray) -> None:
-            writer.write(batch, split)
-            for name, table in tables.items():
-                kept = batch.select(names).filter(pa.array(split == SPLITS.index(name)))
-                table.write(pa.RecordBatch.from_arrays(kept.columns, schema=schema))
-                num_rows[name] += len(kept)
-
+    train, val, held_out, _ = range(len(SPLITS))
+    with writer:
         num_corrected = 0
         for checked in rows.to_batches():
-            batch, is_validation = checked, checked["unit"].to_numpy() <= threshold
-            split = np.where(is_validation, SPLITS.index(VAL), SPLITS.index(TRAIN))
+            batch, split = checked, np.where(checked["unit"].to_numpy() <= threshold, val, train)
             if corrections is not None:
                 batch, is_corrected, is_known, is_held_out = corrections.apply(checked)
-                split[is_known], split[is_held_out] = SPLITS.index(TRAIN), NO_SPLIT
+                split[is_known], split[is_held_out] = train, NO_SPLIT
                 num_corrected += int(is_corrected.sum())
             split[checked["reason"].is_valid()] = NO_SPLIT
-            write(batch, split)
+            writer.write(batch, split)
         if titles is not None:
-            write(titles, np.full(len(titles), SPLITS.index(TITLES)))
+            writer.write(titles, np.full(len(titles), SPLITS.index(TITLES)))
         if corrections is not None:
-            others, held_out = corrections.others(), corrections.held_out()
-            write(others, np.full(len(others), SPLITS.index(TRAIN)))
-            write(held_out, np.full(len(held_out), SPLITS.index(HELD_OUT)))
+            others, others_held_out = corrections.others(), corrections.held_out()
+            writer.write(others, np.full(len(others), train))
+            writer.write(others_held_out, np.full(num_held_out, held_out))
             corrected = counted(num_corrected, "row has", "rows have")
             added = counted(len(others), "description is", "descriptions are")
             log.info(f"{corrected} corrected codes, and {added} added; all are training data.")
-    if num_rows[VAL] == 0:
+    examples = {name: Examples.open(writer.path, name) for name in SPLITS}
+    if not len(examples[VAL]):
         raise UserError(
             "All validation data are corrected, which makes them training data. Set aside more with --share-val."
         )
+    for name, split_examples in examples.items():
+        if len(split_examples):
+            write_table(folder / SPLIT_FILES[name], map(_as_people_read, split_examples.chunks()))
     if num_held_out:
         log.info(
             f"{num_held_out:,} of {len(corrections or ()):,} corrections, chosen at random, are held out "
             f"({SPLIT_FILES[HELD_OUT]}) to compare the new model with the old one; training leaves out their rows."
         )
-    numbers = {"train": num_rows[TRAIN], "val": num_rows[VAL]}
+    numbers = {"train": len(examples[TRAIN]), "val": len(examples[VAL])}
     return {**numbers, "held_out": num_held_out} if num_held_out else numbers
+
+
+def _as_people_read(examples: Examples) -> pa.Table:
+    codes = list(filter(is_codes, examples.table.column_names))
+    names = [TEXT_COL, LANG_COL, *(name.removeprefix(CODES) for name in codes)]
+    return examples.table.select(["text", "lang", *codes]).rename_columns(names)
 
 
 def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:
@@ -273,41 +252,17 @@ def rejected(rows: pa.Table, config: PrepareConfig) -> Iterator[pa.Table]:
         yield dropped.rename_columns(["line", "reason", config.input_col, *config.target_cols])
 
 
-def conflicts(rows: pa.Table, config: PrepareConfig) -> tuple[pa.Table, int]:
-    """Return the descriptions whose rows have different codes, a row for each set of codes; and their number.
-
-    The descriptions of most rows come first; what the same description is, `description_keys` says.
-    """
-    batches = [batch.filter(batch["reason"].is_null()) for batch in rows.to_batches()]
-    groups = [_described_and_coded(batch) for batch in batches]
-    described = pd.concat(groups).drop_duplicates()["described"]
-    described = described[described.duplicated()].unique()
-    masks = [group["described"].isin(described) for group in groups]
-    parts = [batch.filter(pa.array(mask)) for batch, mask in zip(batches, masks, strict=True)]
-    group = pd.concat([group[mask] for group, mask in zip(groups, masks, strict=True)], ignore_index=True)
-    found = pa.Table.from_batches(parts).to_pandas().join(group)
-    lines = found.groupby([*group])["line"]
-    columns = ["text", "lang", *filter(is_codes, found.columns)]
-    found = found.drop_duplicates([*group]).set_index([*group])[columns]
-    found = found.assign(rows=lines.size(), lines=lines.agg(_few))
-    order = found.assign(all=found.groupby("described")["rows"].transform("sum"))
-    found = found.loc[order.sort_values(["all", "described", "rows"]).index[::-1]]
-    found.columns = [config.input_col, LANG_COL, *config.target_cols, "rows", "lines"]
-    return pa.Table.from_pandas(found, preserve_index=False), len(described)
-
-
-def _described_and_coded(rows: pa.RecordBatch) -> pd.DataFrame:
-    """Return hashes of the descriptions with their languages, and of the sets of codes, whatever their order."""
-    codes = [_hashes(rows[name].fill_null("")) for name in filter(is_codes, rows.schema.names)]
-    return pd.DataFrame(
-        {"described": _hashes(rows["key"]) + 31 * _hashes(rows["lang"]), "coded": np.sum(codes, axis=0)}
-    )
+def num_conflicts(rows: pa.Table) -> int:
+    """Return the number of descriptions whose rows have different codes, whatever their order."""
+    found = []
+    for batch in rows.to_batches():
+        kept = batch.filter(batch["reason"].is_null())
+        codes = [_hashes(kept[name].fill_null("")) for name in filter(is_codes, kept.schema.names)]
+        pairs = {"described": _hashes(kept["key"]) + 31 * _hashes(kept["lang"]), "coded": np.sum(codes, axis=0)}
+        found.append(pd.DataFrame(pairs).drop_duplicates())
+    described = pd.concat(found).drop_duplicates()["described"]
+    return int(described[described.duplicated()].nunique())
 
 
 def _hashes(column: pa.Array) -> np.ndarray:
     return pd.util.hash_array(column.to_numpy(zero_copy_only=False), categorize=False)
-
-
-def _few(lines: pd.Series) -> str:
-    """Return the first few lines."""
-    return "; ".join([*map(str, lines[:_NUM_LINES]), *["…"] * (len(lines) > _NUM_LINES)])

@@ -32,6 +32,7 @@ EXAMPLES_VERSION = 2
 """Version of the form of `examples.arrow`, and of how it is read; since 2, a batch is of one split."""
 NO_SPLIT = -1  # of rows that are dropped, or left out since their correction is held out
 _NOT_OF_THE_DATA = {"dataset", "corrections", "save_path", "prepare_only", "cache_dir"}
+_FILES = {"dataset", "key", "corrections"}  # settings whose files are compared by their content
 _NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
 """Setting -> its name in `prepared.json`, if it differs."""
 
@@ -48,7 +49,7 @@ class ExampleWriter:
         own = {"split": pa.dictionary(pa.int8(), pa.string()), "key": pa.string(), "input": pa.string()}
         first = [("split", own["split"]), *ROW, ("key", own["key"]), ("input", own["input"])]
         self._schema = pa.schema([*first, *list(row_schema(target_cols))[len(ROW) :]])
-        self._path, self._how = path, text_normalization
+        self.path, self._how = path, text_normalization
         self._hashes: list[list[np.ndarray]] = [[] for _ in SPLITS]
         self._writer = pa.ipc.new_file(str(path), self._schema)
 
@@ -80,7 +81,7 @@ class ExampleWriter:
         """Return what tells the file from others, and the number of distinct descriptions of each split."""
         hashes = {name: np.concatenate(parts) for name, parts in zip(SPLITS, self._hashes, strict=True) if parts}
         return {
-            "sha256": sha256(self._path),
+            "sha256": sha256(self.path),
             "num_distinct": {name: len(pd.unique(found)) for name, found in hashes.items()},
         }
 
@@ -157,11 +158,11 @@ def record_of(config: PrepareConfig) -> dict[str, Any]:
     return {"format_version": PREPARED_VERSION, "source": source, "settings": settings}
 
 
-def prepared_before(folder: Path, wanted: dict[str, Any], files: Mapping[str, Sequence[str]]) -> dict[str, Any] | None:
+def prepared_before(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
     """Return the record of data that were prepared in a folder; None if there are none, or not all of them yet.
 
     Raises UserError if they were prepared from other data, with settings other than the `wanted` ones, by a newer
-    histocoder or one with other rules. `files` are those of the settings that name files.
+    histocoder or one with other rules.
     """
     if not (folder / PREPARED_FILE).is_file():
         return None
@@ -176,29 +177,11 @@ def prepared_before(folder: Path, wanted: dict[str, Any], files: Mapping[str, Se
         new.pop("titles")
     if new["block_size"] is None:  # which fits any data
         new["block_size"] = old["block_size"]
-    differences = "; ".join(
-        "; ".join(f"{path} has changed" for path in changed)
-        if name in files and (changed := _changed(files[name], old.get(name), new.get(name)))
-        else f"{name}: {_value_of(record, old, name)} there, {_value_of(wanted, new, name)} now"
+    differences = ", ".join(
+        f"{name} has changed" if name in _FILES else f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
         for name in {**new, **old}
         if old.get(name) != new.get(name)
     )
     if differences:
         raise UserError(f"{folder} holds data prepared with other settings ({differences}). {instead}")
     return record
-
-
-def _changed(files: Sequence[str], then: str | list[str] | None, now: str | list[str] | None) -> list[str]:
-    """Return those of a setting's files that are not what was prepared; none without fingerprints of then."""
-    digests = [now] if isinstance(now, str) else now or []
-    return [path for path, digest in zip(files, digests, strict=True) if then and digest not in then]
-
-
-def _value_of(record: dict[str, Any], settings: dict[str, Any], name: str) -> str:
-    """Return a setting as messages name it; files by the beginnings of their hashes."""
-    value = settings.get(name)
-    if name == "dataset" and value:
-        return f"{record['source']['file']} (SHA-256 {value[:8]}…)"
-    if name in ("key", "corrections") and value:
-        return "SHA-256 " + ", ".join(f"{digest[:8]}…" for digest in ([value] if isinstance(value, str) else value))
-    return "none" if value is None else repr(value)

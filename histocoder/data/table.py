@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from histocoder.errors import UserError, shown
 from histocoder.files import sha256
 
 CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at once
-PARQUET, EXCEL, LABELLED = (".parquet", ".pq"), (".xlsx", ".xlsm"), (".dta", ".sav")
+PARQUET, EXCEL, STATA = (".parquet", ".pq"), (".xlsx", ".xlsm"), (".dta",)
 _TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat")
 _Cells = TypeVar("_Cells", pa.Array, pa.ChunkedArray)
 
@@ -88,12 +87,7 @@ class TableFile:
         near = nearest(name, self.header)
         message += f" Did you mean {shown(near)}?" if near is not None else ""
         message += f" Name it with --{setting.replace('_', '-')}." if setting else ""
-        raise UserError(message, **({setting: {name: near}} if setting and near is not None else {}))
-
-    def check(self, columns: Collection[str]) -> None:
-        """Raise a UserError if a column is missing, or several could be meant; see `open_table`."""
-        for name in columns:
-            self.column(name, columns[name] if isinstance(columns, Mapping) else "")
+        raise UserError(message)
 
     def read(self, columns: Collection[str]) -> Table:
         """Return some columns as text, at once; see `tables`."""
@@ -126,8 +120,7 @@ class TableFile:
         yield rest.combine_chunks()
 
     def tables(self, columns: Collection[str]) -> Iterator[Table]:
-        """Yield some columns in chunks, as text, under the names given; raises UserError as `check` and `chunks` do."""
-        self.check(columns)
+        """Yield some columns in chunks, as text, under the names given; raise what `column` and `chunks` raise."""
         own = {name: self.column(name) for name in columns}
         position = 0
         for chunk in self.chunks(chunk_rows=CHUNK_ROWS, columns=[*own.values()]):
@@ -149,50 +142,51 @@ def open_table(
     *,
     optional: Collection[str] = (),
     sheet: str | None = None,
-    codes: Collection[str] = (),
 ) -> TableFile:
-    """Read the header of a file: CSV, Parquet, Excel, Stata, SPSS, or a folder of Parquet files.
+    """Read the header of a file: CSV, Parquet, Excel or Stata.
 
     `columns` are those that are needed, and may be a mapping to the settings that name them, which errors mention; by
     these and `optional` ones the separator, the header and the sheet of a workbook are chosen. Names match whatever
-    their case, accents and blanks around them. Columns in `codes` are read as values where these have labels, as in
-    Stata. The string "nan" is a word. Blank rows are skipped.
+    their case, accents and blanks around them. The string "nan" is a word. Blank rows are skipped.
 
     Raises UserError if the file or a column is missing, or the file is empty, damaged or not text.
     """
     path = Path(path)
     _check_readable(path)
-    kind = ".parquet" if path.is_dir() else kind_of(path)
+    kind = kind_of(path)
     if sheet is not None and kind not in EXCEL:
         raise UserError(f"--sheet is for Excel workbooks; {path} is not one. Omit it.")
     if kind in PARQUET:
-        file = TableFile(path, _parquet(path), [])
+        try:
+            file = TableFile(path, pa.dataset.dataset(path, format="parquet"), [])
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"{path} is not a Parquet file: {str(error).splitlines()[0]}") from error
     elif kind in EXCEL:
-        from histocoder.data.foreign import read_workbook
+        from histocoder.data.excel import read_workbook
 
         file = TableFile(path, *read_workbook(path, sheet, columns))
-    elif kind in LABELLED:
-        from histocoder.data.foreign import read_labelled
+    elif kind in STATA:
+        from histocoder.data.excel import read_stata
 
-        file = TableFile(path, *read_labelled(path, codes))
+        file = TableFile(path, *read_stata(path))
     else:
         rows = CsvFile(path, columns, optional)
         file = TableFile(path, rows, rows.notices)
-    file.check(columns)
+    for name in columns:
+        file.column(name, columns[name] if isinstance(columns, Mapping) else "")
     return file
 
 
 def kind_of(path: Path, *, doing: str = "read") -> str:
     """Return the suffix of a table's name in lower case, without .gz; raise a UserError if there are no such tables."""
     kind = path.suffix.lower()
-    kinds = {"", *_TEXT, *PARQUET, *EXCEL, *LABELLED} - ({".xlsm"} if doing == "written" else set())  # it has no macros
+    kinds = {"", *_TEXT, *PARQUET, *EXCEL, *STATA} - ({".xlsm", *STATA} if doing == "written" else set())
     if kind == ".gz":
         kind, kinds = Path(path.stem).suffix.lower(), set(_TEXT)
     if kind in kinds:
         return kind
-    instead = "Save the table as" if doing == "read" else "Choose a name that ends in"
-    forms = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
-    raise UserError(f"{path}: {path.suffix} files can't be {doing}. {instead} {forms}.")
+    forms = ".csv, .csv.gz, .tsv, .parquet or .xlsx"
+    raise UserError(f"{path}: {path.suffix} files can't be {doing}. Use one of the formats {forms}.")
 
 
 def is_parquet(path: Path) -> bool:
@@ -200,14 +194,9 @@ def is_parquet(path: Path) -> bool:
 
 
 def fingerprint(path: str | Path) -> str:
-    """Return the SHA-256 of a user's file or folder; raises UserError if it can't be read."""
-    path = Path(path)
-    _check_readable(path)
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        names = "\n".join(f"{file.relative_to(path)} {sha256(file)}" for file in files)
-        return hashlib.sha256(names.encode()).hexdigest()
-    return sha256(path)
+    """Return the SHA-256 of a user's file; raises UserError if it can't be read."""
+    _check_readable(Path(path))
+    return sha256(Path(path))
 
 
 def strings(array: _Cells, where: str = "A column") -> _Cells:
@@ -241,9 +230,7 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 def _check_readable(path: Path) -> None:
     if path.is_dir():
-        if any(map(is_parquet, path.rglob("*"))):
-            return
-        raise UserError(f"{path} is a folder without Parquet files; name a CSV, Parquet, Excel or Stata file.")
+        raise UserError(f"{path} is a folder; name a CSV, Parquet, Excel or Stata file.")
     if not path.exists():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
         hint = f" Did you mean {path.parent / near[0]}?" if near else ""
@@ -252,22 +239,6 @@ def _check_readable(path: Path) -> None:
         path.open("rb").close()
     except PermissionError as error:
         raise UserError(f"{path} can't be read: permission denied.") from error
-
-
-def _parquet(path: Path) -> pa.dataset.Dataset:
-    """Open a file, or all files of a folder, in which folders such as year=1880 are a column."""
-    try:
-        if path.is_file():
-            return pa.dataset.dataset(path, format="parquet")
-        files = sorted(str(file) for file in path.rglob("*") if is_parquet(file))
-        rows = pa.dataset.dataset(
-            files, format="parquet", partitioning=pa.dataset.partitioning(flavor="hive"), partition_base_dir=str(path)
-        )
-        schemas = [rows.schema, *(fragment.physical_schema for fragment in rows.get_fragments())]
-        return rows.replace_schema(pa.unify_schemas(schemas, promote_options="permissive"))
-    except (pa.ArrowTypeError, pa.ArrowInvalid, OSError) as error:
-        what = "is not a Parquet file" if path.is_file() else "holds Parquet files that do not fit together"
-        raise UserError(f"{path} {what}: {str(error).splitlines()[0]}") from error
 
 
 def _blank_rows(chunk: pa.Table) -> np.ndarray:

@@ -114,10 +114,9 @@ def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form
     return Form.like(table, codes=code_columns(names), **how)
 
 
-def _state(path: Path) -> list[list[Any]]:
-    """Return name, size and time of change of a file, or of all files of a folder."""
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+def _state(path: Path) -> list[Any]:
+    """Return name, size and time of change of a file."""
+    return [str(path), path.stat().st_size, path.stat().st_mtime_ns]
 
 
 def _read(table: TableFile, tables: TableCoder, parts: Parts, block_rows: int, say: Callable[[str], None]) -> None:

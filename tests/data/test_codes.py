@@ -79,18 +79,3 @@ def test_shortened_numbers_are_refused(tmp_path: Path):
 def test_cells_that_hold_no_single_code_are_refused(tmp_path: Path, formatter, cell: str, message: str):
     with pytest.raises(UserError, match=rf"line 3, h: '.*' .*{message}"):
         codes_of(tmp_path / "t.csv", ["61110", cell], formatter=formatter, allow_short=True)
-
-
-def test_hints_name_flags_of_the_command(tmp_path: Path):
-    for cell, flag in (("611101", "--block-size"), ("1,2,3", "--use-within-block-sep")):
-        with pytest.raises(UserError, match=flag):
-            codes_of(tmp_path / "t.csv", [cell])
-        with pytest.raises(UserError) as caught:
-            codes_of(tmp_path / "t.csv", [cell], is_training=False)
-        assert flag not in str(caught.value)
-    with pytest.raises(UserError, match="add --allow-codes-shorter-than-block-size"):  # evaluate has it, too
-        codes_of(tmp_path / "t.csv", ["200"], is_training=False)
-    (tmp_path / "t.csv").write_text("occ1,lang,code1\na,en,0\n")
-    with pytest.raises(UserError) as caught:
-        ExampleFiles((tmp_path / "t.csv",), ("h",), HISCO, rules=LabelRules(is_training=False)).read()
-    assert "--key" not in str(caught.value)
