@@ -137,7 +137,6 @@ class LabelChecker:
         self._allow_short = allow_short
         self._has_codes = False
         self._num_ignored = self._num_uncoded = 0
-        self._read_as: Counter[tuple[str, str]] = Counter()
         self._has_decimals: dict[str, bool] = {}  # by column; its first chunk tells
         self._short, self._bad = _Found(), _Found()
 
@@ -194,16 +193,13 @@ class LabelChecker:
         """Return each cell's index among the distinct codes, -1 if missing, and these codes, "" if missing."""
         coded = pc.dictionary_encode(column)
         index, cells = np.array(pc.fill_null(coded.indices, -1)), coded.dictionary.to_pylist()
-        counts = np.bincount(index[index >= 0], minlength=len(cells))
         system, is_first = self._formatter.system, name == self._target_cols[0]
         if name not in self._has_decimals:
             self._has_decimals[name] = self._formatter.name == "general" and have_decimals(cells)
         codes = []
-        for cell, count in zip(cells, counts.tolist(), strict=True):
+        for cell in cells:
             code = read_code(cell, self._known, has_decimals=self._has_decimals[name], system=system)
             code = "" if code == MISSING and not is_first and system.missing_block is not None else code
-            if code != cell.strip():
-                self._read_as[cell.strip(), code] += count
             if self._rules.zero_pad and code.isascii() and code.isdigit() and is_short(code, system):
                 code = code.zfill(system.block_size)
             codes.append(code)
@@ -264,13 +260,6 @@ class LabelChecker:
                 self._bad.count, "row with a label that does not fit is", "rows with labels that do not fit are"
             )
             say(f"{path}: {rows} left out.")
-        if self._read_as:
-            cells = counted(self._read_as.total(), "cell of codes is", "cells of codes are")
-            few = [
-                f"{shown(cell)} as {shown(code) if code else 'missing'} ({count:,})"
-                for (cell, code), count in self._read_as.most_common(_NUM_EXAMPLES)
-            ]
-            say(f"{path}: {cells} not read as written: {', '.join(few)}{', …' * (len(self._read_as) > len(few))}.")
         if self._num_ignored:
             codes = counted(self._num_ignored, "code is", "codes are")
             say(f"{path}: {codes} ignored, because an earlier cell of the row is empty or has the same code.")

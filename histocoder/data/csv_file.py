@@ -3,7 +3,6 @@
 import csv
 import gzip
 import io
-import itertools
 import re
 import zlib
 from collections.abc import Collection, Iterator
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from histocoder.data.cells import FIRST_ROWS, as_meant, below_titles, header_row, named
+from histocoder.data.cells import as_meant, named
 from histocoder.errors import Notice, UserError, counted, shown, warn_user
 
 _BLOCK_BYTES = 1 << 22  # number of bytes that Arrow reads at once; a row must fit in
@@ -46,19 +45,16 @@ class CsvFile:
         try:
             self._scan()
             for self.delimiter in _DELIMITERS:
-                rows, ends = self._first_rows()
-                at = header_row(rows, columns)
-                header = as_meant(pa.array(rows[at], pa.string())).to_pylist()
+                header, end = self._header()
                 num_found = sum(bool(named(name, header)) for name in {*columns, *optional})
-                forms.append(((num_found, len(header)), self.delimiter, header, ends[at], at))
+                forms.append(((num_found, len(header)), self.delimiter, header, end))
         except csv.Error as error:
             raise UserError(f"{path} has no header that can be read: {error}.") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(f"{path} is damaged, or not a gzip file ({error}). Compress it again.") from error
-        _, self.delimiter, self.header, self._num_skipped, at = max(forms, key=lambda form: form[0])
+        _, self.delimiter, self.header, self._num_skipped = max(forms, key=lambda form: form[0])
         self.decimal = "," if self.delimiter == ";" else "."
         self.schema = pa.schema([(name, pa.string()) for name in self.header])
-        self.notices += [below_titles(path, "line", self._num_skipped)] if at else []
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all columns as text, formulas without their apostrophe; raise a UserError where the form is broken."""
@@ -109,19 +105,13 @@ class CsvFile:
         finally:
             csv.field_size_limit(before)
 
-    def _first_rows(self) -> tuple[list[list[str]], list[int]]:
-        """Return the first rows with content, and the number of lines up to the end of each."""
-        found: list[tuple[list[str], int]] = []
-        try:
-            with self._reader() as reader:
-                rows = ((row, reader.line_num) for row in reader if any(map(str.strip, row)))
-                found.extend(itertools.islice(rows, FIRST_ROWS))
-        except csv.Error:  # a cell is longer than a block, which may be behind the header
-            if not found:
-                raise
-        if not found:
-            raise UserError(f"{self.path} is empty.")
-        return [row for row, _ in found], [end for _, end in found]
+    def _header(self) -> tuple[list[str], int]:
+        """Return the first row with content, as it was meant, and the number of lines to its end."""
+        with self._reader() as reader:
+            for row in reader:
+                if any(map(str.strip, row)):
+                    return as_meant(pa.array(row, pa.string())).to_pylist(), reader.line_num
+        raise UserError(f"{self.path} is empty.")
 
     def _first_fault(self, error: str) -> UserError:
         """Return what is wrong with the first row of another length than the header, or the last; else the error."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from histocoder.data.samplers import BucketSampler, Share
 from histocoder.data.titles import WEIGHT
 from histocoder.errors import MachineError, ignore_stop_signals, in_main_thread
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
-from histocoder.formatters.tokenizers import CHARACTERS, CLS_ID, SEP_ID, UNKNOWN, Tokenizer, join_language, tokenize
+from histocoder.formatters.tokenizers import CHARACTERS, UNKNOWN, Tokenizer, join_language, tokenize
 
 _ROWS_AT_ONCE = 1 << 18
 _END_SECONDS = 0.3  # between the end of a process' pipes and its own
@@ -156,7 +155,7 @@ class OccupationDataset(Dataset):
 
     def descriptions(self, rows: np.ndarray) -> list[str]:
         """Return normalised descriptions, without their languages."""
-        return self.examples.inputs(rows, skip=self._prefix_lengths[self.examples.lang_index[rows]])
+        return [text.partition(LANG_SEP)[2] for text in self.examples.inputs(rows)]
 
     def __getitem__(self, share: Share) -> Batch:
         rows, input_ids = share.rows, self._input_ids(share)
@@ -177,20 +176,9 @@ class OccupationDataset(Dataset):
 
     def _input_ids(self, share: Share) -> np.ndarray:
         """Return token ids, of shape (B, S)."""
-        if self.augmenter is None and self.tokenizer.reads_characters:
-            return self._characters(share.rows)
         texts = self.examples.inputs(share.rows) if self.augmenter is None else self._augment(self.augmenter, share)
         tokens = tokenize(texts, max_len=self.max_len, tokenizer=self.tokenizer)
         return tokens.pad(np.arange(len(texts)), max_len=self.max_len, num_positions=self.pad_to)
-
-    def _characters(self, rows: np.ndarray) -> np.ndarray:
-        """Return what `tokenize` makes of rows' characters, in half its time, since no strings are made of them."""
-        characters, lengths = self.examples.characters(rows, most=self.max_len - 2)
-        num_positions = self.pad_to or self.tokenizer.num_positions(int(lengths.max()) + 2, self.max_len)
-        ids = np.zeros((len(rows), num_positions), dtype=np.int32)
-        ids[:, 1:][np.arange(num_positions - 1) < lengths[:, None]] = characters
-        ids[:, 0], ids[np.arange(len(rows)), lengths + 1] = CLS_ID, SEP_ID
-        return ids
 
     def _augment(self, augmenter: Augmenter, share: Share) -> list[str]:
         noise = augmenter.noise(share.rows, share.epoch)
@@ -214,9 +202,7 @@ class BatchLoader:
         self, data: OccupationDataset, sampler: BucketSampler, config: MachineConfig, *, pin_memory: bool
     ) -> None:
         self._timeout = config.worker_timeout
-        self._num_received = 0
         self._workers: list[BaseProcess] = []
-        self._late: int | None = None
         self._loader = DataLoader(
             data,
             sampler=sampler,
@@ -226,36 +212,15 @@ class BatchLoader:
             prefetch_factor=config.prefetch_factor if config.num_workers else None,
             persistent_workers=config.persistent_workers and config.num_workers > 0,
             pin_memory=pin_memory,
+            timeout=config.worker_timeout if config.num_workers else 0,
             worker_init_fn=ignore_stop_signals,
             generator=torch.Generator(),  # its own, so that loading leaves the run's random state alone
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        self._num_received = 0
         batches = iter(self._loader)
         self._workers = getattr(batches, "_workers", [])  # torch says nowhere else which processes are its
-        while (batch := self._next(batches)) is not None:
-            self._num_received += 1
-            yield batch
-
-    def _next(self, batches: Iterator[Batch]) -> Batch | None:
-        """Return the next batch, or None; kill the worker that is to send it if it takes too long.
-
-        torch's timeout ends only the wait for a message; fetching its tensors from a stopped worker would hang.
-        """
-        if not self._workers:
-            return next(batches, None)
-        timer = threading.Timer(self._timeout, self._end_late_worker)
-        timer.daemon = True
-        timer.start()
-        try:
-            return next(batches, None)
-        finally:
-            timer.cancel()
-
-    def _end_late_worker(self) -> None:
-        self._late = self._num_received % len(self._workers)  # they take turns
-        self._workers[self._late].kill()
+        yield from batches
 
     @contextmanager
     def naming_workers(self) -> Iterator[None]:
@@ -279,10 +244,10 @@ class BatchLoader:
                 worker.kill()  # the only signal that ends a stopped process
 
     def _failure(self, error: str) -> str | None:
-        """Return which worker failed and how; None if none did."""
+        """Return how workers failed; None if none did."""
         time.sleep(_END_SECONDS)
-        if (i := self._late) is not None:
-            return f"Loader worker {i} (process {self._workers[i].pid}) has returned no batch for {self._timeout:g} s."
+        if "timed out" in error:
+            return f"The loader workers have returned no batch for {self._timeout:g} s."
         for i, worker in enumerate(self._workers):
             if worker.exitcode:  # the others are ended by torch, with 0
                 return f"Loader worker {i} (process {worker.pid}) was killed, perhaps because memory ran out."

@@ -11,21 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.data.cells import MISSING_MARKS
 from histocoder.data.codes import LabelChecker, LabelRules, count_codes
 from histocoder.data.examples import LANG_COL, TEXT_COL, Examples, row_schema
 from histocoder.data.key import Key
 from histocoder.data.languages import Language
 from histocoder.data.normalize import decode_entities
 from histocoder.data.table import Table, TableFile, open_table
-from histocoder.errors import UserError, counted, shown
+from histocoder.errors import UserError, counted
 from histocoder.formatters import Formatter
 
 CHECKED_COL = "checked"
 """Column in which a person marks the rows that are right; of a file that has one, these count alone."""
 _YES = {*"x ✓ ✔ 1 1.0 true y yes ok j ja já jo s sí si sì sim oui ναι kyllä tak".split()}
-_NO = {*"- – — ? 0 0.0 false n no nein nej nei nee non não nao όχι ei nie".split()}
-_NO |= {"", *map(str.casefold, MISSING_MARKS)}
 
 
 @dataclass(frozen=True)
@@ -98,10 +95,9 @@ class ExampleFiles:
         for notice in file.notices:
             say(notice)
         checker = LabelChecker(file, code_columns, self.formatter, self.rules, key=self.key, known=self.known)
-        num_blank = num_decoded = 0
+        num_blank = 0
         for table in checked_tables(file, [self.input_col, *lang_cols, *code_columns], say):
-            texts, number = decode_entities(table.columns[self.input_col])
-            num_decoded += number
+            texts = decode_entities(table.columns[self.input_col])
             num_blank += texts.null_count
             cleaned, reasons = checker.check(table)
             reasons[np.asarray(texts.is_null())] = "no description"
@@ -121,9 +117,6 @@ class ExampleFiles:
         if num_blank:
             rows = counted(num_blank, "row without a description is", "rows without a description are")
             say(f"{path}: {rows} left out.")
-        if num_decoded:
-            rows = counted(num_decoded, "description has", "descriptions have")
-            say(f"{path}: {rows} HTML entities, such as &amp;, which are decoded.")
         if self.language is None and not lang_cols:
             say(f"{path} has no column {self.language_col!r}; its language is treated as unknown (unk).")
 
@@ -131,7 +124,7 @@ class ExampleFiles:
 def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str], None]) -> Iterator[Table]:
     """Yield columns as `TableFile.tables` does; of a file with a column `checked`, the checked rows, and say how many.
 
-    Raises UserError if no row is checked, or a mark is neither yes nor no.
+    Raises UserError if no row is checked.
     """
     name = next((name for name in file.header if name.strip().casefold() == CHECKED_COL), None)
     if name is None:
@@ -141,13 +134,6 @@ def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str
     for table in file.tables([*columns, name]):
         coded = table.columns[name].fill_null("").dictionary_encode()
         marks = [mark.strip().casefold() for mark in coded.dictionary.to_pylist()]
-        if unclear := [i for i, mark in enumerate(marks) if mark not in _YES | _NO]:
-            row = np.flatnonzero(np.isin(coded.indices, unclear))[:1]
-            raise UserError(
-                f"{file.path}, line {table.lines(row)[0]}, {name}: {shown(table.columns[name][row[0]].as_py())} is "
-                "neither yes nor no. Write x (or 1, yes, true, ja, oui, sí, sim) in each row that is right, and leave "
-                "the others blank; or rename the column, if it says something else."
-            )
         is_checked = np.array([mark in _YES for mark in marks])[coded.indices]
         num_rows += len(table)
         num_checked += int(is_checked.sum())

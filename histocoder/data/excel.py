@@ -1,6 +1,5 @@
 """Excel workbooks, and files of Stata, which are read alone."""
 
-import itertools
 import re
 import zipfile
 from collections.abc import Collection, Iterable, Iterator
@@ -15,7 +14,7 @@ from openpyxl.cell import WriteOnlyCell
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 from openpyxl.utils.escape import unescape
 
-from histocoder.data.cells import FIRST_ROWS, below_titles, header_row, named
+from histocoder.data.cells import named
 from histocoder.errors import UserError, shown
 
 MAX_ROWS = 1_048_575  # largest number of rows of a sheet, below its header
@@ -26,11 +25,11 @@ _MAX_BYTES, _MAX_RATIO, _SMALL = 2 << 30, 200, 64 << 20
 _ZEROS = re.compile(r"0+")
 
 
-def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tuple[pa.Table, list[str], int]:
-    """Read a sheet, by default the only one with content or with all `columns`; titles may precede its header.
+def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tuple[pa.Table, int]:
+    """Read a sheet, by default the only one with content or with all `columns`.
 
-    Returns the table, in which columns of numbers keep their type and others are text; notices to the user; and
-    Excel's number of the first row below the header.
+    Returns the table, in which columns of numbers keep their type and others are text, and Excel's number of the first
+    row below the header.
 
     Raises UserError if the file is damaged, too large when unpacked or protected by a password, or several sheets
     could be meant.
@@ -42,7 +41,7 @@ def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tu
             raise UserError(f"{path} would unpack to {size / 2**30:,.1f} GiB; save the sheet as CSV (UTF-8).")
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         try:
-            return _read(path, _choose(path, book, sheet, columns), columns)
+            return _read(path, _choose(path, book, sheet, columns))
         finally:
             book.close()
     except (UserError, MemoryError):
@@ -61,32 +60,27 @@ def _choose(path: Path, book: openpyxl.Workbook, name: str | None, columns: Coll
         if len(alike := named(name, book.sheetnames)) != 1:
             raise UserError(f"{path} has no sheet {shown(name)}; it has: {names}.")
         return book[alike[0]]
-    first = {sheet: list(itertools.islice(_rows(sheet), FIRST_ROWS)) for sheet in book.worksheets}
-    filled = [sheet for sheet, rows in first.items() if rows]
-    if not filled:
-        raise UserError(f"{path} is empty.")
-    has_all = [s for s in filled if columns and any(all(named(c, _names(row)) for c in columns) for _, row in first[s])]
+    headers = {sheet: _names(next(_rows(sheet), (0, []))[1]) for sheet in book.worksheets}
+    filled = [sheet for sheet, header in headers.items() if header]
+    has_all = [sheet for sheet in filled if columns and all(named(name, headers[sheet]) for name in columns)]
     if len(filled) == 1 or len(has_all) == 1:
         return (has_all or filled)[0]
-    raise UserError(f"{path} has several sheets ({names}). Name one with --sheet.")
+    raise UserError(f"{path} has several sheets ({names}). Name one with --sheet." if filled else f"{path} is empty.")
 
 
-def _read(path: Path, sheet: Any, columns: Collection[str]) -> tuple[pa.Table, list[str], int]:
+def _read(path: Path, sheet: Any) -> tuple[pa.Table, int]:
     """Read the columns that have names; a blank row stays one, so that the others keep their numbers."""
     rows = _rows(sheet)
-    first = list(itertools.islice(rows, FIRST_ROWS))
-    if not first:
+    header, names = next(rows, (0, []))
+    if not names:
         raise UserError(f"{path} is empty.")
-    at = header_row([[_text(value) for value in row] for _, row in first], columns)
-    header, row = first[at]
-    cells: dict[int, list[Any]] = {i: [] for i, value in enumerate(row) if value is not None}
+    cells: dict[int, list[Any]] = {i: [] for i, value in enumerate(names) if value is not None}
     last = header
-    for number, values in itertools.chain(first[at + 1 :], rows):
+    for number, values in rows:
         for i, column in cells.items():
             column += [*[None] * (number - last - 1), values[i] if i < len(values) else None]
         last = number
-    table = pa.Table.from_arrays([*map(_array, cells.values())], [*_names(row)])
-    return table, [below_titles(path, "row", header)] if at else [], header + 1
+    return pa.Table.from_arrays([*map(_array, cells.values())], _names(names)), header + 1
 
 
 def _names(row: Iterable[Any]) -> list[str]:

@@ -2,9 +2,9 @@
 
 import codecs
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ class Form:
     decimal: str = "."  # decimal mark of CSV
     excel: bool = False  # whether CSV has a byte order mark, by which Excel recognises UTF-8
     raw: bool = False  # whether CSV has texts that a spreadsheet would run as formulas as they are
-    codes: Mapping[str, str] = field(default_factory=dict)  # columns of codes -> names without --columns
 
     @classmethod
     def like(cls, file: TableFile, **form: Any) -> "Form":

@@ -2,29 +2,40 @@
 
 import os
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
 from histocoder.config import PrepareConfig
 from histocoder.data.codes import LabelRules, fit_codes, rules_of
+from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.examples import CODES, HELD_OUT, LANG_COL, TRAIN, VAL, is_codes
-from histocoder.data.key import Key, read_key, write_key
-from histocoder.data.languages import chosen_language
-from histocoder.data.output import write_table
-from histocoder.data.split import (
-    SPLIT_FILES,
-    Corrections,
-    num_conflicts,
-    read_corrections,
-    rejected,
-    screen,
-    write_split,
+from histocoder.data.examples import (
+    CODES,
+    HELD_OUT,
+    LANG_COL,
+    SPLITS,
+    TEXT_COL,
+    TITLES,
+    TRAIN,
+    VAL,
+    Examples,
+    is_codes,
+    row_schema,
 )
+from histocoder.data.key import Key, read_key, write_key
+from histocoder.data.languages import chosen_language, own_languages
+from histocoder.data.normalize import description_keys
+from histocoder.data.output import write_table
 from histocoder.data.store import (
     EXAMPLES_FILE,
+    NO_SPLIT,
     PREPARED_VERSION,
     ExampleWriter,
     made_from,
@@ -34,10 +45,17 @@ from histocoder.data.store import (
 )
 from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
-from histocoder.files import is_same_file, make_folder, remove_leftovers, temporary_folder
+from histocoder.files import is_same_file, make_folder, remove_leftovers, sha256, temporary_folder
 from histocoder.formatters import MISSING, Formatter, Labels, build_formatter
 from histocoder.log import log
 
+SPLIT_FILES = {
+    TRAIN: "data_train.csv",
+    VAL: "data_val.csv",
+    HELD_OUT: "data_held_out.csv",
+    TITLES: "data_titles.csv",
+}
+"""Split -> the table that people read; corrections are held out to compare the model with the one before."""
 TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
 REJECTED_FILE = "rejected.csv"
 PREPARED_TABLES = (EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTED_FILE)
@@ -141,7 +159,7 @@ def _prepare(
         )
     corrections = read_corrections(config, files.formatter, files.rules, own) if config.corrections else None
     with temporary_folder(folder / "prepared") as scratch:
-        rows = screen(files, config, scratch / _ROWS_FILE)
+        rows = _screen(files, config, scratch / _ROWS_FILE)
         kept = rows["reason"].is_null()
         columns = (rows[name].filter(kept).unique().to_pylist() for name in filter(is_codes, rows.column_names))
         codes = {code for column in columns for code in column} - {None, MISSING}
@@ -157,14 +175,11 @@ def _prepare(
         key = _whole_key(key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
         writer = ExampleWriter(scratch / EXAMPLES_FILE, config.target_cols, text_normalization=text_normalization)
-        num_rows = write_split(scratch, rows, config, writer, corrections=corrections, titles=titles)
+        num_rows = _write_split(scratch, rows, config, writer, corrections=corrections, titles=titles)
         record |= {"rows": {**num_rows, "rejected": len(rows) - rows["reason"].null_count}, "codes": len(key.codes)}
         source = made_from(prepared_files(scratch, record, key), text_normalization)
-        record["examples"] = {"made_from": source, **writer.record(), "notices": []}
-        write_table(scratch / REJECTED_FILE, rejected(rows, config))
-        if number := num_conflicts(rows):
-            descriptions = counted(number, "description has", "descriptions have")
-            log.info(f"{descriptions} different codes in different rows, which no model can get right.")
+        record["examples"] = {"made_from": source, "sha256": sha256(writer.path)}
+        write_table(scratch / REJECTED_FILE, _rejected(rows, config))
         del rows  # which keep their file open
         write_record(folder, {"format_version": PREPARED_VERSION})  # so that half a folder is not taken as prepared
         for name in PREPARED_TABLES:
@@ -172,6 +187,101 @@ def _prepare(
                 os.replace(scratch / name, folder / name)
             else:
                 (folder / name).unlink(missing_ok=True)  # of data that are replaced
+
+
+def _screen(files: ExampleFiles, config: PrepareConfig, path: Path) -> pa.Table:
+    """Check all rows of a table, write them to `path`, a chunk at a time, and return that file, mapped into memory.
+
+    Its columns are those of `checked_rows`, `key` (see `description_keys`) and `unit`, the hash that splits them.
+
+    Raises UserError if the table can't be read, its labels do not fit, or no row can be used.
+    """
+    schema = pa.schema([*row_schema(config.target_cols), ("key", pa.string()), ("unit", pa.uint64())])
+    with pa.ipc.new_file(str(path), schema) as writer:
+        for rows in files.rows(say=log.info):
+            keys = description_keys(rows["text"].fill_null(""))
+            split_by = keys if config.split_by == "text" else rows["row"].to_numpy().astype(str).astype(object)
+            units = pd.util.hash_array(split_by, hash_key=f"{config.seed:016x}"[-16:], categorize=False)
+            columns = [*rows.columns, pa.array(keys, pa.string()), pa.array(units)]
+            writer.write(pa.RecordBatch.from_arrays(columns, schema=schema))
+    found = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    if strange := own_languages(found["lang"].filter(found["reason"].is_null()).unique().to_pylist()):
+        log.info(strange)
+    return found
+
+
+def _write_split(
+    folder: Path,
+    rows: pa.Table,
+    config: PrepareConfig,
+    writer: ExampleWriter,
+    *,
+    corrections: Corrections | None,
+    titles: pa.RecordBatch | None,
+) -> dict[str, int]:
+    """Write all rows with their splits, and a table of each split; return their numbers of rows.
+
+    All corrections are to train on, except for held-out ones, which have a split of their own, as titles have.
+    """
+    threshold = _threshold(rows, config)
+    num_held_out = corrections.hold_out(config.seed) if corrections else 0
+    train, val, held_out, _ = range(len(SPLITS))
+    with closing(writer):
+        num_corrected = 0
+        for checked in rows.to_batches():
+            batch, split = checked, np.where(checked["unit"].to_numpy() <= threshold, val, train)
+            if corrections is not None:
+                batch, is_corrected, is_known, is_held_out = corrections.apply(checked)
+                split[is_known], split[is_held_out] = train, NO_SPLIT
+                num_corrected += int(is_corrected.sum())
+            split[checked["reason"].is_valid()] = NO_SPLIT
+            writer.write(batch, split)
+        if titles is not None:
+            writer.write(titles, np.full(len(titles), SPLITS.index(TITLES)))
+        if corrections is not None:
+            others, others_held_out = corrections.others(), corrections.held_out()
+            writer.write(others, np.full(len(others), train))
+            writer.write(others_held_out, np.full(num_held_out, held_out))
+            corrected = counted(num_corrected, "row has", "rows have")
+            added = counted(len(others), "description is", "descriptions are")
+            log.info(f"{corrected} corrected codes, and {added} added; all are training data.")
+    examples = {name: Examples.open(writer.path, name) for name in SPLITS}
+    if not len(examples[VAL]):
+        raise UserError(
+            "All validation data are corrected, which makes them training data. Set aside more with --share-val."
+        )
+    for name, split_examples in examples.items():
+        if len(split_examples):
+            write_table(folder / SPLIT_FILES[name], map(_as_people_read, split_examples.chunks()))
+    if num_held_out:
+        log.info(
+            f"{num_held_out:,} of {len(corrections or ()):,} corrections, chosen at random, are held out "
+            f"({SPLIT_FILES[HELD_OUT]}) to compare the new model with the old one; training leaves out their rows."
+        )
+    numbers = {"train": len(examples[TRAIN]), "val": len(examples[VAL])}
+    return {**numbers, "held_out": num_held_out} if num_held_out else numbers
+
+
+def _as_people_read(examples: Examples) -> pa.Table:
+    codes = list(filter(is_codes, examples.table.column_names))
+    names = [TEXT_COL, LANG_COL, *(name.removeprefix(CODES) for name in codes)]
+    return examples.table.select(["text", "lang", *codes]).rename_columns(names)
+
+
+def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:
+    """Return the hash threshold of the validation split."""
+    distinct = np.unique(rows["unit"].filter(rows["reason"].is_null()).to_numpy())
+    if len(distinct) < 2:
+        raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
+    return distinct[min(max(round(len(distinct) * config.share_val), 1), len(distinct) - 1) - 1]
+
+
+def _rejected(rows: pa.Table, config: PrepareConfig) -> Iterator[pa.Table]:
+    """Yield the dropped rows with their lines in the table and the reasons."""
+    names = ["line", "reason", "text", *(f"{CODES}{name}" for name in config.target_cols)]
+    for batch in rows.select(names).to_batches():
+        dropped = pa.Table.from_batches([batch.filter(batch["reason"].is_valid())])
+        yield dropped.rename_columns(["line", "reason", config.input_col, *config.target_cols])
 
 
 def _files(config: PrepareConfig, key: Key | None, known: Key | None, codes: Collection[str]) -> ExampleFiles:

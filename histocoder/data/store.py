@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -50,13 +49,9 @@ class ExampleWriter:
         first = [("split", own["split"]), *ROW, ("key", own["key"]), ("input", own["input"])]
         self._schema = pa.schema([*first, *list(row_schema(target_cols))[len(ROW) :]])
         self.path, self._how = path, text_normalization
-        self._hashes: list[list[np.ndarray]] = [[] for _ in SPLITS]
         self._writer = pa.ipc.new_file(str(path), self._schema)
 
-    def __enter__(self) -> ExampleWriter:
-        return self
-
-    def __exit__(self, _type: type | None, _error: BaseException | None, _traceback: TracebackType | None) -> None:
+    def close(self) -> None:
         self._writer.close()
 
     def write(self, rows: pa.RecordBatch, split: np.ndarray) -> None:
@@ -67,23 +62,12 @@ class ExampleWriter:
         own = {"key": keys, "input": pc.binary_join_element_wise(rows["lang"], texts, LANG_SEP)}
         columns = [own[name] if name in own else rows[name] for name in self._schema.names[1:]]
         whole = pa.RecordBatch.from_arrays(columns, self._schema.names[1:])
-        hashes = pd.util.hash_array(keys.to_numpy(zero_copy_only=False), categorize=False)
         found = np.unique(split).tolist()
         for i in found:
             part = whole if len(found) == 1 else whole.filter(pa.array(split == i))
             index = pa.array(np.full(len(part), i), pa.int8(), mask=np.full(len(part), i == NO_SPLIT))
             names = pa.DictionaryArray.from_arrays(index, [*SPLITS])
             self._writer.write(pa.RecordBatch.from_arrays([names, *part.columns], schema=self._schema))
-            if i != NO_SPLIT:
-                self._hashes[i].append(hashes[split == i])
-
-    def record(self) -> dict[str, Any]:
-        """Return what tells the file from others, and the number of distinct descriptions of each split."""
-        hashes = {name: np.concatenate(parts) for name, parts in zip(SPLITS, self._hashes, strict=True) if parts}
-        return {
-            "sha256": sha256(self.path),
-            "num_distinct": {name: len(pd.unique(found)) for name, found in hashes.items()},
-        }
 
 
 def made_from(splits: Mapping[str, ExampleFiles], text_normalization: str) -> dict[str, Any]:
@@ -104,8 +88,8 @@ def made_from(splits: Mapping[str, ExampleFiles], text_normalization: str) -> di
 def store_examples(folder: Path, splits: Mapping[str, ExampleFiles], *, text_normalization: str) -> dict[str, Any]:
     """Write `examples.arrow` from files, by one checked pass, unless it is there; return its record.
 
-    The record is kept as `examples` in `prepared.json`: what it was made from, its SHA-256, by which one that is
-    damaged or not finished is recognised, notices on how the files were read, and numbers of distinct descriptions.
+    The record is kept as `examples` in `prepared.json`: what it was made from, and its SHA-256, by which one that is
+    damaged or not finished is recognised.
 
     Raises UserError if the files can't be read as examples, or the file can't be written; nothing half-built is left.
     """
@@ -116,14 +100,13 @@ def store_examples(folder: Path, splits: Mapping[str, ExampleFiles], *, text_nor
         return record
     make_folder(folder)
     write_record(folder, {"format_version": PREPARED_VERSION, **whole})
-    notices: list[str] = []
     with replacing(path) as temporary:
         target_cols = next(iter(splits.values())).target_cols
-        with ExampleWriter(temporary, target_cols, text_normalization=text_normalization) as writer:
+        with closing(ExampleWriter(temporary, target_cols, text_normalization=text_normalization)) as writer:
             for name, files in splits.items():
-                for rows in files.rows(say=notices.append):
+                for rows in files.rows(say=log.info):
                     writer.write(rows, np.where(rows["reason"].is_null(), SPLITS.index(name), NO_SPLIT))
-        record = {"made_from": source, **writer.record(), "notices": notices}
+        record = {"made_from": source, "sha256": sha256(temporary)}
     write_record(folder, {**read_prepared(folder), "examples": record})
     names = ", ".join(path.name for files in splits.values() for path in files.paths)
     log.info(f"Read {names} into {path} ({path.stat().st_size / 1e6:,.1f} MB).")

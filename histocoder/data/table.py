@@ -30,7 +30,7 @@ class Table:
 
     file: TableFile
     columns: dict[str, pa.Array]  # columns of strings; null where a cell is empty or blank
-    rows: np.ndarray  # position of each row among all rows of the file, from 0; blank rows are not in the table
+    rows: np.ndarray  # position of each row among all rows of the file, from 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -124,11 +124,9 @@ class TableFile:
         own = {name: self.column(name) for name in columns}
         position = 0
         for chunk in self.chunks(chunk_rows=CHUNK_ROWS, columns=[*own.values()]):
-            rows, kept = np.arange(position, position + len(chunk)), chunk
+            rows = np.arange(position, position + len(chunk))
             position += len(chunk)
-            if chunk.num_columns == len(self.header) > 1 and (blank := _blank_rows(chunk)).any():
-                rows, kept = rows[~blank], chunk.filter(pa.array(~blank))
-            texts = {c: strings(kept[name], f"{self.path}, column {c!r},").combine_chunks() for c, name in own.items()}
+            texts = {c: strings(chunk[name], f"{self.path}, column {c!r},").combine_chunks() for c, name in own.items()}
             yield Table(self, {c: _without_blanks(text) for c, text in texts.items()}, rows)
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
@@ -147,7 +145,7 @@ def open_table(
 
     `columns` are those that are needed, and may be a mapping to the settings that name them, which errors mention; by
     these and `optional` ones the separator, the header and the sheet of a workbook are chosen. Names match whatever
-    their case, accents and blanks around them. The string "nan" is a word. Blank rows are skipped.
+    their case, accents and blanks around them. The string "nan" is a word.
 
     Raises UserError if the file or a column is missing, or the file is empty, damaged or not text.
     """
@@ -164,7 +162,8 @@ def open_table(
     elif kind in EXCEL:
         from histocoder.data.excel import read_workbook
 
-        file = TableFile(path, *read_workbook(path, sheet, columns))
+        table, first_row = read_workbook(path, sheet, columns)
+        file = TableFile(path, table, [], first_row)
     elif kind in STATA:
         from histocoder.data.excel import read_stata
 
@@ -239,11 +238,6 @@ def _check_readable(path: Path) -> None:
         path.open("rb").close()
     except PermissionError as error:
         raise UserError(f"{path} can't be read: permission denied.") from error
-
-
-def _blank_rows(chunk: pa.Table) -> np.ndarray:
-    blank = [pc.equal(c.fill_null(""), "") if pa.types.is_string(c.type) else c.is_null() for c in chunk.columns]
-    return np.logical_and.reduce([*map(np.asarray, blank)])
 
 
 def _without_blanks(texts: pa.Array) -> pa.Array:

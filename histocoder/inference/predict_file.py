@@ -29,7 +29,6 @@ from histocoder.errors import CountedNotice, Interrupted, Notice, UserError, cou
 from histocoder.files import make_folder, remove_leftovers, replacing, write_text
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known
-from histocoder.inference.predictions import code_columns
 from histocoder.inference.table_coder import TableCoder
 
 _BATCHES = 4  # batches of a part, after which codes are kept
@@ -111,7 +110,7 @@ def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form
                 "Choose an --output that ends in .parquet."
             ) from error
     how = {"excel": config.excel, "raw": config.raw, **({} if config.excel else {"decimal": "."})}
-    return Form.like(table, codes=code_columns(names), **how)
+    return Form.like(table, **how)
 
 
 def _state(path: Path) -> list[Any]:

@@ -99,8 +99,8 @@ def fit(
     languages = tuple(sorted({*train_rows.languages, "unk"}))
     # `prepare` has printed the notice on languages of the user's own
     own = own_languages(languages) if isinstance(config, MixerConfig) else None
-    for notice in filter(None, [*data.record["notices"], own]):
-        log.info(notice)
+    if own:
+        log.info(own)
     scaled = config.for_rows(len(train_rows), distributed.world_size())
     rows = {
         f"data to {use}": f"{len(examples):,} rows ({data.fingerprint(split)})"
@@ -123,7 +123,7 @@ def fit(
     trainer = Trainer(model, train_data, val_data, scaled, device=device, run=run, settings=settings)
     start_step = 0 if checkpoint is None else checkpoint.state.step
     distributed.run_on_primary(partial(_begin, config, run, key, checkpoint), doing="opening the run's folder")
-    described = banner(trainer, encoder=config.encoder, num_distinct=data.record["num_distinct"][TRAIN])
+    described = banner(trainer, encoder=config.encoder)
     for line in [*notices(trainer, config, checkpoint), *described]:
         log.info(line)
     tracker = open_trackers(config, run, start_step=start_step, system=model.config.system)

@@ -11,11 +11,11 @@ from models import tiny_coder
 
 from histocoder.config import PrepareConfig
 from histocoder.data.codes import LabelRules
+from histocoder.data.corrections import read_corrections
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import Examples
 from histocoder.data.key import read_key
 from histocoder.data.prepare import PREPARED_RULES, formatter_of, prepare
-from histocoder.data.split import read_corrections
 from histocoder.errors import UserError
 from histocoder.formatters import Formatter, build_formatter
 
@@ -132,10 +132,9 @@ def test_checked_rows_alone_count_in_every_file(tmp_path: Path, logged: list[str
     assert logged.count(f"{checked}: 7 checked rows are used; 11 unchecked rows are ignored.") == 3
     read_corrections(replace(settings, target_cols=("hisco_1", "hisco_2")), *form)
     assert any("has no column 'hisco_2': the rows that it corrects get no such codes." in text for text in logged)
-    for mark, message in (("later", r"line 3, Checked: 'later' is neither yes nor no\. Write x"), ("", "no row is")):
-        checked.write_text(f"occ1,Checked,hisco_1\nbonde,no,61110\nsmed,{mark},83110\n")
-        with pytest.raises(UserError, match=rf"review\.csv.* {message}"):
-            prepared(checked, tmp_path / mark)
+    checked.write_text("occ1,Checked,hisco_1\nbonde,no,61110\nsmed,later,83110\n")
+    with pytest.raises(UserError, match=r"review\.csv.* no row is checked"):
+        prepared(checked, tmp_path / "none")
 
 
 def test_a_correction_of_another_spelling_is_used(tmp_path: Path):
@@ -165,13 +164,11 @@ def test_parquet_gives_what_csv_gives(table: Path, tmp_path: Path):
     [
         (["x,11111,  ,33333"], {"x": ["11111"]}, "1 code is ignored, because an earlier cell of the row is empty"),
         (["y,,22222,", "z,?,,"], {"y": ["?", "22222"]}, "1 row without any code is left out."),
-        (["x,11111,?,33333"], {"x": ["11111"]}, "1 cell of codes is not read as written: '?' as missing (1)."),
+        (["x,11111,?,33333"], {"x": ["11111"]}, "1 code is ignored, because an earlier cell"),
         (["y,22222,22222,11111"], {"y": ["22222", "11111"]}, "1 code is ignored, because an earlier cell"),
         (["x,11111,22222,11111"], {"x": ["11111", "22222"]}, "1 code is ignored, because an earlier cell"),
-        (["x,11111,,", "X,22222,,"], {"x": ["11111"], "X": ["22222"]}, "1 description has different codes"),
-        (["x,11111,22222,", "X,22222,11111,", "boot&amp;shoe,11111,,"], {"boot&shoe": ["11111"]}, "1 description has"),
     ],
-    ids=range(7),
+    ids=range(5),
 )
 def test_codes_of_a_row(tmp_path: Path, logged: list[str], rows: list[str], codes: dict, notice: str):
     table = tmp_path / "t.csv"

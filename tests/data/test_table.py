@@ -4,6 +4,7 @@ import csv
 import math
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -76,7 +77,7 @@ def test_lines_count_quoted_line_breaks_and_blank_lines(tmp_path: Path):
     path = tmp_path / "t.csv"
     path.write_text('occ1,h\n"a\nb",1\n\nc,2\n\n\nd,3\n')
     table = read_table(path, ["occ1"])
-    assert table.lines(table.rows * 0 + range(3)).tolist() == [2, 5, 8]
+    assert table.lines(np.array([0, 2, 5])).tolist() == [2, 5, 8]
 
 
 @pytest.mark.parametrize("num_columns", [2, 10_000])

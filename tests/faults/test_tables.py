@@ -64,7 +64,6 @@ REFUSED = [
 READ = [
     (GOOD, ["farmer", "baker"]),
     (b"\xef\xbb\xbf" + GOOD, ["farmer", "baker"]),
-    (GOOD + b"\n\n,\n", ["farmer", "baker"]),
     (GOOD + b"nan,71105\nNULL,71105\n", ["farmer", "baker", "nan", "NULL"]),
     (GOOD + b'"a ""b"", c\nd",71105\n', ["farmer", "baker", 'a "b", c\nd']),
     (GOOD + b'six" nails,71105\n', ["farmer", "baker", 'six" nails']),
@@ -72,7 +71,7 @@ READ = [
     (GOOD + "👩‍🌾 \u2028x,71105\n".encode(), ["farmer", "baker", "👩‍🌾 \u2028x"]),
     (GOOD + b"x" * 100_000 + b",71105\n", ["farmer", "baker", "x" * 100_000]),
     (b"occ1,hisco_1\nfarmer, 61110 \nbaker,77610\n", ["farmer", "baker"]),
-    (b"Census\n\n OCC1 |Hisco_1\nfarmer|61110\nbaker|77610\n", ["farmer", "baker"]),
+    (b"\n OCC1 |Hisco_1\nfarmer|61110\nbaker|77610\n", ["farmer", "baker"]),
 ]
 
 
@@ -160,9 +159,7 @@ def test_well_formed_tables_are_read_exactly(rows, delimiter: str, form: tuple[s
     writer = csv.writer(text, delimiter=delimiter, lineterminator=form[0], quoting=form[1])
     writer.writerows([("occ1", "lang", "hisco_1"), *rows])
     with table_of(text.getvalue().encode(encoding)) as table:
-        expected = [tuple(cell if cell.strip() else None for cell in row) for row in rows if any(row)]
-        if not expected:
-            return
+        expected = [tuple(cell if cell.strip() else None for cell in row) for row in rows]
         found = read_table(table, ["occ1", "lang", "hisco_1"])
         columns = (found.columns[name].to_pylist() for name in ("occ1", "lang", "hisco_1"))
         assert list(zip(*columns, strict=True)) == expected

@@ -1,7 +1,7 @@
-"""The rows of a user's table, checked, corrected, split into training and validation data, and listed."""
+"""Corrections of a person, some of which are held out to compare the new model with the one before."""
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -13,34 +13,15 @@ from histocoder.config import PrepareConfig
 from histocoder.data.codes import LabelRules
 from histocoder.data.example_files import CHECKED_COL, ExampleFiles
 from histocoder.data.examples import (
-    CODES,
-    HELD_OUT,
     LANG_COL,
-    SPLITS,
-    TEXT_COL,
-    TITLES,
-    TRAIN,
-    VAL,
-    Examples,
     is_codes,
-    row_schema,
 )
-from histocoder.data.languages import Language, own_languages
+from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
-from histocoder.data.output import write_table
-from histocoder.data.store import NO_SPLIT, ExampleWriter
 from histocoder.data.table import open_table
-from histocoder.errors import UserError, counted
 from histocoder.formatters import Formatter
 from histocoder.log import log
 
-SPLIT_FILES = {
-    TRAIN: "data_train.csv",
-    VAL: "data_val.csv",
-    HELD_OUT: "data_held_out.csv",
-    TITLES: "data_titles.csv",
-}
-"""Split -> the table that people read; corrections are held out to compare the model with the one before."""
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 200
 _FEWEST = 20  # number of corrections from which some are held out: a fifth of fewer shows nothing
 _ANY = Language()  # that of a correction that applies to every language
@@ -155,114 +136,3 @@ def read_corrections(
     rows = pa.concat_tables(parts)
     rows = rows.append_column("key", pa.array(description_keys(rows["text"].to_pylist()), pa.string()))
     return Corrections(rows, Language(config.language))
-
-
-def screen(files: ExampleFiles, config: PrepareConfig, path: Path) -> pa.Table:
-    """Check all rows of a table, write them to `path`, a chunk at a time, and return that file, mapped into memory.
-
-    Its columns are those of `checked_rows`, `key` (see `description_keys`) and `unit`, the hash that splits them.
-
-    Raises UserError if the table can't be read, its labels do not fit, or no row can be used.
-    """
-    schema = pa.schema([*row_schema(config.target_cols), ("key", pa.string()), ("unit", pa.uint64())])
-    with pa.ipc.new_file(str(path), schema) as writer:
-        for rows in files.rows(say=log.info):
-            keys = description_keys(rows["text"].fill_null(""))
-            split_by = keys if config.split_by == "text" else rows["row"].to_numpy().astype(str).astype(object)
-            units = pd.util.hash_array(split_by, hash_key=f"{config.seed:016x}"[-16:], categorize=False)
-            columns = [*rows.columns, pa.array(keys, pa.string()), pa.array(units)]
-            writer.write(pa.RecordBatch.from_arrays(columns, schema=schema))
-    found = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    if strange := own_languages(found["lang"].filter(found["reason"].is_null()).unique().to_pylist()):
-        log.info(strange)
-    return found
-
-
-def write_split(
-    folder: Path,
-    rows: pa.Table,
-    config: PrepareConfig,
-    writer: ExampleWriter,
-    *,
-    corrections: Corrections | None,
-    titles: pa.RecordBatch | None,
-) -> dict[str, int]:
-    """Write all rows with their splits, and a table of each split; return their numbers of rows.
-
-    All corrections are to train on, except for held-out ones, which have a split of their own, as titles have.
-    """
-    threshold = _threshold(rows, config)
-    num_held_out = corrections.hold_out(config.seed) if corrections else 0
-    train, val, held_out, _ = range(len(SPLITS))
-    with writer:
-        num_corrected = 0
-        for checked in rows.to_batches():
-            batch, split = checked, np.where(checked["unit"].to_numpy() <= threshold, val, train)
-            if corrections is not None:
-                batch, is_corrected, is_known, is_held_out = corrections.apply(checked)
-                split[is_known], split[is_held_out] = train, NO_SPLIT
-                num_corrected += int(is_corrected.sum())
-            split[checked["reason"].is_valid()] = NO_SPLIT
-            writer.write(batch, split)
-        if titles is not None:
-            writer.write(titles, np.full(len(titles), SPLITS.index(TITLES)))
-        if corrections is not None:
-            others, others_held_out = corrections.others(), corrections.held_out()
-            writer.write(others, np.full(len(others), train))
-            writer.write(others_held_out, np.full(num_held_out, held_out))
-            corrected = counted(num_corrected, "row has", "rows have")
-            added = counted(len(others), "description is", "descriptions are")
-            log.info(f"{corrected} corrected codes, and {added} added; all are training data.")
-    examples = {name: Examples.open(writer.path, name) for name in SPLITS}
-    if not len(examples[VAL]):
-        raise UserError(
-            "All validation data are corrected, which makes them training data. Set aside more with --share-val."
-        )
-    for name, split_examples in examples.items():
-        if len(split_examples):
-            write_table(folder / SPLIT_FILES[name], map(_as_people_read, split_examples.chunks()))
-    if num_held_out:
-        log.info(
-            f"{num_held_out:,} of {len(corrections or ()):,} corrections, chosen at random, are held out "
-            f"({SPLIT_FILES[HELD_OUT]}) to compare the new model with the old one; training leaves out their rows."
-        )
-    numbers = {"train": len(examples[TRAIN]), "val": len(examples[VAL])}
-    return {**numbers, "held_out": num_held_out} if num_held_out else numbers
-
-
-def _as_people_read(examples: Examples) -> pa.Table:
-    codes = list(filter(is_codes, examples.table.column_names))
-    names = [TEXT_COL, LANG_COL, *(name.removeprefix(CODES) for name in codes)]
-    return examples.table.select(["text", "lang", *codes]).rename_columns(names)
-
-
-def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:
-    """Return the hash threshold of the validation split."""
-    distinct = np.unique(rows["unit"].filter(rows["reason"].is_null()).to_numpy())
-    if len(distinct) < 2:
-        raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
-    return distinct[min(max(round(len(distinct) * config.share_val), 1), len(distinct) - 1) - 1]
-
-
-def rejected(rows: pa.Table, config: PrepareConfig) -> Iterator[pa.Table]:
-    """Yield the dropped rows with their lines in the table and the reasons."""
-    names = ["line", "reason", "text", *(f"{CODES}{name}" for name in config.target_cols)]
-    for batch in rows.select(names).to_batches():
-        dropped = pa.Table.from_batches([batch.filter(batch["reason"].is_valid())])
-        yield dropped.rename_columns(["line", "reason", config.input_col, *config.target_cols])
-
-
-def num_conflicts(rows: pa.Table) -> int:
-    """Return the number of descriptions whose rows have different codes, whatever their order."""
-    found = []
-    for batch in rows.to_batches():
-        kept = batch.filter(batch["reason"].is_null())
-        codes = [_hashes(kept[name].fill_null("")) for name in filter(is_codes, kept.schema.names)]
-        pairs = {"described": _hashes(kept["key"]) + 31 * _hashes(kept["lang"]), "coded": np.sum(codes, axis=0)}
-        found.append(pd.DataFrame(pairs).drop_duplicates())
-    described = pd.concat(found).drop_duplicates()["described"]
-    return int(described[described.duplicated()].nunique())
-
-
-def _hashes(column: pa.Array) -> np.ndarray:
-    return pd.util.hash_array(column.to_numpy(zero_copy_only=False), categorize=False)
