@@ -111,17 +111,10 @@ def read_corrections(
     """
     parts: list[pa.Table] = []
     for path in map(Path, config.corrections or ()):
-        columns = [*config.target_cols[1:], *([config.language_col] if config.language_col else [])]
-        needed = [config.input_col, CHECKED_COL, config.target_cols[0]]
-        file = open_table(path, needed, optional=columns)
-        if lacking := [name for name in config.target_cols[1:] if not file.has(name)]:
-            names = ", ".join(map(repr, lacking))
-            log.info(f"{path} has no column {names}: the rows that it corrects get no such codes.")
+        file = open_table(path, [config.input_col, CHECKED_COL, config.target_cols[0]])
         has_language = config.language_col is not None and file.has(config.language_col)
         if config.language_col and not has_language:
-            log.info(
-                f"{path} has no column {config.language_col!r}; its codes apply to descriptions in every language."
-            )
+            log.info(f"{path} has no column {config.language_col!r}; its codes apply to all languages.")
         files = ExampleFiles(
             (path,),
             config.target_cols,

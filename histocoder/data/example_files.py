@@ -95,13 +95,13 @@ class ExampleFiles:
         for notice in file.notices:
             say(notice)
         checker = LabelChecker(file, code_columns, self.formatter, self.rules, key=self.key, known=self.known)
-        num_blank = 0
+        num_dropped = 0
         for table in checked_tables(file, [self.input_col, *lang_cols, *code_columns], say):
             texts = decode_entities(table.columns[self.input_col])
-            num_blank += texts.null_count
             cleaned, reasons = checker.check(table)
             reasons[np.asarray(texts.is_null())] = "no description"
             reason = pa.array(reasons, pa.string())
+            num_dropped += len(reason) - reason.null_count
             codes = [
                 pc.if_else(reason.is_null(), pa.array(cleaned[name], pa.string()), table.columns[name])
                 if name in cleaned
@@ -114,9 +114,9 @@ class ExampleFiles:
             columns = [pa.array(table.rows), pa.array(file.lines(table.rows)), texts, langs, reason, *codes]
             yield pa.RecordBatch.from_arrays(columns, schema=row_schema(self.target_cols))
         checker.finish(say)
-        if num_blank:
-            rows = counted(num_blank, "row without a description is", "rows without a description are")
-            say(f"{path}: {rows} left out.")
+        if num_dropped:
+            rows = counted(num_dropped, "row is", "rows are")
+            say(f"{path}: {rows} left out, without a description or without a code that fits.")
         if self.language is None and not lang_cols:
             say(f"{path} has no column {self.language_col!r}; its language is treated as unknown (unk).")
 

@@ -100,12 +100,11 @@ def description_keys(texts: Sequence[str]) -> np.ndarray:
     import pyarrow as pa  # here, since exported models run without it
     import pyarrow.compute as pc
 
-    column = pa.array(texts, pa.string())
-    keys = pc.ascii_lower(column).to_numpy(zero_copy_only=False)
-    others = np.flatnonzero(pc.match_substring_regex(column, _NOT_PLAIN))
-    lower = normalize(column.take(others).to_pylist(), "lower")
-    # a text of which ASCII has nothing, such as one of emojis, stays as it is
-    keys[others] = [" ".join(text.translate(_ASCII).lower().split()) or text for text in lower]
+    lower = normalize_column(pa.array(texts, pa.string()), "lower")
+    others = np.flatnonzero(pc.match_substring_regex(lower, "[^ -~]"))
+    keys = lower.to_numpy(zero_copy_only=False)
+    for row in others.tolist():  # a text of which ASCII has nothing, such as one of emojis, stays as it is
+        keys[row] = " ".join(keys[row].translate(_ASCII).lower().split()) or keys[row]
     return keys
 
 

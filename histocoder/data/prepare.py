@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.config import PrepareConfig
+from histocoder.data import store
 from histocoder.data.codes import LabelRules, fit_codes, rules_of
 from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.example_files import ExampleFiles
@@ -33,16 +34,6 @@ from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.languages import chosen_language, own_languages
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import write_table
-from histocoder.data.store import (
-    EXAMPLES_FILE,
-    NO_SPLIT,
-    PREPARED_VERSION,
-    ExampleWriter,
-    made_from,
-    prepared_before,
-    record_of,
-    write_record,
-)
 from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, remove_leftovers, sha256, temporary_folder
@@ -58,7 +49,7 @@ SPLIT_FILES = {
 """Split -> the table that people read; corrections are held out to compare the model with the one before."""
 TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
 REJECTED_FILE = "rejected.csv"
-PREPARED_TABLES = (EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTED_FILE)
+PREPARED_TABLES = (store.EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTED_FILE)
 _ROWS_FILE = "rows.arrow"
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
 """Rules by which prepared data, which were checked before, are read."""
@@ -121,15 +112,15 @@ def prepare(
 
     Raises UserError if the table or the settings can't be used; no half-prepared files are left.
     """
-    record = record_of(config)
+    record = store.record_of(config)
     make_folder(folder)
     remove_leftovers(folder)  # of a run that was killed while it prepared
-    existing = None if overwrite else prepared_before(folder, record)
+    existing = None if overwrite else store.prepared_before(folder, record)
     if existing is not None:
         log.info(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing
     _prepare(config, folder, record, known, text_normalization)
-    write_record(folder, record)
+    store.write_record(folder, record)
     if num_rejected := record["rows"]["rejected"]:
         log.info(f"{folder / REJECTED_FILE} lists {counted(num_rejected, 'row that is', 'rows that are')} left out.")
     log.info(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
@@ -174,14 +165,17 @@ def _prepare(
             codes |= set(titles[f"{CODES}{config.target_cols[0]}"].to_pylist())
         key = _whole_key(key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
-        writer = ExampleWriter(scratch / EXAMPLES_FILE, config.target_cols, text_normalization=text_normalization)
+        writer = store.ExampleWriter(
+            scratch / store.EXAMPLES_FILE, config.target_cols, text_normalization=text_normalization
+        )
         num_rows = _write_split(scratch, rows, config, writer, corrections=corrections, titles=titles)
         record |= {"rows": {**num_rows, "rejected": len(rows) - rows["reason"].null_count}, "codes": len(key.codes)}
-        source = made_from(prepared_files(scratch, record, key), text_normalization)
+        source = store.made_from(prepared_files(scratch, record, key), text_normalization)
         record["examples"] = {"made_from": source, "sha256": sha256(writer.path)}
         write_table(scratch / REJECTED_FILE, _rejected(rows, config))
         del rows  # which keep their file open
-        write_record(folder, {"format_version": PREPARED_VERSION})  # so that half a folder is not taken as prepared
+        # so that half a folder is not taken as prepared
+        store.write_record(folder, {"format_version": store.PREPARED_VERSION})
         for name in PREPARED_TABLES:
             if (scratch / name).exists():
                 os.replace(scratch / name, folder / name)
@@ -214,7 +208,7 @@ def _write_split(
     folder: Path,
     rows: pa.Table,
     config: PrepareConfig,
-    writer: ExampleWriter,
+    writer: store.ExampleWriter,
     *,
     corrections: Corrections | None,
     titles: pa.RecordBatch | None,
@@ -232,9 +226,9 @@ def _write_split(
             batch, split = checked, np.where(checked["unit"].to_numpy() <= threshold, val, train)
             if corrections is not None:
                 batch, is_corrected, is_known, is_held_out = corrections.apply(checked)
-                split[is_known], split[is_held_out] = train, NO_SPLIT
+                split[is_known], split[is_held_out] = train, store.NO_SPLIT
                 num_corrected += int(is_corrected.sum())
-            split[checked["reason"].is_valid()] = NO_SPLIT
+            split[checked["reason"].is_valid()] = store.NO_SPLIT
             writer.write(batch, split)
         if titles is not None:
             writer.write(titles, np.full(len(titles), SPLITS.index(TITLES)))

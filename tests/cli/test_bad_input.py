@@ -24,7 +24,7 @@ CASES = [
     ("--target-cols hisco", r"no column 'hisco'; it has: occ1, hisco_1. Did you mean 'hisco_1'"),
     ("--input-col occ", r"no column 'occ'"),
     ("--dataset ragged.csv", r"line 3: 3 fields"),
-    ("--dataset short.csv", r"1 code has fewer than 5"),
+    ("--dataset short.csv", r"'2000' has fewer than 5"),
     ("--share-val 0", r"--share-val is 0"),
     ("--share-val x", r"invalid float value: 'x'"),
     ("--language en --language-col lang", r"not both"),
@@ -57,7 +57,7 @@ MIXER_CASES = [
     ("--formatter isco", r"invalid choice: 'isco'"),
     ("--formatter occ1950", r"no column 'occ1950_1'"),
     ("--formatter occ1950 --target-col-naming hisco", r"takes 2 columns of codes at most"),
-    ("--train-data short.csv", r"1 code has fewer than 5 characters, such as line 3, hisco_1: '2000'"),
+    ("--train-data short.csv", r"line 3, hisco_1: '2000' has fewer than 5 characters"),
     ("--key short.csv", r"needs the columns"),
     ("--blank-means-no-occupation", r"--formatter hisco has no mark .* of their own"),
 ]

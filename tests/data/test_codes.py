@@ -46,26 +46,13 @@ def test_decimals_that_are_codes_stay(tmp_path: Path):
     assert codes_of(tmp_path / "t.csv", ["6-11.10"], formatter=long) == ["6-11.10"]
 
 
-@pytest.mark.parametrize("cell", ["6.111E+04", "61110.5", "61.110"])
-def test_numbers_that_are_no_codes_are_refused(tmp_path: Path, cell: str):
-    with pytest.raises(UserError, match=r"line 3, h: '.*' looks like a code .*save the column as text"):
-        codes_of(tmp_path / "t.csv", ["61110", cell, "41025.0"], drop_bad=False)
-
-
-def test_shortened_numbers_are_refused(tmp_path: Path):
-    for cell in ("6E+04", "6e+04"):
-        with pytest.raises(UserError, match=r"line 3, h: '6.\+04' looks like a code .*save the column as text"):
-            codes_of(tmp_path / "t.csv", ["61110", cell])
-        assert codes_of(tmp_path / "t.csv", ["61110", cell], key=Key(("61110", cell))) == ["61110", cell]
-
-
 @pytest.mark.parametrize(
     ("cell", "message"),
     [
+        ("6.111E+04", "turned into a number"),
+        ("6E+04", "turned into a number"),
         ("#REF!", "looks like a code that a spreadsheet has turned into an error"),
-        ("#NUM!", "turned into an error"),
         ("1-Nov", "turned into a date"),
-        ("11-jan", "turned into a date"),
         ("2024-11-01", "turned into a date"),
         ("61110; 75400", "holds several codes; put each in a column of its own"),
         ("61110/75400", "holds several codes"),

@@ -1,12 +1,11 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import shared, write_table
+from conftest import write_table
 from models import tiny_coder
 
 from histocoder.config import PrepareConfig
@@ -34,19 +33,6 @@ def prepared(table: Path, folder: Path, **changes) -> dict[str, pd.DataFrame]:
 
 def read(path: Path, columns: list[str], formatter: Formatter, **options) -> Examples:
     return ExampleFiles((path,), tuple(columns), formatter, **options).read()
-
-
-def test_files_of_preparing(table: Path, tmp_path: Path):
-    files = prepared(table, tmp_path / "out")
-    assert list(files["data_train"].columns) == ["occ1", "lang", "hisco_1"]
-    assert len(files["data_train"]) + len(files["data_val"]) == 64
-    assert set(files["data_train"]["lang"]) == {"en"}
-    assert files["key"].to_dict("list") == {
-        "system_code": sorted({"61110", "80110", "77610", "79100", "75400", "71105", "58340", "95410"}),
-        "code": [str(i) for i in range(8)],
-    }
-    assert len(files["rejected"]) == 0
-    assert not list((tmp_path / "out").glob(".*"))
 
 
 def test_split_is_by_distinct_description_and_seeded(tmp_path: Path):
@@ -89,21 +75,6 @@ def test_a_fifth_of_corrections_is_held_out(tmp_path: Path):
     assert not (tmp_path / "60" / "data_held_out.csv").exists()
 
 
-def test_corrected_descriptions_are_apart_in_every_language(tmp_path: Path):
-    table, checked = tmp_path / "t.csv", tmp_path / "review.csv"
-    rows = [f"title {i},{lang}" for i in range(60) for lang in ("da", "sv")]
-    table.write_text("occ1,lang,hisco_1\n" + "".join(f"{row},{10000 + i % 2}\n" for i, row in enumerate(rows)))
-    checked.write_text("occ1,lang,checked,hisco_1\n" + "".join(f"title {i},da,x,10002\n" for i in range(40)))
-    settings = {"language": "unk", "language_col": "lang", "corrections": (str(checked),), "share_val": 0.5}
-    files = prepared(table, tmp_path / "out", **settings)
-    held_out = set(pd.read_csv(tmp_path / "out" / "data_held_out.csv")["occ1"])
-    train, val = (set(files[name]["occ1"]) for name in ("data_train", "data_val"))
-    assert held_out and not held_out & train and not train & val
-    codes = files["data_train"].set_index(["occ1", "lang"])["hisco_1"]
-    corrected = {f"title {i}" for i in range(40)} - held_out
-    assert all(codes[text, "da"] == "10002" and codes[text, "se"] == "10001" for text in corrected)
-
-
 def test_corrections_match_languages_by_value(tmp_path: Path, logged: list[str]):
     table, checked = tmp_path / "t.csv", tmp_path / "review.csv"
     rows = "".join(f"smed {i},sv,83110\n" for i in range(20))
@@ -115,7 +86,7 @@ def test_corrections_match_languages_by_value(tmp_path: Path, logged: list[str])
     assert found == {("bonde", "se", "62105"): 2, ("bonde", "da", "61115"): 1, ("råd", "da", "20110"): 1}
     checked.write_text("occ1,lang,checked,hisco_1\nbonde,sv,x,62105\n")
     prepare(config(table, **settings, share_val=0.3), tmp_path / "b")
-    assert any("no column 'language'; its codes apply to descriptions in every language" in text for text in logged)
+    assert any("no column 'language'; its codes apply to all languages" in text for text in logged)
 
 
 def test_checked_rows_alone_count_in_every_file(tmp_path: Path, logged: list[str]):
@@ -130,8 +101,6 @@ def test_checked_rows_alone_count_in_every_file(tmp_path: Path, logged: list[str
     assert len(ExampleFiles((checked,), ("hisco_1",), form[0]).read(say=logged.append)) == 7
     prepared(checked, tmp_path / "out")
     assert logged.count(f"{checked}: 7 checked rows are used; 11 unchecked rows are ignored.") == 3
-    read_corrections(replace(settings, target_cols=("hisco_1", "hisco_2")), *form)
-    assert any("has no column 'hisco_2': the rows that it corrects get no such codes." in text for text in logged)
     checked.write_text("occ1,Checked,hisco_1\nbonde,no,61110\nsmed,later,83110\n")
     with pytest.raises(UserError, match=r"review\.csv.* no row is checked"):
         prepared(checked, tmp_path / "none")
@@ -163,7 +132,7 @@ def test_parquet_gives_what_csv_gives(table: Path, tmp_path: Path):
     ("rows", "codes", "notice"),
     [
         (["x,11111,  ,33333"], {"x": ["11111"]}, "1 code is ignored, because an earlier cell of the row is empty"),
-        (["y,,22222,", "z,?,,"], {"y": ["?", "22222"]}, "1 row without any code is left out."),
+        (["y,,22222,", "z,?,,"], {"y": ["?", "22222"]}, "1 row is left out, without a description or"),
         (["x,11111,?,33333"], {"x": ["11111"]}, "1 code is ignored, because an earlier cell"),
         (["y,22222,22222,11111"], {"y": ["22222", "11111"]}, "1 code is ignored, because an earlier cell"),
         (["x,11111,22222,11111"], {"x": ["11111", "22222"]}, "1 code is ignored, because an earlier cell"),
@@ -197,7 +166,8 @@ def test_short_codes_are_refused_with_ways_out(tmp_path: Path):
     table = tmp_path / "t.csv"
     table.write_text('occ1,hisco_1\na,61110\n"b\nc",2000\nd,-1\n\ne,4215\n')
     with pytest.raises(
-        UserError, match=r"2 codes .*line 3, hisco_1: '2000'; line 7, hisco_1: '4215'.*--zero-pad-codes.*--allow-codes"
+        UserError,
+        match=r"2 rows .*line 3, hisco_1: '2000' has .*line 7, hisco_1: '4215' .*--zero-pad.*--allow",
     ):
         prepared(table, tmp_path / "out")
     assert not (tmp_path / "out" / "prepared.json").exists()
@@ -324,16 +294,6 @@ def test_no_file_that_is_read_is_replaced(table: Path, tmp_path: Path, role: str
     assert source.read_bytes() == before and list(out.iterdir()) == [source]
 
 
-def test_the_real_file(tmp_path: Path):
-    table = shared("data/english_occupations.csv")
-    with pytest.raises(UserError, match=r"278 codes have fewer"):
-        prepared(table, tmp_path / "out")
-    files = prepared(table, tmp_path / "out", zero_pad_codes=True)
-    known = set(pd.read_csv(shared("reference/hisco_codes.csv"), dtype=str)["hisco"])
-    assert len(files["data_train"]) + len(files["data_val"]) == 8124
-    assert set(files["key"]["system_code"]) <= known
-
-
 def test_codes_outside_the_key_are_refused_or_dropped(tmp_path: Path):
     (tmp_path / "key.csv").write_text("hisco,index,title\n61110,0,Farmer\n41025,1,Merchant\n")
     (tmp_path / "t.csv").write_text("occ1,lang,hisco_1\na,en,61110\nb,en,99999\n")
@@ -342,15 +302,7 @@ def test_codes_outside_the_key_are_refused_or_dropped(tmp_path: Path):
         read(tmp_path / "t.csv", ["hisco_1"], formatter, key=key)
     files = ExampleFiles((tmp_path / "t.csv",), ("hisco_1",), formatter, key=key, rules=LabelRules(drop_bad=True))
     heard: list[str] = []
-    assert len(files.read(say=heard.append)) == 1 and "1 row with" in heard[-1]
-
-
-def test_zeros_are_restored_in_the_key_too(tmp_path: Path):
-    (tmp_path / "key.csv").write_text("system_code,code,desc\n-1,0,None\n2000,1,Boss\n61110,2,Farmer\n")
-    (tmp_path / "t.csv").write_text("occ1,hisco_1\nboss,2000\nfarmer,61110\nnone,-1\n")
-    settings = config(tmp_path / "t.csv", language_col=None, key=str(tmp_path / "key.csv"), zero_pad_codes=True)
-    prepare(settings, tmp_path / "out")
-    assert read_key(tmp_path / "out" / "key.csv").descriptions == {"-1": "None", "02000": "Boss", "61110": "Farmer"}
+    assert len(files.read(say=heard.append)) == 1 and "1 row is left out" in heard[-1]
 
 
 def test_a_key_as_occcanine_has_it(tmp_path: Path):
