@@ -58,8 +58,8 @@ test-browser: $(ORT_WEB)/ort.wasm.min.mjs
 
 # Tests of docs/r.md, with Debian's R; skipped where R can't be installed.
 test-r: $(VENV)/.installed
-	Rscript -e 'library(httr2); library(jsonlite)' 2>/dev/null || \
-	  $(APT_INSTALL) r-base-core r-cran-httr2 r-cran-jsonlite || true
+	Rscript -e 'library(haven); library(httr2); library(jsonlite)' 2>/dev/null || \
+	  $(APT_INSTALL) r-base-core r-cran-haven r-cran-httr2 r-cran-jsonlite || true
 	$(BIN)/python -m pytest -rs tests/test_r.py
 
 # Coding on Ray and Spark, training under Ray Train and TorchDistributor: half an hour on two busy threads.

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 CHECKS = {
     "Through files": """stopifnot(nrow(coded) == 3, coded$id == 1:3, is.na(coded$occ1[3]), is.na(coded$hisco_1[3]),
         coded$occ1[2] == "husmand og v\\u00e6ver", !is.na(coded$hisco_1[1:2]), is.numeric(coded$conf))""",
+    "Stata files in R": """stopifnot(nrow(coded) == 3, all(nzchar(coded$hisco_1[1:2])))""",
     "Correct in R": """stopifnot("checked" %in% names(review))""",
     "Through the server": """stopifnot(!is.na(coded$hisco_1[1:2]), is.na(coded$hisco_1[3]),
         coded$occ1[2] == "farmer", coded$conf[1:2] > 0)
@@ -33,8 +34,8 @@ def has(package: str) -> bool:
 
 
 def test_r_page(tmp_path: Path):
-    if not all(map(has, ("httr2", "jsonlite"))):
-        pytest.skip("there is no R with httr2 and jsonlite; make test-r installs them")
+    if not all(map(has, ("haven", "httr2", "jsonlite"))):
+        pytest.skip("there is no R with haven, httr2 and jsonlite; make test-r installs them")
     page = (ROOT / "docs" / "r.md").read_text(encoding="utf-8")
     blocks = dict(re.findall(r"### ([^\n]+)\n(?:(?!###).)*?```r\n(.*?)```", page, re.DOTALL))
     assert blocks.keys() == CHECKS.keys()
@@ -50,6 +51,7 @@ def test_r_page(tmp_path: Path):
         assert result.returncode == 0, f"{section}: {result.stdout}{result.stderr}"
 
     follow("Through files")
+    follow("Stata files in R")
     files = ("--predictions", tmp_path / "coded.csv", "--output", tmp_path / "review.csv")
     run("-m", "histocoder", "review", "--model", tmp_path / "out" / "best", *files)
     follow("Correct in R")

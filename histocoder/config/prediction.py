@@ -8,7 +8,7 @@ from histocoder.errors import UserError
 
 MODES = ("combined", "greedy", "flat", "topk", "full")
 SOURCE_COL = "source"  # column of the source of a row's codes; see `known`
-TABLE_HELP = ".csv, .csv.gz, .tsv, .parquet, .xlsx or .dta"
+TABLE_HELP = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
 SHEET_HELP = "sheet of an Excel workbook (default: the only one with content)"
 RAW_HELP = "do not put an apostrophe before texts that a spreadsheet would run as formulas"
 
@@ -53,7 +53,7 @@ class FileOptions(Settings):
     """The file to code, and the form of its output."""
 
     input: str = free("", f"table of descriptions: {TABLE_HELP}", metavar="FILE")
-    output: str = free("", "output, by its suffix: .csv, .csv.gz, .tsv, .parquet or .xlsx", metavar="FILE")
+    output: str = free("", "output, by its suffix: .csv, .csv.gz, .tsv, .parquet, .xlsx or .dta", metavar="FILE")
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
     language: str = free(

@@ -1,4 +1,4 @@
-"""Excel workbooks, and files of Stata, which are read alone."""
+"""Excel workbooks: what their cells show, as a table; text is written as text."""
 
 import re
 import zipfile
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import openpyxl
-import pandas as pd
 import pyarrow as pa
 from openpyxl.cell import WriteOnlyCell
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
@@ -148,16 +147,3 @@ def write_workbook(path: Path, names: list[str], tables: Iterable[pa.Table]) -> 
         for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
             sheet.append([*map(cell_of, row)])
     book.save(path)
-
-
-def read_stata(path: Path) -> tuple[pa.Table, list[str]]:
-    """Read a .dta file, with notices to the user; raise a UserError if it is damaged."""
-    try:
-        with pd.read_stata(path, iterator=True) as reader:
-            frame, labels = reader.read(convert_categoricals=False), ", ".join(reader.value_labels())
-    except Exception as error:  # pandas raises errors of all types if a file is damaged
-        why = str(error).splitlines()[0][:120]
-        raise UserError(f"{path} can't be read as a .dta file ({why}). Save it again, or as CSV.") from error
-    notice = f"{path}: value labels ({labels}) are not read, but the numbers; use Stata's decode for descriptions."
-    table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
-    return table, [notice] if labels else []

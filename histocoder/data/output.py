@@ -14,7 +14,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from histocoder.data.cells import without_formulas
-from histocoder.data.table import EXCEL, PARQUET, TableFile, is_bytes, kind_of, strings
+from histocoder.data.stata import write_stata
+from histocoder.data.table import EXCEL, PARQUET, STATA, TableFile, is_bytes, kind_of, strings
 from histocoder.errors import UserError, counted
 from histocoder.files import replacing
 
@@ -38,7 +39,7 @@ class Form:
 def check_output(path: Path, *, excel: bool = False, num_rows: int = 0) -> None:
     """Raise a UserError if a path can't be written to, or a table of so many rows not in the format of its suffix."""
     kind = kind_of(path, doing="written")
-    if excel and kind in (*PARQUET, *EXCEL):
+    if excel and kind in (*PARQUET, *EXCEL, *STATA):
         raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is a folder or a device; name a file to write to.")
@@ -52,8 +53,8 @@ def check_output(path: Path, *, excel: bool = False, num_rows: int = 0) -> None:
 def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> list[str]:
     """Write tables, at least one, one below the other, whole or not at all; return notices to the user.
 
-    In CSV, texts that a spreadsheet would run as formulas get an apostrophe, unless `form.raw`; in workbooks text is
-    never run.
+    In CSV, texts that a spreadsheet would run as formulas get an apostrophe, unless `form.raw`; in other formats
+    text is never run.
     """
     kind, rest = path.suffix.lower(), iter(tables)
     first = next(rest)
@@ -67,8 +68,11 @@ def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> 
         if kind in EXCEL:
             from histocoder.data.excel import write_workbook
 
-            write_workbook(temporary, first.column_names, map(_as_excel_holds, tables))
+            write_workbook(temporary, first.column_names, map(_as_doubles_hold, tables))
             return []
+        if kind in STATA:
+            is_renamed = write_stata(temporary, _as_doubles_hold(pa.concat_tables(tables)))
+            return [f"{path}: names of columns that Stata does not allow are changed."] if is_renamed else []
         if ".tsv" in path.suffixes[-2:]:
             form = replace(form, delimiter="\t")
         file = stack.enter_context(temporary.open("wb"))
@@ -102,7 +106,7 @@ def _as_csv(table: pa.Table, form: Form) -> tuple[pa.Table, int]:
     return table.rename_columns((names if form.raw else without_formulas(names)[0]).to_pylist()), num_formulas
 
 
-def _as_excel_holds(table: pa.Table) -> pa.Table:
+def _as_doubles_hold(table: pa.Table) -> pa.Table:
     """Return a table with text in place of bytes, of integers that doubles can't tell apart, and of dates.
 
     Excel has no dates before 1900, and a 29 February then.

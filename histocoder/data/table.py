@@ -15,11 +15,12 @@ import pyarrow.dataset
 
 from histocoder.data.cells import named, nearest
 from histocoder.data.csv_file import CsvFile
+from histocoder.data.stata import StataFile
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
 
 CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at once
-PARQUET, EXCEL, STATA = (".parquet", ".pq"), (".xlsx", ".xlsm"), (".dta",)
+PARQUET, EXCEL, STATA = (".parquet", ".pq"), (".xlsx", ".xlsm"), (".dta", ".sav")
 _TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat")
 _Cells = TypeVar("_Cells", pa.Array, pa.ChunkedArray)
 
@@ -49,7 +50,7 @@ class TableFile:
     """A file whose header was read; see `open_table`."""
 
     path: Path
-    rows: CsvFile | pa.Table | pa.dataset.Dataset
+    rows: CsvFile | StataFile | pa.Table | pa.dataset.Dataset
     notices: list[str]  # notices to the user on how the file is read
     first_row: int = 1  # number of the first row in messages, if it is not CSV
 
@@ -101,7 +102,7 @@ class TableFile:
         Raises UserError if the file has no rows, a row of another length than its header, or can't be read as text.
         """
         batches: Iterator[pa.RecordBatch]
-        if isinstance(self.rows, CsvFile):
+        if isinstance(self.rows, CsvFile | StataFile):
             batches = self.rows.batches()
         elif isinstance(self.rows, pa.Table):
             batches = iter(self.rows.to_batches(max_chunksize=chunk_rows))
@@ -141,7 +142,7 @@ def open_table(
     optional: Collection[str] = (),
     sheet: str | None = None,
 ) -> TableFile:
-    """Read the header of a file: CSV, Parquet, Excel or Stata.
+    """Read the header of a file: CSV, Parquet, Excel, Stata or SPSS.
 
     `columns` are those that are needed, and may be a mapping to the settings that name them, which errors mention; by
     these and `optional` ones the separator, the header and the sheet of a workbook are chosen. Names match whatever
@@ -165,9 +166,8 @@ def open_table(
         table, first_row = read_workbook(path, sheet, columns)
         file = TableFile(path, table, [], first_row)
     elif kind in STATA:
-        from histocoder.data.excel import read_stata
-
-        file = TableFile(path, *read_stata(path))
+        stata = StataFile(path)
+        file = TableFile(path, stata, stata.notices)
     else:
         rows = CsvFile(path, columns, optional)
         file = TableFile(path, rows, rows.notices)
@@ -179,12 +179,12 @@ def open_table(
 def kind_of(path: Path, *, doing: str = "read") -> str:
     """Return the suffix of a table's name in lower case, without .gz; raise a UserError if there are no such tables."""
     kind = path.suffix.lower()
-    kinds = {"", *_TEXT, *PARQUET, *EXCEL, *STATA} - ({".xlsm", *STATA} if doing == "written" else set())
+    kinds = {"", *_TEXT, *PARQUET, *EXCEL, *STATA} - ({".xlsm", ".sav"} if doing == "written" else set())
     if kind == ".gz":
         kind, kinds = Path(path.stem).suffix.lower(), set(_TEXT)
     if kind in kinds:
         return kind
-    forms = ".csv, .csv.gz, .tsv, .parquet or .xlsx"
+    forms = ".csv, .csv.gz, .tsv, .parquet, .xlsx or .dta"
     raise UserError(f"{path}: {path.suffix} files can't be {doing}. Use one of the formats {forms}.")
 
 
@@ -229,7 +229,7 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 def _check_readable(path: Path) -> None:
     if path.is_dir():
-        raise UserError(f"{path} is a folder; name a CSV, Parquet, Excel or Stata file.")
+        raise UserError(f"{path} is a folder; name a CSV, Parquet, Excel, Stata or SPSS file.")
     if not path.exists():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
         hint = f" Did you mean {path.parent / near[0]}?" if near else ""

@@ -29,7 +29,7 @@ from histocoder.files import write_text
 from histocoder.inference.predict_file import predict_file
 from histocoder.log import log
 
-_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".parquet", ".pq", ".xlsx")
+_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".parquet", ".pq", ".xlsx", ".dta", ".sav")
 _WAITING = ("queued", "running")
 _RECORD = "file.json"  # what is known of a file, in its folder
 _PREVIEW_ROWS, _PREVIEW_CHARACTERS = 8, 120

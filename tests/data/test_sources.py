@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import sys
 import zipfile
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -21,7 +22,7 @@ from models import save_tiny_model
 
 from histocoder.cli.main import main
 from histocoder.config import FinetuneConfig
-from histocoder.data import output
+from histocoder.data import output, stata
 from histocoder.data.cells import as_meant, without_formulas
 from histocoder.data.output import check_output
 from histocoder.data.prepare import prepare
@@ -46,7 +47,7 @@ def workbook(path: Path, *sheets: tuple[str, list[list[object]]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", [".csv.gz", ".tsv", ".xlsx", ".parquet"])
+@pytest.mark.parametrize("suffix", [".csv.gz", ".tsv", ".xlsx", ".parquet", ".dta"])
 def test_every_form_is_read_as_written(model: Path, tmp_path: Path, suffix: str):
     frame = write_archive(tmp_path / "in.csv", 40)
     frame.loc[0, "occ1"] = "=1+1"
@@ -119,15 +120,39 @@ def test_sheets_are_named_where_several(model: Path, tmp_path: Path):
     assert openpyxl.load_workbook(tmp_path / "out.xlsx")["data"].cell(2, 4).number_format == "@"
 
 
-def test_stata_labels_are_read_as_numbers(tmp_path: Path):
-    frame = pd.DataFrame({"occ1": ["boss", "cook", ""], "h": [2000.0, 53130, None]})
-    frame.to_stata(tmp_path / "t.dta", write_index=False, value_labels={"h": {53130: "Cook"}})
-    file = open_table(tmp_path / "t.dta", ["occ1", "h"])
-    columns = file.read(["occ1", "h"]).columns
-    assert columns["occ1"].to_pylist() == ["boss", "cook", None]
-    assert columns["h"].to_pylist() == ["2000", "53130", None] and "value labels (h) are not read" in file.notices[0]
-    with pytest.raises(UserError, match=r"\.dta files can't be written"):
-        check_output(tmp_path / "o.dta")
+@pytest.mark.parametrize("suffix", [".dta", ".sav"])
+def test_stata_and_spss_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str):
+    monkeypatch.setattr(stata, "_BLOCK_ROWS", 2)
+    path = tmp_path / f"t{suffix}"
+    frame = pd.DataFrame({"occ1": ["boss", "cook", ""], "h": [2000, 53130, None], "n": [0.5, 1, 2]})
+    if suffix == ".dta":
+        frame.to_stata(path, write_index=False, value_labels={"h": {53130: "Cook"}})
+    else:
+        pytest.importorskip("pyreadstat").write_sav(frame, path, variable_value_labels={"h": {53130: "Cook"}})
+    file = open_table(path, ["occ1", "h"])
+    columns = file.read(["occ1", "h", "n"]).columns
+    assert columns["occ1"].to_pylist() == ["boss", "cook", None] and columns["n"].to_pylist() == ["0.5", "1", "2"]
+    assert columns["h"].to_pylist() == ["2000", "53130", None]
+    assert len(file.notices) == 1 and "value labels are not read" in file.notices[0]
+
+
+def test_codes_are_texts_in_stata(tmp_path: Path):
+    long = "å" * 1500
+    table = pa.table({"hisco 1": ["02000", "-1", None], "note": [long, "", None], "ok": [True, None, False]})
+    notices = output.write_table(tmp_path / "o.dta", [table.slice(0, 1), table.slice(1)])
+    assert notices == [f"{tmp_path / 'o.dta'}: names of columns that Stata does not allow are changed."]
+    columns = read_table(tmp_path / "o.dta", ["hisco_1", "note", "ok"]).columns
+    assert columns["hisco_1"].to_pylist() == ["02000", "-1", None]
+    assert columns["note"][0].as_py() == long and columns["ok"].to_pylist() == ["1", None, "0"]
+    with pytest.raises(UserError, match=r"\.sav files can't be written"):
+        check_output(tmp_path / "o.sav")
+
+
+def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pyreadstat", None)
+    (tmp_path / "t.sav").write_bytes(b"$FL2")
+    with pytest.raises(UserError, match="pip install pyreadstat"):
+        open_table(tmp_path / "t.sav", ["occ1"])
 
 
 @pytest.mark.parametrize(
@@ -140,6 +165,7 @@ def test_stata_labels_are_read_as_numbers(tmp_path: Path):
         ("t.xlsx", lambda path: workbook(path, ("a", [["occ1", "h"]])), "no rows"),
         ("t.ods", b"PK", r"\.ods files can't be read\. Use one of the formats \.csv"),
         ("t.dta", b"no Stata", "can't be read as a .dta file"),
+        ("t.dta", lambda path: pd.DataFrame({"occ1": []}, dtype=float).to_stata(path), "has columns but no rows"),
         ("t.csv.gz", b"occ1,h\nx,1\n", "damaged, or not a gzip file"),
         ("t.csv.gz", gzip.compress(b"occ1,h\nx,1\n")[:-9], "damaged, or not a gzip file"),
         ("folder", Path.mkdir, "is a folder; name a CSV"),
@@ -154,7 +180,8 @@ def test_files_that_can_not_be_read(tmp_path: Path, name: str, content, message:
     assert "\n" not in str(caught.value)
 
 
-def test_values_that_sheets_lack_become_text(tmp_path: Path):
+@pytest.mark.parametrize("name", ["out.xlsx", "out.dta"])
+def test_values_that_sheets_lack_become_text(tmp_path: Path, name: str):
     table = pa.table(
         {
             "born": pa.array([date(1850, 3, 1), None]),
@@ -167,8 +194,8 @@ def test_values_that_sheets_lack_become_text(tmp_path: Path):
             "lived": pa.array([timedelta(1), None]),
         }
     )
-    output.write_table(tmp_path / "out.xlsx", [table])
-    found = read_table(tmp_path / "out.xlsx", table.column_names).columns
+    output.write_table(tmp_path / name, [table])
+    found = read_table(tmp_path / name, table.column_names).columns
     assert found["person"].to_pylist() == ["9007199254740993", "9007199254740995"]
     assert found["code"].to_pylist() == ["7", "02110"] and found["name"].to_pylist() == ["Ann", None]
     assert found["born"].to_pylist() == ["1850-03-01", None] and str(found["seen"][0]).startswith("2020-03-01 12")
