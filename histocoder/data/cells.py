@@ -3,7 +3,7 @@
 import difflib
 import re
 import unicodedata
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +22,7 @@ _SPOILT = {
     "a date": rf"[0-9]{{1,2}}-{_MONTH}|{_MONTH}-[0-9]{{2}}|(19|20)[0-9]{{2}}-[01][0-9]-[0-3][0-9]",
     "an error": r"#[A-Z/0]{2,}[!?]",
 }
+FIRST_ROWS = 50  # number of first rows among which the header is
 _RUN = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"  # begin of a cell that a spreadsheet would run
 _SHOWN = r"^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$"  # numbers, which it shows as they are: -1, -2 and -3 are codes
 _DESCRIPTIONS = (
@@ -104,6 +105,24 @@ def descriptions_in(header: Collection[str]) -> str | None:
     """Return the column that is likely to hold descriptions, by its name; None if there is none."""
     words = {own: re.findall(r"[^\W_]+", plain(own)) for own in header}
     return next((own for usual in _DESCRIPTIONS for own in header if usual in words[own]), None)
+
+
+def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -> int:
+    """Return the index of the header, which titles may precede: the fullest row that has all columns.
+
+    If there is none, it is the first row with three quarters as many cells as the fullest.
+    """
+    cells = [[cell for cell in row if cell and cell.strip()] for row in rows]
+    wanted = set(map(plain, columns))
+    found = [i for i, row in enumerate(cells) if wanted and wanted <= set(map(plain, row))]
+    if found:
+        return max(found, key=lambda i: len(cells[i]))
+    return next(i for i, row in enumerate(cells) if 4 * len(row) >= 3 * max(map(len, cells)))
+
+
+def below_titles(path: object, unit: str, number: int) -> str:
+    """Return a notice that a header is not in the first row."""
+    return f"{path}: the header is {unit} {number}; what is above it is ignored."
 
 
 def are_formulas(cells: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:

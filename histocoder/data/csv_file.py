@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import itertools
 import re
 import zlib
 from collections.abc import Collection, Iterator
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from histocoder.data.cells import as_meant, named
+from histocoder.data.cells import FIRST_ROWS, as_meant, below_titles, header_row, named
 from histocoder.errors import Notice, UserError, counted, shown, warn_user
 
 _BLOCK_BYTES = 1 << 22  # number of bytes that Arrow reads at once; a row must fit in
@@ -45,14 +46,15 @@ class CsvFile:
         try:
             self._scan()
             for self.delimiter in _DELIMITERS:
-                header, end = self._header()
+                header, end, has_titles = self._header(columns)
                 num_found = sum(bool(named(name, header)) for name in {*columns, *optional})
-                forms.append(((num_found, len(header)), self.delimiter, header, end))
+                forms.append(((num_found, len(header)), self.delimiter, header, end, has_titles))
         except csv.Error as error:
             raise UserError(f"{path} has no header that can be read: {error}.") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(f"{path} is damaged, or not a gzip file ({error}). Compress it again.") from error
-        _, self.delimiter, self.header, self._num_skipped = max(forms, key=lambda form: form[0])
+        _, self.delimiter, self.header, self._num_skipped, has_titles = max(forms, key=lambda form: form[0])
+        self.notices += [below_titles(path, "line", self._num_skipped)] if has_titles else []
         self.decimal = "," if self.delimiter == ";" else "."
         self.schema = pa.schema([(name, pa.string()) for name in self.header])
 
@@ -105,13 +107,21 @@ class CsvFile:
         finally:
             csv.field_size_limit(before)
 
-    def _header(self) -> tuple[list[str], int]:
-        """Return the first row with content, as it was meant, and the number of lines to its end."""
-        with self._reader() as reader:
-            for row in reader:
-                if any(map(str.strip, row)):
-                    return as_meant(pa.array(row, pa.string())).to_pylist(), reader.line_num
-        raise UserError(f"{self.path} is empty.")
+    def _header(self, columns: Collection[str]) -> tuple[list[str], int, bool]:
+        """Return the header, as it was meant, the number of lines to its end, and whether titles precede it."""
+        found: list[tuple[list[str], int]] = []
+        try:
+            with self._reader() as reader:
+                rows = ((row, reader.line_num) for row in reader if any(map(str.strip, row)))
+                found.extend(itertools.islice(rows, FIRST_ROWS))
+        except csv.Error:  # a cell is longer than a block, which may be behind the header
+            if not found:
+                raise
+        if not found:
+            raise UserError(f"{self.path} is empty.")
+        at = header_row([row for row, _ in found], columns)
+        row, end = found[at]
+        return as_meant(pa.array(row, pa.string())).to_pylist(), end, at > 0
 
     def _first_fault(self, error: str) -> UserError:
         """Return what is wrong with the first row of another length than the header, or the last; else the error."""

@@ -1,5 +1,6 @@
 """Excel workbooks: what their cells show, as a table; text is written as text."""
 
+import itertools
 import re
 import zipfile
 from collections.abc import Collection, Iterable, Iterator
@@ -13,7 +14,7 @@ from openpyxl.cell import WriteOnlyCell
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 from openpyxl.utils.escape import unescape
 
-from histocoder.data.cells import named
+from histocoder.data.cells import FIRST_ROWS, below_titles, header_row, named
 from histocoder.errors import UserError, shown
 
 MAX_ROWS = 1_048_575  # largest number of rows of a sheet, below its header
@@ -24,11 +25,11 @@ _MAX_BYTES, _MAX_RATIO, _SMALL = 2 << 30, 200, 64 << 20
 _ZEROS = re.compile(r"0+")
 
 
-def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tuple[pa.Table, int]:
-    """Read a sheet, by default the only one with content or with all `columns`.
+def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tuple[pa.Table, list[str], int]:
+    """Read a sheet, by default the only one with content or with all `columns`; titles may precede its header.
 
-    Returns the table, in which columns of numbers keep their type and others are text, and Excel's number of the first
-    row below the header.
+    Returns the table, in which columns of numbers keep their type and others are text; notices to the user; and
+    Excel's number of the first row below the header.
 
     Raises UserError if the file is damaged, too large when unpacked or protected by a password, or several sheets
     could be meant.
@@ -40,7 +41,7 @@ def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tu
             raise UserError(f"{path} would unpack to {size / 2**30:,.1f} GiB; save the sheet as CSV (UTF-8).")
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         try:
-            return _read(path, _choose(path, book, sheet, columns))
+            return _read(path, _choose(path, book, sheet, columns), columns)
         finally:
             book.close()
     except (UserError, MemoryError):
@@ -59,7 +60,7 @@ def _choose(path: Path, book: openpyxl.Workbook, name: str | None, columns: Coll
         if len(alike := named(name, book.sheetnames)) != 1:
             raise UserError(f"{path} has no sheet {shown(name)}; it has: {names}.")
         return book[alike[0]]
-    headers = {sheet: _names(next(_rows(sheet), (0, []))[1]) for sheet in book.worksheets}
+    headers = {sheet: list(filter(None, _header(sheet, columns)[1])) for sheet in book.worksheets}
     filled = [sheet for sheet, header in headers.items() if header]
     has_all = [sheet for sheet in filled if columns and all(named(name, headers[sheet]) for name in columns)]
     if len(filled) == 1 or len(has_all) == 1:
@@ -67,23 +68,26 @@ def _choose(path: Path, book: openpyxl.Workbook, name: str | None, columns: Coll
     raise UserError(f"{path} has several sheets ({names}). Name one with --sheet." if filled else f"{path} is empty.")
 
 
-def _read(path: Path, sheet: Any) -> tuple[pa.Table, int]:
+def _read(path: Path, sheet: Any, columns: Collection[str]) -> tuple[pa.Table, list[str], int]:
     """Read the columns that have names; a blank row stays one, so that the others keep their numbers."""
-    rows = _rows(sheet)
-    header, names = next(rows, (0, []))
+    header, names, has_titles = _header(sheet, columns)
     if not names:
         raise UserError(f"{path} is empty.")
     cells: dict[int, list[Any]] = {i: [] for i, value in enumerate(names) if value is not None}
     last = header
-    for number, values in rows:
+    for number, values in itertools.dropwhile(lambda row: row[0] <= header, _rows(sheet)):
         for i, column in cells.items():
             column += [*[None] * (number - last - 1), values[i] if i < len(values) else None]
         last = number
-    return pa.Table.from_arrays([*map(_array, cells.values())], _names(names)), header + 1
+    table = pa.Table.from_arrays([*map(_array, cells.values())], [*filter(None, names)])
+    return table, [below_titles(path, "row", header)] if has_titles else [], header + 1
 
 
-def _names(row: Iterable[Any]) -> list[str]:
-    return [name for value in row if (name := _text(value)) is not None]
+def _header(sheet: Any, columns: Collection[str]) -> tuple[int, list[str | None], bool]:
+    """Return the number of the header's row, its names by column, and whether titles precede it; no names if empty."""
+    rows = [(number, [*map(_text, values)]) for number, values in itertools.islice(_rows(sheet), FIRST_ROWS)]
+    at = header_row([row for _, row in rows], columns) if rows else 0
+    return (*rows[at], at > 0) if rows else (0, [], False)
 
 
 def _rows(sheet: Any) -> Iterator[tuple[int, list[Any]]]:

@@ -163,8 +163,7 @@ def open_table(
     elif kind in EXCEL:
         from histocoder.data.excel import read_workbook
 
-        table, first_row = read_workbook(path, sheet, columns)
-        file = TableFile(path, table, [], first_row)
+        file = TableFile(path, *read_workbook(path, sheet, columns))
     elif kind in STATA:
         stata = StataFile(path)
         file = TableFile(path, stata, stata.notices)

@@ -88,14 +88,14 @@ def test_numbers_of_excel_are_codes(tmp_path: Path):
 
 
 def test_names_of_columns_need_not_be_exact(tmp_path: Path):
-    rows = [[], [" OCCUPATION", "Français", None, "Note"]]
+    rows = [["Census of 1881"], ["Source:", "parish"], [], [" OCCUPATION", "Français", None, "Note"]]
     rows += [["smith_x000D_\nand farrier", "fermier", "x"], ["_x005F_x000D_", None, None, "?"]]  # as Excel escapes them
     path = workbook(tmp_path / "t.xlsx", ("Data", rows))
     file = open_table(path, {"occupation": "input_col", "francais ": "target_cols"})
-    assert file.header == [" OCCUPATION", "Français", "Note"]
+    assert file.header == [" OCCUPATION", "Français", "Note"] and "the header is row 4" in file.notices[0]
     table = file.read(["occupation", "francais "])
     assert table.columns["occupation"].to_pylist() == ["smith\r\nand farrier", "_x000D_"]
-    assert table.columns["francais "].to_pylist() == ["fermier", None] and table.lines(np.arange(2)).tolist() == [3, 4]
+    assert table.columns["francais "].to_pylist() == ["fermier", None] and table.lines(np.arange(2)).tolist() == [5, 6]
     with pytest.raises(UserError, match=r"no column 'occ1'; .*Did you mean 'OCCUPATION'\? Name it with --input-col"):
         open_table(path, {"occ1": "input_col"})
 

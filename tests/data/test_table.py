@@ -68,6 +68,14 @@ def test_quotation_marks_too_few_or_too_many(
     assert len(found) == (expected is not None) and all("line 2: one cell holds" in text for text in found)
 
 
+def test_titles_above_the_header_are_ignored(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    path.write_text("Census of 1881\n\nSource,parish\nOCC1;h;note\nfarmer;1;\n")
+    file = open_table(path, ["occ1"])
+    assert file.header == ["OCC1", "h", "note"] and file.read(["occ1"]).columns["occ1"].to_pylist() == ["farmer"]
+    assert file.notices == [f"{path}: the header is line 4; what is above it is ignored."]
+
+
 def test_lines_count_quoted_line_breaks_and_blank_lines(tmp_path: Path):
     path = tmp_path / "t.csv"
     path.write_text('occ1,h\n"a\nb",1\n\nc,2\n\n\nd,3\n')

@@ -71,7 +71,7 @@ READ = [
     (GOOD + "👩‍🌾 \u2028x,71105\n".encode(), ["farmer", "baker", "👩‍🌾 \u2028x"]),
     (GOOD + b"x" * 100_000 + b",71105\n", ["farmer", "baker", "x" * 100_000]),
     (b"occ1,hisco_1\nfarmer, 61110 \nbaker,77610\n", ["farmer", "baker"]),
-    (b"\n OCC1 |Hisco_1\nfarmer|61110\nbaker|77610\n", ["farmer", "baker"]),
+    (b"Census\n\n OCC1 |Hisco_1\nfarmer|61110\nbaker|77610\n", ["farmer", "baker"]),
 ]
 
 
