@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.languages import chosen_language, own_languages
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import write_table
+from histocoder.data.problems import conflicts, rejected_rows
 from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, remove_leftovers, sha256, temporary_folder
@@ -48,8 +49,8 @@ SPLIT_FILES = {
 }
 """Split -> the table that people read; corrections are held out to compare the model with the one before."""
 TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
-REJECTED_FILE = "rejected.csv"
-PREPARED_TABLES = (store.EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTED_FILE)
+REJECTED_FILE, CONFLICTS_FILE = "rejected.csv", "conflicts.csv"
+PREPARED_TABLES = (store.EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTED_FILE, CONFLICTS_FILE)
 _ROWS_FILE = "rows.arrow"
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
 """Rules by which prepared data, which were checked before, are read."""
@@ -95,9 +96,9 @@ def prepare(
     """Prepare data in a folder, or use those prepared there before; return the content of `prepared.json`.
 
     Writes `examples.arrow` (all rows, see `ExampleWriter`), `key.csv`, and what people read of both: `data_train.csv`,
-    `data_val.csv`, `rejected.csv` (each row that was dropped, with its line in the source and why),
-    `data_held_out.csv` (corrections to compare models on) and `data_titles.csv` (see `titles_to_learn`). Last comes
-    `prepared.json` (the settings and the source's SHA-256).
+    `data_val.csv`, `rejected.csv` (each row that was dropped, with its line in the source and why), `conflicts.csv`
+    (see there), `data_held_out.csv` (corrections to compare models on) and `data_titles.csv` (see `titles_to_learn`).
+    Last comes `prepared.json` (the settings and the source's SHA-256).
 
     Parameters
     ----------
@@ -172,8 +173,13 @@ def _prepare(
         record |= {"rows": {**num_rows, "rejected": len(rows) - rows["reason"].null_count}, "codes": len(key.codes)}
         source = store.made_from(prepared_files(scratch, record, key), text_normalization)
         record["examples"] = {"made_from": source, "sha256": sha256(writer.path)}
-        write_table(scratch / REJECTED_FILE, _rejected(rows, config))
-        del rows  # which keep their file open
+        write_table(scratch / REJECTED_FILE, rejected_rows(rows, config))
+        table, number = conflicts(rows, config)
+        if number:
+            write_table(scratch / CONFLICTS_FILE, [table])
+            descriptions = counted(number, "description has", "descriptions have")
+            log.info(f"{descriptions} different codes in different rows; {folder / CONFLICTS_FILE} lists them.")
+        del rows, table  # which keep their file open
         # so that half a folder is not taken as prepared
         store.write_record(folder, {"format_version": store.PREPARED_VERSION})
         for name in PREPARED_TABLES:
@@ -268,14 +274,6 @@ def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:
     if len(distinct) < 2:
         raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
     return distinct[min(max(round(len(distinct) * config.share_val), 1), len(distinct) - 1) - 1]
-
-
-def _rejected(rows: pa.Table, config: PrepareConfig) -> Iterator[pa.Table]:
-    """Yield the dropped rows with their lines in the table and the reasons."""
-    names = ["line", "reason", "text", *(f"{CODES}{name}" for name in config.target_cols)]
-    for batch in rows.select(names).to_batches():
-        dropped = pa.Table.from_batches([batch.filter(batch["reason"].is_valid())])
-        yield dropped.rename_columns(["line", "reason", config.input_col, *config.target_cols])
 
 
 def _files(config: PrepareConfig, key: Key | None, known: Key | None, codes: Collection[str]) -> ExampleFiles:

@@ -256,6 +256,26 @@ def test_entities_are_decoded_everywhere(tmp_path: Path):
     assert coded[:2].to_numpy().tolist() == coded[2:].to_numpy().tolist()
 
 
+def test_descriptions_with_different_codes_are_listed(tmp_path: Path, logged: list[str]):
+    table = tmp_path / "t.csv"
+    rows = ["clerk,en,39310,", "Clerk,en,39340,", "clerk,en,39310,", "clerk,da,39340,", "smith,en,83110,61110"]
+    rows += ["smith,en,61110,83110", *["væver,da,75400,"] * 12, "Vaever,da,75400,61110", "cook,en,,", "cook,en,53130,"]
+    table.write_text("occ1,lang,a,b\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    files = {"target_cols": ("a", "b"), "language": "unk", "language_col": "lang"}
+    prepare(config(table, **files), tmp_path / "out")
+    assert any(f"2 descriptions have different codes in different rows; {tmp_path}" in text for text in logged)
+    found = pd.read_csv(tmp_path / "out" / "conflicts.csv", dtype=str, keep_default_na=False)
+    assert found.to_numpy().tolist() == [
+        ["væver", "da", "75400", "", "12", "8; 9; 10; 11; 12; 13; 14; 15; 16; 17; …"],
+        ["Vaever", "da", "75400", "61110", "1", "20"],
+        ["clerk", "en", "39310", "", "2", "2; 4"],
+        ["Clerk", "en", "39340", "", "1", "3"],
+    ]
+    table.write_text("occ1,lang,a,b\nclerk,en,39310,\nclerk,da,39340,\nClerks,da,39310,\nclérk,da,39340,\n")
+    prepare(config(table, **files), tmp_path / "out", overwrite=True)
+    assert not (tmp_path / "out" / "conflicts.csv").exists()
+
+
 def test_preparing_again_refuses_other_data(table: Path, tmp_path: Path, logged: list[str]):
     prepare(config(table), tmp_path / "out")
     before = (tmp_path / "out" / "data_train.csv").stat().st_mtime_ns
