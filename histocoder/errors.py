@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 """Windows has no SIGUSR1."""
@@ -14,7 +15,15 @@ _AGAIN_SECONDS = 1.0  # time within which a second Ctrl-C is the first one, forw
 
 
 class UserError(ValueError):
-    """Mistake that the user can fix; ends the program with exit code 2 and this message, without a traceback."""
+    """Mistake that the user can fix; ends the program with exit code 2 and this message, without a traceback.
+
+    `settings` that would fix it are given by name: a new value, or a mapping of a wrong name of a column to the right
+    one.
+    """
+
+    def __init__(self, message: str, **settings: Any) -> None:
+        super().__init__(message)
+        self.settings = settings
 
 
 class DamagedError(UserError):

@@ -2,6 +2,8 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tqdm import tqdm
 
@@ -20,3 +22,13 @@ log = logging.getLogger("histocoder")
 log.setLevel(logging.INFO)
 log.propagate = False
 log.addHandler(_Console())
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop all lines."""
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before

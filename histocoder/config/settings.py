@@ -8,13 +8,14 @@ comparison with the checkpoint that a run resumes from all follow from the field
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import NoneType
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from histocoder.errors import UserError
 
+_Config = TypeVar("_Config", bound="Settings")
 HIDDEN = "==SUPPRESS=="  # help of a flag that no help shows, as `argparse.SUPPRESS`
 
 
@@ -123,6 +124,16 @@ class Settings:
 
     GROUP: ClassVar[str] = ""  # title of the flags that a class declares
     MAIN: ClassVar[tuple[str, ...]] = ()  # settings that `--help` shows; `--help-all` shows all
+
+    def corrected(self: _Config, error: UserError) -> _Config:
+        """Return the settings with those that would fix an error."""
+        new = dict(error.settings)
+        for name, value in new.items():
+            if isinstance(value, Mapping):
+                own = getattr(self, name)
+                right = tuple(value.get(column, column) for column in own) if isinstance(own, tuple) else None
+                new[name] = right or next(iter(value.values()))
+        return replace(self, **new)  # type: ignore[type-var]  # it is a dataclass
 
     def __post_init__(self) -> None:
         for setting in settings_of(type(self)):

@@ -243,7 +243,8 @@ class LabelChecker:
             zeros = " If leading zeros were lost, add --zero-pad-codes"
             zeros += "; if short codes are right, --allow-codes-shorter-than-block-size" * (system.name == "general")
             ways = "Correct the labels, or leave such rows out with --drop-bad-labels."
-            raise UserError(f"{path}: {rows} not fit: {few}.{f'{zeros}.' if self._has_short else f' {ways}'}")
+            message = f"{path}: {rows} not fit: {few}.{f'{zeros}.' if self._has_short else f' {ways}'}"
+            raise UserError(message, **{"zero_pad_codes" if self._has_short else "drop_bad_labels": True})
         if self._num_ignored:
             codes = counted(self._num_ignored, "code is", "codes are")
             say(f"{path}: {codes} ignored, because an earlier cell of the row is empty or has the same code.")

@@ -14,7 +14,7 @@ from openpyxl.cell import WriteOnlyCell
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 from openpyxl.utils.escape import unescape
 
-from histocoder.data.cells import FIRST_ROWS, below_titles, header_row, named
+from histocoder.data.cells import FIRST_ROWS, below_titles, header_row, named, nearest
 from histocoder.errors import UserError, shown
 
 MAX_ROWS = 1_048_575  # largest number of rows of a sheet, below its header
@@ -58,14 +58,18 @@ def _choose(path: Path, book: openpyxl.Workbook, name: str | None, columns: Coll
     names = ", ".join(shown(title.strip()) for title in book.sheetnames)
     if name is not None:
         if len(alike := named(name, book.sheetnames)) != 1:
-            raise UserError(f"{path} has no sheet {shown(name)}; it has: {names}.")
+            near = nearest(name, book.sheetnames)
+            raise UserError(f"{path} has no sheet {shown(name)}; it has: {names}.", **({"sheet": near} if near else {}))
         return book[alike[0]]
     headers = {sheet: list(filter(None, _header(sheet, columns)[1])) for sheet in book.worksheets}
     filled = [sheet for sheet, header in headers.items() if header]
     has_all = [sheet for sheet in filled if columns and all(named(name, headers[sheet]) for name in columns)]
     if len(filled) == 1 or len(has_all) == 1:
         return (has_all or filled)[0]
-    raise UserError(f"{path} has several sheets ({names}). Name one with --sheet." if filled else f"{path} is empty.")
+    if not filled:
+        raise UserError(f"{path} is empty.")
+    best = max(filled, key=lambda sheet: (sum(bool(named(n, headers[sheet])) for n in columns), len(headers[sheet])))
+    raise UserError(f"{path} has several sheets ({names}). Name one with --sheet.", sheet=best.title.strip())
 
 
 def _read(path: Path, sheet: Any, columns: Collection[str]) -> tuple[pa.Table, list[str], int]:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from histocoder.config import PrepareConfig
+from histocoder.config import PrepareConfig, settings_of
 from histocoder.data import store
 from histocoder.data.codes import LabelRules, fit_codes, rules_of
 from histocoder.data.corrections import Corrections, read_corrections
@@ -39,7 +39,7 @@ from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, remove_leftovers, sha256, temporary_folder
 from histocoder.formatters import MISSING, Formatter, Labels, build_formatter
-from histocoder.log import log
+from histocoder.log import log, quiet
 
 SPLIT_FILES = {
     TRAIN: "data_train.csv",
@@ -97,8 +97,8 @@ def prepare(
 
     Writes `examples.arrow` (all rows, see `ExampleWriter`), `key.csv`, and what people read of both: `data_train.csv`,
     `data_val.csv`, `rejected.csv` (each row that was dropped, with its line in the source and why), `conflicts.csv`
-    (see there), `data_held_out.csv` (corrections to compare models on) and `data_titles.csv` (see `titles_to_learn`).
-    Last comes `prepared.json` (the settings and the source's SHA-256).
+    (descriptions with different codes), `data_held_out.csv` (corrections to compare models on) and `data_titles.csv`
+    (see `titles_to_learn`). Last comes `prepared.json` (the settings and the source's SHA-256).
 
     Parameters
     ----------
@@ -120,7 +120,10 @@ def prepare(
     if existing is not None:
         log.info(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing
-    _prepare(config, folder, record, known, text_normalization)
+    try:
+        _prepare(config, folder, record, known, text_normalization)
+    except UserError as error:
+        raise _all_problems(error, config, folder, known) from error
     store.write_record(folder, record)
     if num_rejected := record["rows"]["rejected"]:
         log.info(f"{folder / REJECTED_FILE} lists {counted(num_rejected, 'row that is', 'rows that are')} left out.")
@@ -132,6 +135,30 @@ def _describe(record: dict[str, Any]) -> str:
     rows = record["rows"]
     val = counted(rows["val"], "validation row", "validation rows")
     return f"{counted(rows['train'], 'training row', 'training rows')}, {val}, {record['codes']:,} codes."
+
+
+def _all_problems(error: UserError, config: PrepareConfig, folder: Path, known: Key | None) -> UserError:
+    """Return an error with all problems of a table, and the settings by which it can be prepared, if there are any."""
+    problems, fixed, num_guesses = [str(error)], config, 0
+    while error.settings:
+        is_guess = any(isinstance(value, Mapping) for value in error.settings.values())
+        num_guesses += is_guess and num_guesses == len(problems) - 1
+        try:
+            fixed = fixed.corrected(error)
+            with temporary_folder(folder / "tried") as scratch, quiet():
+                _prepare(fixed, scratch, store.record_of(fixed), known, "none")
+            break
+        except UserError as other:
+            error = other if str(other) not in problems else UserError("")
+            problems += [str(other)] * (str(other) not in problems)
+    names = [one.name for one in settings_of(type(config))]
+    changed = {name: new for name in names if (new := getattr(fixed, name)) != getattr(config, name)}
+    if num_guesses and not error.settings:
+        problems = problems[:num_guesses]  # what follows wrong guesses at columns says nothing
+    message = problems[0]
+    if len(problems) > 1:
+        message = "\n- ".join([f"{config.dataset} has {len(problems)} problems:", *problems])
+    return UserError(message, **(changed if error.settings else {}))
 
 
 def _prepare(

@@ -88,7 +88,7 @@ class TableFile:
         near = nearest(name, self.header)
         message += f" Did you mean {shown(near)}?" if near is not None else ""
         message += f" Name it with --{setting.replace('_', '-')}." if setting else ""
-        raise UserError(message)
+        raise UserError(message, **({setting: {name: near}} if setting and near is not None else {}))
 
     def read(self, columns: Collection[str]) -> Table:
         """Return some columns as text, at once; see `tables`."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import openpyxl
 import pytest
 from conftest import environment, run, write_table
 from jobs import TINY, Torchrun, training
@@ -86,7 +88,8 @@ def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         monkeypatch.setattr(sys, "argv", ["script.py", *flags.split()])
         with pytest.raises(SystemExit) as ended:
             run_script(script.main)
-        message = capsys.readouterr().err.strip()
+        message, works, _ = capsys.readouterr().err.strip().partition("\nThis command works:\n")
+        assert not works or script is finetune
         assert ended.value.code == 2, message
         assert message.startswith("error: ") and "\n" not in message and "Traceback" not in message
         return message
@@ -110,6 +113,30 @@ def test_mistakes_end_in_a_sentence(folder: Path, refused: Refused, script: Modu
     assert not any(".tmp" in name or "model.safetensors" in name or "checkpoints" in name for name in left)
     if "out/data_train.csv" in left:  # what was prepared is whole, and used by the next run
         assert "out/prepared.json" in left
+
+
+def test_the_command_in_a_message_works(folder: Path, monkeypatch, capsys, logged: list[str]):
+    book = openpyxl.Workbook()
+    book.active.append(["Copied in 2019", "by J. S."])
+    sheet = book.create_sheet("Census of 1881 ")
+    rows = [["Lancashire"], [], [" Occupation", "HISCO code ", "Note"]]
+    rows += [[f"clerk no {i}", 61110 if i % 2 else 2000] for i in range(30)]
+    for row in [*rows, ["smith", None, "torn"], ["smith", "see note"], ["", 61110, "illegible"], []]:
+        sheet.append(row)
+    book.save("my table.xlsx")
+    flags = ["--dataset", "my table.xlsx", "--target-cols", "hisco", "--save-path", "my out", "--prepare-only"]
+    monkeypatch.setattr(sys, "argv", ["finetune.py", *flags])
+    with pytest.raises(SystemExit):
+        run_script(finetune.main)
+    first, *problems, works, command = capsys.readouterr().err.strip().splitlines()
+    assert first == "error: my table.xlsx has 5 problems:" and works == "This command works:"
+    columns = ("no column 'occ1'", "no column 'hisco'")
+    expected = ("several sheets", *columns, "fewer than 5", "line 35, HISCO code: 'see note'")
+    assert all(part in problem for part, problem in zip(expected, problems, strict=True))
+    assert not list(folder.glob("my out/*"))
+    monkeypatch.setattr(sys, "argv", shlex.split(command)[1:])
+    run_script(finetune.main)
+    assert "my out/rejected.csv lists 3 rows that are left out." in logged and "--prepare-only" not in logged[-1]
 
 
 @pytest.fixture(scope="module")

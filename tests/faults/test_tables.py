@@ -101,7 +101,7 @@ def refusal(work, *args: object) -> str:
     with pytest.raises(UserError) as caught:
         work(*args)
     message = str(caught.value)
-    assert "\n" not in message and len(message) < 3000
+    assert "\n" not in message.replace("\n- ", "") and len(message) < 3000
     return message
 
 
@@ -141,7 +141,7 @@ def test_any_bytes_are_prepared_or_refused(content: bytes, allow_short_codes: bo
                 table, allow_codes_shorter_than_block_size=allow_short_codes, drop_bad_labels=drop_bad_labels
             )
         except UserError as error:
-            assert "\n" not in str(error) and not (table.parent / "out" / "prepared.json").exists()
+            assert "\n" not in str(error).replace("\n- ", "") and not (table.parent / "out" / "prepared.json").exists()
 
 
 CELLS = st.text(st.sampled_from('ab ,;"\n\r\tæ\\#'), max_size=6)
