@@ -95,9 +95,10 @@ class ExampleFiles:
         for notice in file.notices:
             say(notice)
         checker = LabelChecker(file, code_columns, self.formatter, self.rules, key=self.key, known=self.known)
-        num_dropped = 0
+        num_dropped = num_decoded = 0
         for table in checked_tables(file, [self.input_col, *lang_cols, *code_columns], say):
             texts = decode_entities(table.columns[self.input_col])
+            num_decoded += pc.sum(pc.not_equal(texts, table.columns[self.input_col]), min_count=0).as_py()
             cleaned, reasons = checker.check(table)
             reasons[np.asarray(texts.is_null())] = "no description"
             reason = pa.array(reasons, pa.string())
@@ -117,6 +118,9 @@ class ExampleFiles:
         if num_dropped:
             rows = counted(num_dropped, "row is", "rows are")
             say(f"{path}: {rows} left out, without a description or without a code that fits.")
+        if num_decoded:
+            rows = counted(num_decoded, "description has", "descriptions have")
+            say(f"{path}: {rows} HTML entities, such as &amp;, which are decoded.")
         if self.language is None and not lang_cols:
             say(f"{path} has no column {self.language_col!r}; its language is treated as unknown (unk).")
 

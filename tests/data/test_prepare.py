@@ -243,12 +243,13 @@ def test_bad_labels_stop_or_are_listed(tmp_path: Path):
     assert rejected["hisco_1"].tolist() == ["611101", "væver", "41025"]
 
 
-def test_entities_are_decoded_everywhere(tmp_path: Path):
+def test_entities_are_decoded_everywhere(tmp_path: Path, logged: list[str]):
     table, checked = tmp_path / "t.csv", tmp_path / "review.csv"
     texts = ["boot &amp; shoe maker", "b&amp;uuml;rger", "B&#252;rger", "R&D; clerk", "smith"]
     table.write_text("occ1,hisco_1\n" + "".join(f"{text},6111{i}\n" for i, text in enumerate(texts)))
     checked.write_text("occ1,checked,hisco_1\nboot & shoe maker,x,80110\n")
     files = prepared(table, tmp_path / "out", corrections=(str(checked),))
+    assert f"{table}: 3 descriptions have HTML entities, such as &amp;, which are decoded." in logged
     found = dict(pd.concat([files["data_train"], files["data_val"]])[["occ1", "hisco_1"]].to_numpy())
     assert found.keys() == {"boot & shoe maker", "bürger", "Bürger", "R&D; clerk", "smith"}
     assert found["boot & shoe maker"] == "80110"
