@@ -37,7 +37,7 @@ from histocoder.data.output import write_table
 from histocoder.data.problems import conflicts, rejected_rows
 from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
-from histocoder.files import is_same_file, make_folder, remove_leftovers, sha256, temporary_folder
+from histocoder.files import is_same_file, make_folder, remove_leftovers, temporary_folder
 from histocoder.formatters import MISSING, Formatter, Labels, build_formatter
 from histocoder.log import log, quiet
 
@@ -199,7 +199,7 @@ def _prepare(
         num_rows = _write_split(scratch, rows, config, writer, corrections=corrections, titles=titles)
         record |= {"rows": {**num_rows, "rejected": len(rows) - rows["reason"].null_count}, "codes": len(key.codes)}
         source = store.made_from(prepared_files(scratch, record, key), text_normalization)
-        record["examples"] = {"made_from": source, "sha256": sha256(writer.path)}
+        record["examples"] = store.examples_record(writer.path, source)
         write_table(scratch / REJECTED_FILE, rejected_rows(rows, config))
         table, number = conflicts(rows, config)
         if number:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from histocoder.config import LANG_SEP, PrepareConfig, settings_of
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.examples import ROW, SPLITS, row_schema
+from histocoder.data.examples import ROW, SPLITS, Examples, row_schema
 from histocoder.data.normalize import description_keys, normalize_column
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
@@ -70,6 +70,13 @@ class ExampleWriter:
             self._writer.write(pa.RecordBatch.from_arrays([names, *part.columns], schema=self._schema))
 
 
+def examples_record(path: Path, source: dict[str, Any]) -> dict[str, Any]:
+    """Return what tells `examples.arrow` from others, and the number of distinct descriptions of each split."""
+    keys = ((name, Examples.open(path, name).table["key"]) for name in SPLITS)
+    distinct = {name: pc.count_distinct(key).as_py() for name, key in keys if len(key)}
+    return {"made_from": source, "sha256": sha256(path), "num_distinct": distinct}
+
+
 def made_from(splits: Mapping[str, ExampleFiles], text_normalization: str) -> dict[str, Any]:
     """Return what determines the examples of some files, for JSON."""
     files = next(iter(splits.values()))
@@ -88,8 +95,8 @@ def made_from(splits: Mapping[str, ExampleFiles], text_normalization: str) -> di
 def store_examples(folder: Path, splits: Mapping[str, ExampleFiles], *, text_normalization: str) -> dict[str, Any]:
     """Write `examples.arrow` from files, by one checked pass, unless it is there; return its record.
 
-    The record is kept as `examples` in `prepared.json`: what it was made from, and its SHA-256, by which one that is
-    damaged or not finished is recognised.
+    The record is kept as `examples` in `prepared.json`: what it was made from, its SHA-256, by which one that is
+    damaged or not finished is recognised, and its numbers of distinct descriptions.
 
     Raises UserError if the files can't be read as examples, or the file can't be written; nothing half-built is left.
     """
@@ -106,7 +113,7 @@ def store_examples(folder: Path, splits: Mapping[str, ExampleFiles], *, text_nor
             for name, files in splits.items():
                 for rows in files.rows(say=log.info):
                     writer.write(rows, np.where(rows["reason"].is_null(), SPLITS.index(name), NO_SPLIT))
-        record = {"made_from": source, "sha256": sha256(temporary)}
+        record = examples_record(temporary, source)
     write_record(folder, {**read_prepared(folder), "examples": record})
     names = ", ".join(path.name for files in splits.values() for path in files.paths)
     log.info(f"Read {names} into {path} ({path.stat().st_size / 1e6:,.1f} MB).")

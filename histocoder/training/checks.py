@@ -108,7 +108,7 @@ def _differences(header: tuple[str, str, str], first: dict[str, Any], second: di
     return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows) if differ else ""
 
 
-def banner(trainer: Trainer, *, encoder: str) -> list[str]:
+def banner(trainer: Trainer, *, encoder: str, num_distinct: int) -> list[str]:
     """Return the lines that describe a run at its start; a collective call."""
     config, model, data = trainer.config, trainer.model, trainer.train_data
     epochs = max(config.num_epochs, trainer.total_steps // trainer.sampler.num_batches(0))  # --min-steps repeats them
@@ -127,7 +127,7 @@ def banner(trainer: Trainer, *, encoder: str) -> list[str]:
         "script": Path(sys.argv[0]).name,
         "encoder": encoder,
         "parameters": f"{_millions(total)}: {_millions(trained)} trainable{frozen}",
-        "data": f"{len(data) - data.num_titles:,} training rows, "
+        "data": f"{len(data) - data.num_titles:,} training rows ({num_distinct:,} distinct descriptions), "
         f"{f'{data.num_titles:,} titles of codes, ' if data.num_titles else ''}"
         f"{len(trainer.val_data):,} validation rows, {counted(model.config.num_classes, 'code', 'codes')}",
         "machine": ", ".join([processes, nodes, *names]),

@@ -123,7 +123,7 @@ def fit(
     trainer = Trainer(model, train_data, val_data, scaled, device=device, run=run, settings=settings)
     start_step = 0 if checkpoint is None else checkpoint.state.step
     distributed.run_on_primary(partial(_begin, config, run, key, checkpoint), doing="opening the run's folder")
-    described = banner(trainer, encoder=config.encoder)
+    described = banner(trainer, encoder=config.encoder, num_distinct=data.record["num_distinct"][TRAIN])
     for line in [*notices(trainer, config, checkpoint), *described]:
         log.info(line)
     tracker = open_trackers(config, run, start_step=start_step, system=model.config.system)

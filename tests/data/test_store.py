@@ -84,6 +84,7 @@ def test_every_row_says_where_it_is_from(config: PrepareConfig, tmp_path: Path):
     splits = [row["split"] for row in rows.values()]
     assert splits.count("train") == record["rows"]["train"] and splits.count("validation") == record["rows"]["val"]
     train = {row["key"] for row in rows.values() if row["split"] == "train"}
+    assert record["examples"]["num_distinct"]["train"] == len(train)
     assert train.isdisjoint(row["key"] for row in rows.values() if row["split"] == "validation")
 
 
