@@ -24,7 +24,7 @@ from histocoder.data.samplers import BucketSampler, Share
 from histocoder.data.titles import WEIGHT
 from histocoder.errors import MachineError, ignore_stop_signals, in_main_thread
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
-from histocoder.formatters.tokenizers import CHARACTERS, UNKNOWN, Tokenizer, join_language, tokenize
+from histocoder.formatters.tokenizers import CHARACTERS, CLS_ID, SEP_ID, UNKNOWN, Tokenizer, join_language, tokenize
 
 _ROWS_AT_ONCE = 1 << 18
 _END_SECONDS = 0.3  # between the end of a process' pipes and its own
@@ -176,9 +176,20 @@ class OccupationDataset(Dataset):
 
     def _input_ids(self, share: Share) -> np.ndarray:
         """Return token ids, of shape (B, S)."""
+        if self.augmenter is None and self.tokenizer.reads_characters:
+            return self._characters(share.rows)
         texts = self.examples.inputs(share.rows) if self.augmenter is None else self._augment(self.augmenter, share)
         tokens = tokenize(texts, max_len=self.max_len, tokenizer=self.tokenizer)
         return tokens.pad(np.arange(len(texts)), max_len=self.max_len, num_positions=self.pad_to)
+
+    def _characters(self, rows: np.ndarray) -> np.ndarray:
+        """Return what `tokenize` makes of rows' characters, in half its time, since no strings are made of them."""
+        characters, lengths = self.examples.characters(rows, most=self.max_len - 2)
+        num_positions = self.pad_to or self.tokenizer.num_positions(int(lengths.max()) + 2, self.max_len)
+        ids = np.zeros((len(rows), num_positions), dtype=np.int32)
+        ids[:, 1:][np.arange(num_positions - 1) < lengths[:, None]] = characters
+        ids[:, 0], ids[np.arange(len(rows)), lengths + 1] = CLS_ID, SEP_ID
+        return ids
 
     def _augment(self, augmenter: Augmenter, share: Share) -> list[str]:
         noise = augmenter.noise(share.rows, share.epoch)

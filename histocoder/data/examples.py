@@ -170,10 +170,24 @@ class Examples:
 
     def inputs(self, rows: np.ndarray) -> list[str]:
         """Return what models read: the languages and descriptions of some rows, joined for `tokenize`."""
-        content, starts, sizes = self._bytes
-        text = content[ragged(starts[rows], sizes[rows].astype(np.int64))].tobytes().decode()
+        text = self._input_bytes(rows).tobytes().decode()
         ends = np.cumsum(self.num_characters[rows].astype(np.int64)).tolist()
         return [text[start:end] for start, end in itertools.pairwise([0, *ends])]
+
+    def characters(self, rows: np.ndarray, *, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the Unicode code points of `inputs`, at most so many of each row, and how many each row has."""
+        found, numbers = self._input_bytes(rows), self.num_characters[rows].astype(np.int64)
+        if len(found) != numbers.sum():  # not ASCII
+            found = np.frombuffer(found.tobytes().decode().encode("utf-32-le"), "<u4")
+        if numbers.max() <= most:
+            return found, numbers
+        kept = np.minimum(numbers, most)
+        return found[ragged(np.cumsum(numbers) - numbers, kept)], kept
+
+    def _input_bytes(self, rows: np.ndarray) -> np.ndarray:
+        """Return the bytes of the inputs of some rows, one behind the other."""
+        content, starts, sizes = self._bytes
+        return content[ragged(starts[rows], sizes[rows].astype(np.int64))]
 
 
 def _starts_and_sizes(texts: pa.Array, address: int) -> tuple[np.ndarray, np.ndarray]:

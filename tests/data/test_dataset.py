@@ -63,6 +63,16 @@ def test_token_ids_are_canines(texts: list[str]):
             assert ids == TOKENIZER(text)["input_ids"]
 
 
+@pytest.mark.parametrize(("max_len", "pad_to"), [(128, None), (128, 128), (20, None), (9, 9), (4, None)])
+def test_plain_batches_hold_their_texts_tokens(examples: Examples, max_len: int, pad_to: int | None):
+    data = dataset(examples, max_len=max_len, pad_to=pad_to)
+    for rows in (np.arange(6), np.array([3, 1]), np.array([0])):
+        batch = data[Share(rows, epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
+        tokens = tokenize(examples.inputs(rows), max_len=max_len)
+        expected = tokens.pad(np.arange(len(rows)), max_len=max_len, num_positions=pad_to)
+        assert torch.equal(batch.input_ids, torch.from_numpy(expected))
+
+
 def test_labels_of_a_batch(examples: Examples):
     data = dataset(examples)
     batch = data[Share(np.arange(6), epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
