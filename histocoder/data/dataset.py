@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -214,6 +216,7 @@ class BatchLoader:
     ) -> None:
         self._timeout = config.worker_timeout
         self._workers: list[BaseProcess] = []
+        self._late: int | None = None
         self._loader = DataLoader(
             data,
             sampler=sampler,
@@ -223,7 +226,6 @@ class BatchLoader:
             prefetch_factor=config.prefetch_factor if config.num_workers else None,
             persistent_workers=config.persistent_workers and config.num_workers > 0,
             pin_memory=pin_memory,
-            timeout=config.worker_timeout if config.num_workers else 0,
             worker_init_fn=ignore_stop_signals,
             generator=torch.Generator(),  # its own, so that loading leaves the run's random state alone
         )
@@ -231,7 +233,22 @@ class BatchLoader:
     def __iter__(self) -> Iterator[Batch]:
         batches = iter(self._loader)
         self._workers = getattr(batches, "_workers", [])  # torch says nowhere else which processes are its
-        yield from batches
+        if not self._workers:
+            yield from batches
+        for i in itertools.cycle(range(len(self._workers))):  # torch's timeout would not end reading from a stopped one
+            timer = threading.Timer(self._timeout, self._end_late_worker, [i])
+            timer.start()
+            try:
+                batch = next(batches, None)
+            finally:
+                timer.cancel()
+            if batch is None:
+                return
+            yield batch
+
+    def _end_late_worker(self, i: int) -> None:
+        self._late = i
+        self._workers[i].kill()
 
     @contextmanager
     def naming_workers(self) -> Iterator[None]:
@@ -255,10 +272,10 @@ class BatchLoader:
                 worker.kill()  # the only signal that ends a stopped process
 
     def _failure(self, error: str) -> str | None:
-        """Return how workers failed; None if none did."""
+        """Return which worker failed and how; None if none did."""
         time.sleep(_END_SECONDS)
-        if "timed out" in error:
-            return f"The loader workers have returned no batch for {self._timeout:g} s."
+        if (i := self._late) is not None:
+            return f"Loader worker {i} (process {self._workers[i].pid}) has returned no batch for {self._timeout:g} s."
         for i, worker in enumerate(self._workers):
             if worker.exitcode:  # the others are ended by torch, with 0
                 return f"Loader worker {i} (process {worker.pid}) was killed, perhaps because memory ran out."

@@ -1,13 +1,26 @@
-"""Loader workers that are killed or hang: the run ends with an error that says so."""
+"""Loader workers that are killed or hang: the run ends with an error that names the worker, and leaves no process."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
 from conftest import run
-from jobs import faulty, finetune
+from jobs import faulty, finetune, is_alive
+from trainers import stored
+
+from histocoder.config import MachineConfig
+from histocoder.data.dataset import BatchLoader, OccupationDataset
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.prepare import PREPARED_RULES
+from histocoder.data.samplers import BucketSampler
+from histocoder.errors import MachineError
+from histocoder.formatters import build_formatter
 
 EXTRA = ("--batch-size", 8, "--max-steps", 40, "--num-workers", 2, "--worker-timeout", 3)
 
@@ -23,14 +36,36 @@ def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path, call: 
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"),
+    ("sent", "what"),
     [
-        ("SIGKILL", r"Loader worker 1 \(process \d+\) was killed, perhaps because memory ran out"),
-        pytest.param("SIGSTOP", "The loader workers have returned no batch for 3 s", marks=pytest.mark.slow),
+        ("SIGKILL", "was killed, perhaps because memory ran out"),
+        pytest.param("SIGSTOP", "has returned no batch for 3 s", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("persistent", [pytest.param((), marks=pytest.mark.slow), ("--persistent-workers",)])
-def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, sent: str, said: str, persistent):
+def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, sent: str, what: str, persistent):
     args = finetune(table, tmp_path / "out", *EXTRA, *persistent)
     result = run(*faulty(args, f"worker:1:{sent}"), check=False, fresh=True)
-    assert result.returncode == 1 and re.search(rf"error: {said}\. Run the same", result.stderr), result.stderr
+    found = re.search(rf"error: Loader worker 1 \(process (\d+)\) {what}\. Run the same", result.stderr)
+    assert result.returncode == 1 and found is not None, result.stderr
+    assert not is_alive(int(found[1]))
+
+
+def test_a_worker_stopped_after_sending_is_named(table: Path, tmp_path: Path):
+    """Its batch is announced, but lies in its memory: whoever fetches it from there would wait forever."""
+    files = ExampleFiles(
+        (table,), ("hisco_1",), build_formatter("hisco", num_blocks=1), language="en", rules=PREPARED_RULES
+    )
+    examples = stored(tmp_path, files)
+    form = {"formatter": files.formatter, "classes": examples.code_table, "max_len": 64}
+    data = OccupationDataset(examples, **form)
+    sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=8, seed=0)
+    loader = BatchLoader(data, sampler, MachineConfig(num_workers=1, worker_timeout=1.0), pin_memory=False)
+    late = r"Loader worker 0 \(process \d+\) has returned no batch for 1 s"
+    with pytest.raises(MachineError, match=late), loader.naming_workers():
+        batches = iter(loader)
+        next(batches)
+        time.sleep(0.5)  # the next batch is in the queue
+        (worker,) = multiprocessing.active_children()
+        os.kill(worker.pid, signal.SIGSTOP)
+        next(batches)
