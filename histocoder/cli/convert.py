@@ -54,8 +54,7 @@ def run_export(config: ExportFlags) -> None:
     if not config.data and not Path(data).is_file():
         raise UserError(f"The graphs are checked on validation data, and there is no {data}. Add --data FILE.")
     coder = Coder.from_pretrained(local_folder(config.model), "cpu")
-    rules = LabelRules(is_training=False)
-    files, _ = training_files(Path(data), coder, rules, input_col=config.input_col, language_col=None)
+    files, _ = training_files(Path(data), coder, LabelRules(), input_col=config.input_col, language_col=None)
     examples = files.read(say=log.info)
     examples = examples.take(np.random.default_rng(0).permutation(len(examples))[:_MOST_ROWS])
     export(coder, output, examples.texts, examples.langs)

@@ -42,7 +42,6 @@ def run_evaluate(config: EvaluateFlags) -> None:
         zero_pad=config.zero_pad_codes,
         allow_short=config.allow_codes_shorter_than_block_size,
         drop_bad=config.drop_bad_labels,
-        is_training=False,
     )
     examples = _coded_rows(config, coder, rules)
     trained = _trained(config, coder, examples, run_of(folder), rules)

@@ -67,7 +67,7 @@ def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
 def _read_known(path: Path, coder: Coder, config: PredictFlags) -> tuple[Known, str]:
     """Read hand-coded descriptions; return them and their identity."""
     short = config.allow_codes_shorter_than_block_size
-    rules = LabelRules(zero_pad=config.zero_pad_codes, allow_short=short, drop_bad=True, is_training=False)
+    rules = LabelRules(zero_pad=config.zero_pad_codes, allow_short=short, drop_bad=True)
     files, has_languages = training_files(
         path, coder, rules, input_col=config.input_col, language_col=config.language_col
     )

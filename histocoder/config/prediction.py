@@ -53,7 +53,7 @@ class FileOptions(Settings):
     """The file to code, and the form of its output."""
 
     input: str = free("", f"table of descriptions: {TABLE_HELP}", metavar="FILE")
-    output: str = free("", f"output, in the format of its suffix: {TABLE_HELP}", metavar="FILE")
+    output: str = free("", "output, by its suffix: .csv, .csv.gz, .tsv, .parquet, .xlsx or .dta", metavar="FILE")
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
     language: str = free(

@@ -5,12 +5,14 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from histocoder.formatters import CodeSystem
 
 MISSING_MARKS = frozenset({"NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "N/A", "n/a", "#N/A", "."})
 """Marks of missing values: R writes NA; pandas NaN, nan, <NA> or None; databases NULL; spreadsheets N/A; Stata and SAS
 a dot. Lower case "na" and "none" are left out, since people write them as words."""
-MOST_DIGITS = 2**53  # largest integer up to which doubles tell all integers apart
 _KEPT_AS_TEXT = re.compile(r'="(.*)"|\'(.+)')
 WHOLE_NUMBER = re.compile(r"(-?[0-9]+)(\.0+)?")
 _PRINTED_HISCO = re.compile(r"([0-9])-([0-9]{2})\.([0-9]{2})")
@@ -21,6 +23,8 @@ _SPOILT = {
     "an error": r"#[A-Z/0]{2,}[!?]",
 }
 FIRST_ROWS = 50  # number of first rows among which the header is
+_RUN = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"  # begin of a cell that a spreadsheet would run
+_SHOWN = r"^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$"  # numbers, which it shows as they are: -1, -2 and -3 are codes
 _DESCRIPTIONS = (
     *("occ1", "occ", "occupation", "beruf", "profession", "metier", "yrke", "beroep", "erhverv", "stilling"),
     *("mestiere", "oficio", "ocupacion", "profissao", "description", "title"),
@@ -90,7 +94,7 @@ def named(name: str, header: Collection[str]) -> list[str]:
 
 
 def nearest(name: str, header: Collection[str]) -> str | None:
-    """Return the name of the most similar column, without blanks around it; for descriptions also a usual one."""
+    """Return the most similar name of a column, without blanks around it; for descriptions also a usual one."""
     names = {plain(own): " ".join(own.split()) for own in header}
     if close := difflib.get_close_matches(plain(name), names, n=1, cutoff=0.5):
         return names[close[0]]
@@ -119,3 +123,29 @@ def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -
 def below_titles(path: object, unit: str, number: int) -> str:
     """Return a notice that a header is not in the first row."""
     return f"{path}: the header is {unit} {number}; what is above it is ignored."
+
+
+def are_formulas(cells: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """Return which of some texts a spreadsheet would run; null where they are null.
+
+    A transcribed "=1+1" or "-daughter of the above" is text here, and a formula in Excel; a malicious one can run
+    programs. See https://owasp.org/www-community/attacks/CSV_Injection.
+    """
+    return pc.and_not(pc.match_substring_regex(cells, _RUN), pc.match_substring_regex(cells, _SHOWN))
+
+
+def without_formulas(cells: pa.ChunkedArray | pa.Array) -> tuple[pa.ChunkedArray | pa.Array, int]:
+    """Put an apostrophe before each text that a spreadsheet would run; return how many have one."""
+    found = are_formulas(cells)
+    if not (number := pc.sum(found, min_count=0).as_py()):
+        return cells, 0
+    quote, nothing = (pa.scalar(text, cells.type) for text in ("'", ""))
+    return pc.if_else(found, pc.binary_join_element_wise(quote, cells, nothing), cells), number
+
+
+def as_meant(cells: pa.Array) -> pa.Array:
+    """Undo `without_formulas`."""
+    if not pc.any(pc.starts_with(cells, "'"), min_count=0).as_py():
+        return cells
+    rest = pc.utf8_slice_codeunits(cells, 1)
+    return pc.if_else(pc.and_(pc.starts_with(cells, "'"), are_formulas(rest)), rest, cells)

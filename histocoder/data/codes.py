@@ -6,7 +6,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -36,7 +36,6 @@ class LabelRules:
     allow_short: bool = False  # whether codes may be shorter than the block
     drop_bad: bool = False  # whether rows with codes that do not fit are dropped, instead of stopping the run
     blank_means_no_occupation: bool = False  # whether to keep rows without codes, as the formatter marks them
-    is_training: bool = True  # whether messages may name flags that only training has
 
 
 def rules_of(config: DataConfig) -> LabelRules:
@@ -134,17 +133,13 @@ class LabelChecker:
     ) -> None:
         self.file, self._target_cols, self._formatter = file, target_cols, formatter
         self._rules, self._key, self._known = rules, key, {*known, *(key.codes if key else ())}
-        self._allow_short = rules.allow_short or any(is_short(code, formatter.system) for code in known)
-        self._has_codes = False
-        self._num_ignored = self._num_uncoded = 0
-        self._read_as: Counter[tuple[str, str]] = Counter()
+        allow_short = rules.allow_short or rules.zero_pad or any(is_short(code, formatter.system) for code in known)
+        self._allow_short = allow_short
+        self._num_ignored = 0
         self._has_decimals: dict[str, bool] = {}  # by column; its first chunk tells
-        self._short, self._bad = _Found(), _Found()
-
-    @property
-    def num_bad(self) -> int:
-        """Number of rows with codes that do not fit."""
-        return self._bad.count
+        self._too_short = f"has fewer than {formatter.block_size} characters"
+        self._has_short, self._num_bad = False, 0
+        self._first_bad: list[tuple[int, str]] = []  # line in the file, and what is there
 
     def check(self, table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return each column's codes of a chunk's n rows, and the reasons why rows can't be used.
@@ -161,9 +156,12 @@ class LabelChecker:
             present = index >= 0
             has_code = np.array([code != MISSING for code in distinct] + [False])[index]
             self._num_ignored += int((present & ~reading).sum())
-            self._has_codes |= not codes and bool(present.any())
             index[~reading] = -1
-            self._gather(table, name, distinct, index, bad)
+            problems = [self._problem(code) for code in distinct]
+            is_bad = np.array([problem is not None for problem in problems] + [False])
+            for row in np.flatnonzero(is_bad[index]).tolist():
+                bad.setdefault(row, f"{name}: {shown(distinct[index[row]])} {problems[index[row]]}")
+                self._has_short |= problems[index[row]] == self._too_short
             codes[name] = np.array([*distinct, None], dtype=object)[index]
             if len(codes) == 1 and may_be_missing:
                 codes[name][~present] = MISSING
@@ -175,8 +173,10 @@ class LabelChecker:
             is_read[:] = is_filled[:] = True
         for row in np.flatnonzero(is_filled & ~is_read).tolist():
             bad.setdefault(row, f"{self._target_cols[0]}: no code, but one in a later column")
-        self._bad.add(table, bad, len(bad))
-        self._num_uncoded += int((~is_filled).sum())
+        self._num_bad += len(bad)
+        lines = table.lines(np.array(sorted(bad)[:_NUM_EXAMPLES], dtype=np.int64)).tolist()
+        first = [*self._first_bad, *zip(lines, (bad[row] for row in sorted(bad)), strict=False)]
+        self._first_bad = first[:_NUM_EXAMPLES]
         reasons = np.empty(len(table), dtype=object)
         reasons[~is_filled] = "no code"
         reasons[list(bad)] = list(bad.values())
@@ -199,38 +199,26 @@ class LabelChecker:
         """Return each cell's index among the distinct codes, -1 if missing, and these codes, "" if missing."""
         coded = pc.dictionary_encode(column)
         index, cells = np.array(pc.fill_null(coded.indices, -1)), coded.dictionary.to_pylist()
-        counts = np.bincount(index[index >= 0], minlength=len(cells))
         system, is_first = self._formatter.system, name == self._target_cols[0]
         if name not in self._has_decimals:
             self._has_decimals[name] = self._formatter.name == "general" and have_decimals(cells)
         codes = []
-        for cell, count in zip(cells, counts.tolist(), strict=True):
+        for cell in cells:
             code = read_code(cell, self._known, has_decimals=self._has_decimals[name], system=system)
             code = "" if code == MISSING and not is_first and system.missing_block is not None else code
-            if code != cell.strip():
-                self._read_as[cell.strip(), code] += count
             if self._rules.zero_pad and code.isascii() and code.isdigit() and is_short(code, system):
                 code = code.zfill(system.block_size)
             codes.append(code)
         index[np.array([not code for code in codes] + [True])[index]] = -1
         return index, codes
 
-    def _gather(self, table: Table, name: str, codes: Sequence[str], index: np.ndarray, bad: dict[int, str]) -> None:
-        """Gather a column's short codes, and add rows whose code does not fit to `bad`; -1 is the index of no code."""
-        system = self._formatter.system
-        short = np.flatnonzero(np.array([*(is_short(code, system) for code in codes), False])[index])
-        few = {row: f"{name}: {shown(codes[index[row]])}" for row in short[:_NUM_EXAMPLES].tolist()}
-        self._short.add(table, few, len(short))
-        problems = [self._problem(code) for code in codes]
-        is_bad = np.array([problem is not None for problem in problems] + [False])
-        for row in np.flatnonzero(is_bad[index]).tolist():
-            bad.setdefault(row, f"{name}: {shown(codes[index[row]])} {problems[index[row]]}")
-
     def _problem(self, code: str) -> str | None:
         """Return why a code does not fit; None if it does, or is missing."""
+        system = self._formatter.system
         if not code:
             return None
-        system = self._formatter.system
+        if not self._allow_short and is_short(code, system):
+            return self._too_short
         problem = system.problem(code)
         is_decimal = problem is not None and re.fullmatch(r"-?[0-9]+\.[0-9]+(e[+-]?[0-9]+)?", code, re.IGNORECASE)
         changed = "a number" if is_decimal else spoilt(code)
@@ -239,67 +227,24 @@ class LabelChecker:
         may_be_several = problem is not None or (system.labels is not None and code not in self._known)
         if may_be_several and _SEVERAL_CODES.fullmatch(code):
             return "holds several codes; put each in a column of its own"
-        if problem is None:
-            is_strange = self._key is not None and code != MISSING and code not in self._key.index
-            return "is not in the key" if is_strange else None
-        if self._rules.is_training and self._formatter.name == "general":
-            flag = "--use-within-block-sep" if "has ','" in problem else "--block-size"
-            return f"{problem} (see {flag})"
+        if problem is None and self._key is not None and code != MISSING and code not in self._key.index:
+            return "is not in the key"
         return problem
 
     def finish(self, say: Callable[[str], None]) -> None:
         """Say what was found in all chunks.
 
-        Raises UserError if there is no code at all, or one does not fit and no rule covers it; names rows by line.
+        Raises UserError if a code does not fit and no rule covers it; names rows by line.
         """
         path, system = self.file.path, self._formatter.system
-        if not self._has_codes:
-            raise UserError(f"{path} has no code at all in the column {self._target_cols[0]!r}.")
-        if self._short.count and not self._allow_short and not self._rules.zero_pad:
-            codes = counted(self._short.count, "code has", "codes have")
-            right = "; if they are correct, add --allow-codes-shorter-than-block-size"
-            raise UserError(
-                f"{path}: {codes} fewer than {system.block_size} characters, such as {self._short}. If leading zeros "
-                f"were lost, add --zero-pad-codes{right * (system.name == 'general')}.",
-                zero_pad_codes=True,
-            )
-        if self._bad.count and not self._rules.drop_bad:
-            rows = counted(self._bad.count, "row has a label that does", "rows have labels that do")
-            raise UserError(
-                f"{path}: {rows} not fit: {self._bad}. Correct the labels, or leave such rows out with "
-                "--drop-bad-labels.",
-                drop_bad_labels=True,
-            )
-        if self._read_as:
-            cells = counted(self._read_as.total(), "cell of codes is", "cells of codes are")
-            few = [
-                f"{shown(cell)} as {shown(code) if code else 'missing'} ({count:,})"
-                for (cell, code), count in self._read_as.most_common(_NUM_EXAMPLES)
-            ]
-            say(f"{path}: {cells} not read as written: {', '.join(few)}{', …' * (len(self._read_as) > len(few))}.")
+        if self._num_bad and (self._has_short or not self._rules.drop_bad):
+            rows = counted(self._num_bad, "row has a label that does", "rows have labels that do")
+            few = "; ".join(f"line {line}, {text}" for line, text in self._first_bad)
+            zeros = " If leading zeros were lost, add --zero-pad-codes"
+            zeros += "; if short codes are right, --allow-codes-shorter-than-block-size" * (system.name == "general")
+            ways = "Correct the labels, or leave such rows out with --drop-bad-labels."
+            message = f"{path}: {rows} not fit: {few}.{f'{zeros}.' if self._has_short else f' {ways}'}"
+            raise UserError(message, **{"zero_pad_codes" if self._has_short else "drop_bad_labels": True})
         if self._num_ignored:
             codes = counted(self._num_ignored, "code is", "codes are")
             say(f"{path}: {codes} ignored, because an earlier cell of the row is empty or has the same code.")
-        if self._num_uncoded:
-            rows = counted(self._num_uncoded, "row without any code is", "rows without any code are")
-            may_keep = self._rules.is_training and system.missing_block is not None
-            how = "; --blank-means-no-occupation trains on such rows as descriptions of no occupation"
-            say(f"{path}: {rows} left out{how * may_keep}.")
-
-
-@dataclass
-class _Found:
-    """Number of findings in a file, and the first few of them."""
-
-    count: int = 0
-    first: list[tuple[int, str]] = field(default_factory=list)  # line in the file, and what is there
-
-    def add(self, table: Table, found: Mapping[int, str], count: int) -> None:
-        """Add `count` findings of a chunk; `found` maps rows of the first few of them, at least, to texts."""
-        self.count += count
-        rows = sorted(found)[:_NUM_EXAMPLES]
-        lines = table.lines(np.array(rows, dtype=np.int64)).tolist()
-        self.first = sorted([*self.first, *zip(lines, map(found.__getitem__, rows), strict=True)])[:_NUM_EXAMPLES]
-
-    def __str__(self) -> str:
-        return "; ".join(f"line {line}, {text}" for line, text in self.first)

@@ -16,16 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from histocoder.data.cells import FIRST_ROWS, below_titles, header_row, named
-from histocoder.data.formulas import as_meant
+from histocoder.data.cells import FIRST_ROWS, as_meant, below_titles, header_row, named
 from histocoder.errors import Notice, UserError, counted, shown, warn_user
 
 _BLOCK_BYTES = 1 << 22  # number of bytes that Arrow reads at once; a row must fit in
 _CHECK_BYTES = 1 << 24
 _DELIMITERS = ",;\t|"
 _BREAK = r"\r\n|\n|\r"
-_DECIMAL = re.compile(r"\s*[+-]?[0-9]+([.,])[0-9]+\s*")
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # as Python decodes such bytes
+_UNDEFINED = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")  # bytes that Windows-1252 lacks
 _BOM = b"\xef\xbb\xbf"
 _ESCAPED = re.compile(rb'[,;\t\n]"[^"\n]*\\"[^",;\t\r\n]')  # a quotation mark with a backslash before it, not doubled
 
@@ -47,21 +46,17 @@ class CsvFile:
         try:
             self._scan()
             for self.delimiter in _DELIMITERS:
-                rows, ends = self._first_rows()
-                at = header_row(rows, columns)
-                header = as_meant(pa.array(rows[at], pa.string())).to_pylist()
+                header, end, has_titles = self._header(columns)
                 num_found = sum(bool(named(name, header)) for name in {*columns, *optional})
-                forms.append(((num_found, len(header)), self.delimiter, header, rows[at:], ends[at], at))
+                forms.append(((num_found, len(header)), self.delimiter, header, end, has_titles))
         except csv.Error as error:
             raise UserError(f"{path} has no header that can be read: {error}.") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(f"{path} is damaged, or not a gzip file ({error}). Compress it again.") from error
-        _, self.delimiter, self.header, rows, self._num_skipped, at = max(forms, key=lambda form: form[0])
-        marks = {match[1] for cell in itertools.chain(*rows) if (match := _DECIMAL.fullmatch(cell))}
-        has_commas = "," in marks or (self.delimiter == ";" and not marks)
-        self.decimal = "," if has_commas and self.delimiter != "," else "."
+        _, self.delimiter, self.header, self._num_skipped, has_titles = max(forms, key=lambda form: form[0])
+        self.notices += [below_titles(path, "line", self._num_skipped)] if has_titles else []
+        self.decimal = "," if self.delimiter == ";" else "."
         self.schema = pa.schema([(name, pa.string()) for name in self.header])
-        self.notices += [below_titles(path, "line", self._num_skipped)] if at else []
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all columns as text, formulas without their apostrophe; raise a UserError where the form is broken."""
@@ -112,8 +107,8 @@ class CsvFile:
         finally:
             csv.field_size_limit(before)
 
-    def _first_rows(self) -> tuple[list[list[str]], list[int]]:
-        """Return the first rows with content, and the number of lines up to the end of each."""
+    def _header(self, columns: Collection[str]) -> tuple[list[str], int, bool]:
+        """Return the header, as it was meant, the number of lines to its end, and whether titles precede it."""
         found: list[tuple[list[str], int]] = []
         try:
             with self._reader() as reader:
@@ -124,7 +119,9 @@ class CsvFile:
                 raise
         if not found:
             raise UserError(f"{self.path} is empty.")
-        return [row for row, _ in found], [end for _, end in found]
+        at = header_row([row for row, _ in found], columns)
+        row, end = found[at]
+        return as_meant(pa.array(row, pa.string())).to_pylist(), end, at > 0
 
     def _first_fault(self, error: str) -> UserError:
         """Return what is wrong with the first row of another length than the header, or the last; else the error."""
@@ -171,54 +168,47 @@ class CsvFile:
 
     def _scan(self) -> None:
         """Find the encoding and the escape of quotation marks; raise a UserError unless all of the file is text."""
-        line, escapes, tail = 1, False, b""
+        line, num_good, num_bad, has_escapes, tail = 1, 0, 0, False, b""
+        first, is_cp1252 = "", True
         with _opened(self.path) as file:
-            begin = file.read(3)
-            self.excel = begin == _BOM
-            encoding = "utf-8" if self.excel else ""
+            self.excel = file.read(3) == _BOM
             file.seek(0)
             while chunk := file.read(_CHECK_BYTES) + file.readline():
                 if b"\0" in chunk:
                     line += chunk[: chunk.index(b"\0")].count(b"\n")
                     raise UserError(
-                        f"{self.path} has a NUL byte in line {line}: it is damaged, UTF-16 text or a "
-                        "workbook. Save it as UTF-8 CSV (in Excel: 'CSV UTF-8')."
+                        f"{self.path} has a NUL byte in line {line}: it is damaged, UTF-16 text or a workbook. Save it "
+                        "as UTF-8 CSV (in Excel: 'CSV UTF-8')."
                     )
                 if not chunk.isascii():
-                    encoding = self._encoding_of(chunk, encoding, line)
-                escapes = escapes or (b'\\"' in chunk and _ESCAPED.search(chunk) is not None)
+                    text = chunk.decode("utf-8", "surrogateescape")
+                    bad = _NOT_UTF8.findall(text)
+                    if bad and not first:
+                        first_line = line + text[: text.index(bad[0])].count("\n")
+                        first = f"line {first_line}: the byte 0x{ord(bad[0]) - 0xDC00:02X}"
+                    num_bad += len(bad)
+                    num_good += len(text) - len(text.encode("ascii", "ignore")) - len(bad)
+                    is_cp1252 &= not _UNDEFINED.search(chunk)
+                has_escapes = has_escapes or (b'\\"' in chunk and _ESCAPED.search(chunk) is not None)
                 line += chunk.count(b"\n")
                 tail = chunk[-64:]
+        if num_bad and (self.excel or num_good > num_bad):
+            raise UserError(
+                f"{self.path}, {first} is not UTF-8, but most of the file is. Fix that line, or save the file as UTF-8 "
+                "again."
+            )
+        if num_bad and not is_cp1252:
+            raise UserError(f"{self.path} is neither UTF-8 nor Windows-1252 text; save it as UTF-8.")
         self._ends_with_quote = tail.rstrip().endswith(b'"')
-        self._encoding, self._escape = encoding if encoding == "cp1252" else "utf-8-sig", "\\" if escapes else None
-        if encoding == "cp1252":
+        self._encoding, self._escape = "cp1252" if num_bad else "utf-8-sig", "\\" if has_escapes else None
+        if num_bad:
             self.notices.append(
                 f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check that accents look right."
             )
-        if escapes:
+        if has_escapes:
             self.notices.append(
                 f"{self.path}: quotation marks are escaped with backslashes, as R writes them, and are read as such."
             )
-
-    def _encoding_of(self, chunk: bytes, before: str, line: int) -> str:
-        """Return the encoding of lines from `line` on, behind some in the encoding `before`, if they tell it."""
-        text = chunk.decode("utf-8", "surrogateescape")
-        first = _NOT_UTF8.search(text)
-        if first is None and before != "cp1252":
-            return "utf-8"
-        num_bad = len(_NOT_UTF8.findall(text))
-        num_good = len(text) - len(text.encode("ascii", "ignore")) - num_bad
-        if first is not None and (before == "utf-8" or (not before and num_good > num_bad)):
-            line += text.count("\n", 0, first.start())
-            raise UserError(
-                f"{self.path}, line {line}: the byte 0x{ord(first[0]) - 0xDC00:02X} is not UTF-8, but most of the file "
-                "is. Fix that line, or save the file as UTF-8 again."
-            )
-        try:
-            chunk.decode("cp1252")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{self.path} is neither UTF-8 nor Windows-1252 text; save it as UTF-8.") from error
-        return "cp1252"
 
 
 def _opened(path: Path) -> BinaryIO:

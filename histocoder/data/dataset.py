@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import threading
@@ -179,7 +180,7 @@ class OccupationDataset(Dataset):
 
     def descriptions(self, rows: np.ndarray) -> list[str]:
         """Return normalised descriptions, without their languages."""
-        return self.examples.inputs(rows, skip=self._prefix_lengths[self.examples.lang_index[rows]])
+        return [text.partition(LANG_SEP)[2] for text in self.examples.inputs(rows)]
 
     def __getitem__(self, share: Share) -> Batch:
         rows, input_ids = share.rows, self._input_ids(share)
@@ -237,7 +238,6 @@ class BatchLoader:
         self, data: OccupationDataset, sampler: BucketSampler, config: MachineConfig, *, pin_memory: bool
     ) -> None:
         self._timeout = config.worker_timeout
-        self._num_received = 0
         self._workers: list[BaseProcess] = []
         self._late: int | None = None
         self._loader = DataLoader(
@@ -254,31 +254,24 @@ class BatchLoader:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        self._num_received = 0
         batches = iter(self._loader)
         self._workers = getattr(batches, "_workers", [])  # torch says nowhere else which processes are its
-        while (batch := self._next(batches)) is not None:
-            self._num_received += 1
+        if not self._workers:
+            yield from batches
+        for i in itertools.cycle(range(len(self._workers))):  # torch's timeout would not end reading from a stopped one
+            timer = threading.Timer(self._timeout, self._end_late_worker, [i])
+            timer.start()
+            try:
+                batch = next(batches, None)
+            finally:
+                timer.cancel()
+            if batch is None:
+                return
             yield batch
 
-    def _next(self, batches: Iterator[Batch]) -> Batch | None:
-        """Return the next batch, or None; kill the worker that is to send it if it takes too long.
-
-        torch's timeout ends only the wait for a message; fetching its tensors from a stopped worker would hang.
-        """
-        if not self._workers:
-            return next(batches, None)
-        timer = threading.Timer(self._timeout, self._end_late_worker)
-        timer.daemon = True
-        timer.start()
-        try:
-            return next(batches, None)
-        finally:
-            timer.cancel()
-
-    def _end_late_worker(self) -> None:
-        self._late = self._num_received % len(self._workers)  # they take turns
-        self._workers[self._late].kill()
+    def _end_late_worker(self, i: int) -> None:
+        self._late = i
+        self._workers[i].kill()
 
     @contextmanager
     def naming_workers(self) -> Iterator[None]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,23 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.data.cells import MISSING_MARKS
 from histocoder.data.codes import LabelChecker, LabelRules, count_codes
 from histocoder.data.examples import LANG_COL, TEXT_COL, Examples, row_schema
 from histocoder.data.key import Key
 from histocoder.data.languages import Language
 from histocoder.data.normalize import decode_entities
 from histocoder.data.table import Table, TableFile, open_table
-from histocoder.errors import UserError, counted, shown
+from histocoder.errors import UserError, counted
 from histocoder.formatters import Formatter
 
-MAX_CODES = 5  # largest number of code columns of a prepared file
-_INDEX_COLS = tuple(f"code{i}" for i in range(1, MAX_CODES + 1))  # those of indices into a key
 CHECKED_COL = "checked"
 """Column in which a person marks the rows that are right; of a file that has one, these count alone."""
 _YES = {*"x ✓ ✔ 1 1.0 true y yes ok j ja já jo s sí si sì sim oui ναι kyllä tak".split()}
-_NO = {*"- – — ? 0 0.0 false n no nein nej nei nee non não nao όχι ei nie".split()}
-_NO |= {"", *map(str.casefold, MISSING_MARKS)}
 
 
 @dataclass(frozen=True)
@@ -40,8 +34,7 @@ class ExampleFiles:
 
     paths: tuple[Path, ...]
     target_cols: tuple[str, ...]
-    """Columns of codes, first code first. A file may have the first few of them only.
-    If it has `code1`, `code2`, … instead, these are indices into `key`."""
+    """Columns of codes, first code first. A file may have the first few of them only."""
     formatter: Formatter
     needed: Mapping[str, str] = field(default_factory=dict)
     """Columns that a file must have, beside `input_col`, and the settings that name them."""
@@ -84,31 +77,32 @@ class ExampleFiles:
         """Count the codes in all files, for `fit_codes`."""
         counts: Counter[str] = Counter()
         for file in map(self._open, self.paths):
-            columns = [*self._code_columns(file)[0].values()]
+            columns = self._code_columns(file)
             counts += count_codes(checked_tables(file, columns, lambda _: None), columns)
         return counts
 
     def _open(self, path: Path) -> TableFile:
-        codes = (*self.target_cols, *_INDEX_COLS)
-        optional, columns = [self.language_col, *codes], {self.input_col: "input_col", **self.needed}
-        return open_table(path, columns, optional=optional, sheet=self.sheet, codes=codes)
+        columns = {self.input_col: "input_col", **self.needed}
+        return open_table(path, columns, optional=(self.language_col, *self.target_cols), sheet=self.sheet)
+
+    def _code_columns(self, file: TableFile) -> list[str]:
+        return [name for name in self.target_cols if name == self.target_cols[0] or file.has(name)]
 
     def _file_rows(self, path: Path, say: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
         file = self._open(path)
-        code_columns, use_index = self._code_columns(file)
+        code_columns = self._code_columns(file)
         lang_cols = [self.language_col] if self.language is None and file.has(self.language_col) else []
         for notice in file.notices:
             say(notice)
-        checker = LabelChecker(file, [*code_columns], self.formatter, self.rules, key=self.key, known=self.known)
-        tables = checked_tables(file, [self.input_col, *lang_cols, *code_columns.values()], say)
-        schema, num_blank, num_decoded = row_schema(self.target_cols), 0, 0
-        for table in _with_targets(tables, code_columns, self.key if use_index else None):
-            texts, number = decode_entities(table.columns[self.input_col])
-            num_decoded += number
-            num_blank += texts.null_count
+        checker = LabelChecker(file, code_columns, self.formatter, self.rules, key=self.key, known=self.known)
+        num_dropped = num_decoded = 0
+        for table in checked_tables(file, [self.input_col, *lang_cols, *code_columns], say):
+            texts = decode_entities(table.columns[self.input_col])
+            num_decoded += pc.sum(pc.not_equal(texts, table.columns[self.input_col]), min_count=0).as_py()
             cleaned, reasons = checker.check(table)
             reasons[np.asarray(texts.is_null())] = "no description"
             reason = pa.array(reasons, pa.string())
+            num_dropped += len(reason) - reason.null_count
             codes = [
                 pc.if_else(reason.is_null(), pa.array(cleaned[name], pa.string()), table.columns[name])
                 if name in cleaned
@@ -119,38 +113,22 @@ class ExampleFiles:
             coded = langs.fill_null("").dictionary_encode()
             langs = pa.array(map(Language, coded.dictionary.to_pylist()), pa.string()).take(coded.indices)
             columns = [pa.array(table.rows), pa.array(file.lines(table.rows)), texts, langs, reason, *codes]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            yield pa.RecordBatch.from_arrays(columns, schema=row_schema(self.target_cols))
         checker.finish(say)
-        if num_blank:
-            rows = counted(num_blank, "row without a description is", "rows without a description are")
-            say(f"{path}: {rows} left out.")
-        if checker.num_bad:
-            rows = counted(
-                checker.num_bad, "row with a label that does not fit is", "rows with labels that do not fit are"
-            )
-            say(f"{path}: {rows} left out.")
+        if num_dropped:
+            rows = counted(num_dropped, "row is", "rows are")
+            say(f"{path}: {rows} left out, without a description or without a code that fits.")
         if num_decoded:
             rows = counted(num_decoded, "description has", "descriptions have")
             say(f"{path}: {rows} HTML entities, such as &amp;, which are decoded.")
         if self.language is None and not lang_cols:
             say(f"{path} has no column {self.language_col!r}; its language is treated as unknown (unk).")
 
-    def _code_columns(self, file: TableFile) -> tuple[dict[str, str], bool]:
-        """Return, by target column, the file's column with its codes; and whether it holds indices into the key."""
-        indexed = [column for column in _INDEX_COLS if file.has(column)]
-        first = self.target_cols[0]
-        if file.has(first) or _INDEX_COLS[0] not in indexed:
-            return {t: t for t in self.target_cols if t == first or file.has(t)}, False
-        if self.key is None:
-            instead = "name the key file with --key" if self.rules.is_training else "codes themselves are needed"
-            raise UserError(f"{file.path} has code1 … (indices into a key) instead of {first}; {instead}.")
-        return dict(zip(self.target_cols, indexed, strict=False)), True
-
 
 def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str], None]) -> Iterator[Table]:
     """Yield columns as `TableFile.tables` does; of a file with a column `checked`, the checked rows, and say how many.
 
-    Raises UserError if no row is checked, or a mark is neither yes nor no.
+    Raises UserError if no row is checked.
     """
     name = next((name for name in file.header if name.strip().casefold() == CHECKED_COL), None)
     if name is None:
@@ -160,13 +138,6 @@ def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str
     for table in file.tables([*columns, name]):
         coded = table.columns[name].fill_null("").dictionary_encode()
         marks = [mark.strip().casefold() for mark in coded.dictionary.to_pylist()]
-        if unclear := [i for i, mark in enumerate(marks) if mark not in _YES | _NO]:
-            row = np.flatnonzero(np.isin(coded.indices, unclear))[:1]
-            raise UserError(
-                f"{file.path}, line {table.lines(row)[0]}, {name}: {shown(table.columns[name][row[0]].as_py())} is "
-                "neither yes nor no. Write x (or 1, yes, true, ja, oui, sí, sim) in each row that is right, and leave "
-                "the others blank; or rename the column, if it says something else."
-            )
         is_checked = np.array([mark in _YES for mark in marks])[coded.indices]
         num_rows += len(table)
         num_checked += int(is_checked.sum())
@@ -177,30 +148,3 @@ def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str
         )
     unchecked = num_rows - num_checked
     say(f"{file.path}: {num_checked:,} checked rows are used; {unchecked:,} unchecked rows are ignored.")
-
-
-def _with_targets(tables: Iterable[Table], columns: Mapping[str, str], key: Key | None) -> Iterator[Table]:
-    """Add the target columns to tables, from the file's columns, which hold indices into the key if one is given."""
-    for table in tables:
-        for target, column in columns.items():
-            table.columns[target] = table.columns[column] if key is None else _codes_of(table, column, key)
-        yield table
-
-
-def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
-    """Return the codes of a column of class indices."""
-    coded = table.columns[column].dictionary_encode()
-    codes: list[str | None] = []
-    for text in coded.dictionary.to_pylist():
-        if text.strip() in MISSING_MARKS:
-            codes.append(text)  # counted by `LabelChecker`
-            continue
-        match = re.fullmatch(r"\s*(\d{1,9})(\.0)?\s*", text)  # columns with gaps are often saved as floats
-        if match is None or int(match[1]) >= len(key.codes):
-            row = np.flatnonzero(np.asarray(coded.indices.fill_null(-1)) == len(codes))
-            raise UserError(
-                f"{table.file.path}, line {table.lines(row[:1])[0]}, {column}: {shown(text)} is not an index into the "
-                f"key, which has {len(key.codes):,} codes."
-            )
-        codes.append(key.codes[int(match[1])] or None)
-    return pa.array(codes, pa.string()).take(coded.indices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -167,15 +168,11 @@ class Examples:
         starts, sizes = (np.concatenate(part) for part in zip(*found, strict=True))
         return np.frombuffer(self._content, np.uint8), starts, _smallest(sizes)
 
-    def inputs(self, rows: np.ndarray, *, skip: np.ndarray | int = 0) -> list[str]:
-        """Return what models read: the languages and descriptions of some rows, joined for `tokenize`.
-
-        `skip` is a number of first characters to leave out, that of all rows or of each.
-        """
-        text, numbers = self._input_bytes(rows).tobytes().decode(), self.num_characters[rows].astype(np.int64)
-        ends = np.cumsum(numbers)
-        starts = ends - numbers + skip
-        return [text[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    def inputs(self, rows: np.ndarray) -> list[str]:
+        """Return what models read: the languages and descriptions of some rows, joined for `tokenize`."""
+        text = self._input_bytes(rows).tobytes().decode()
+        ends = np.cumsum(self.num_characters[rows].astype(np.int64)).tolist()
+        return [text[start:end] for start, end in itertools.pairwise([0, *ends])]
 
     def characters(self, rows: np.ndarray, *, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the Unicode code points of `inputs`, at most so many of each row, and how many each row has."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from histocoder.data.cells import MISSING_MARKS
 from histocoder.data.output import write_table
@@ -55,7 +56,6 @@ def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
 
     Raises UserError if a column is missing, a code or a blank cell occurs twice, or the indices are not 0, 1, 2, …
     """
-    path = Path(path)
     file = open_table(path, (), optional=(*_CODE_COLUMNS, *_INDEX_COLUMNS, *_DESC_COLUMNS))
     code_col, index_col, desc_col = (
         next((name for name in names if file.has(name)), None)
@@ -67,30 +67,27 @@ def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
             f"{', '.join(file.header)}."
         )
     table = file.read([c for c in (code_col, index_col, desc_col) if c is not None])
-    is_empty = [
-        all(not cell or cell.strip() in MISSING_MARKS for cell in cells)
-        for cells in zip(*(table.columns[c].to_pylist() for c in (code_col, index_col)), strict=True)
-    ]
-    table = table.filter(~np.array(is_empty, dtype=bool))
-    cells, indices = ([cell or "" for cell in table.columns[c].to_pylist()] for c in (code_col, index_col))
-    numbers = pd.Series([int(t) if re.fullmatch(r"\s*[0-9]{1,9}\s*", t) else -1 for t in indices], dtype=int)
-    if len(odd := np.flatnonzero(numbers.duplicated() | ~numbers.between(0, len(numbers) - 1))):
-        raise UserError(
-            f"The key {path} must number its codes 0, 1, 2, … in the column {index_col!r}, each once; line "
-            f"{table.lines(odd[:1])[0]} has {shown(indices[odd[0]])}."
-        )
-    codes = [cell.strip() for cell in cells]
+    marks = pa.array(["", *MISSING_MARKS])
+    is_empty = [pc.is_in(pc.utf8_trim_whitespace(table.columns[c].fill_null("")), marks) for c in (code_col, index_col)]
+    table = table.filter(np.asarray(pc.invert(pc.and_(*is_empty))))
+    codes, indices = ([(cell or "").strip() for cell in table.columns[c].to_pylist()] for c in (code_col, index_col))
     longest = max((len(code) for code in codes if code.isdigit()), default=0)
     num_digits = _NUM_DIGITS.get(code_col, longest if num_digits is None else num_digits)
     codes = [code.zfill(num_digits) if code.isdigit() else code for code in codes]
-    if len(odd := np.flatnonzero(pd.Series(codes, dtype=object).duplicated())):
-        raise UserError(
-            f"The key {path} has a repeated code, or two blanks, in the column {code_col!r}, line "
-            f"{table.lines(odd[:1])[0]}: {shown(codes[odd[0]])}."
-        )
+    numbers = pd.Series([int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1 for text in indices], dtype=int)
+    is_odd = numbers.duplicated() | ~numbers.between(0, len(numbers) - 1)
+    is_repeated = pd.Series(codes, dtype=object).duplicated()
+    for column, cells, is_wrong, rule in (
+        (index_col, indices, is_odd, "number its codes 0, 1, 2, …, each once,"),
+        (code_col, codes, is_repeated, "have each code, and a blank, once"),
+    ):
+        if is_wrong.any():
+            row = np.flatnonzero(is_wrong)[:1]
+            has = f"line {table.lines(row)[0]} has {shown(cells[row[0]])}"
+            raise UserError(f"The key {path} must {rule} in the column {column!r}; {has}.")
+    texts = table.columns[desc_col].to_pylist() if desc_col is not None else []
     ordered = tuple(codes[i] for i in np.argsort(numbers.to_numpy()))
-    texts = table.columns[desc_col].to_pylist() if desc_col is not None else [None] * len(codes)
-    return Key(ordered, {code: text for code, text in zip(codes, texts, strict=True) if text is not None})
+    return Key(ordered, {code: text for code, text in zip(codes, texts, strict=False) if text is not None})
 
 
 def write_key(path: Path, key: Key) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -71,16 +70,14 @@ def without_entities(text: str) -> str:
     return text
 
 
-def decode_entities(column: pa.Array) -> tuple[pa.Array, int]:
-    """Return descriptions without HTML entities, and the number of those that had some."""
+def decode_entities(column: pa.Array) -> pa.Array:
+    """Return descriptions without HTML entities."""
     import pyarrow as pa  # here, since exported models run without it
     import pyarrow.compute as pc
 
     marked = pc.fill_null(pc.match_substring_regex(column, _ENTITY), False)
-    before = column.filter(marked).to_pylist()
-    after = list(map(without_entities, before))
-    decoded = pc.replace_with_mask(column, marked, pa.array(after, pa.string()))
-    return decoded, sum(map(operator.ne, before, after))
+    decoded = map(without_entities, column.filter(marked).to_pylist())
+    return pc.replace_with_mask(column, marked, pa.array(decoded, pa.string()))
 
 
 def _decoded(match: re.Match[str]) -> str:
@@ -103,12 +100,11 @@ def description_keys(texts: Sequence[str]) -> np.ndarray:
     import pyarrow as pa  # here, since exported models run without it
     import pyarrow.compute as pc
 
-    column = pa.array(texts, pa.string())
-    keys = pc.ascii_lower(column).to_numpy(zero_copy_only=False)
-    others = np.flatnonzero(pc.match_substring_regex(column, _NOT_PLAIN))
-    lower = normalize(column.take(others).to_pylist(), "lower")
-    # a text of which ASCII has nothing, such as one of emojis, stays as it is
-    keys[others] = [" ".join(text.translate(_ASCII).lower().split()) or text for text in lower]
+    lower = normalize_column(pa.array(texts, pa.string()), "lower")
+    others = np.flatnonzero(pc.match_substring_regex(lower, "[^ -~]"))
+    keys = lower.to_numpy(zero_copy_only=False)
+    for row in others.tolist():  # a text of which ASCII has nothing, such as one of emojis, stays as it is
+        keys[row] = " ".join(keys[row].translate(_ASCII).lower().split()) or keys[row]
     return keys
 
 

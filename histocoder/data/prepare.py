@@ -3,36 +3,54 @@
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
 from histocoder.config import PrepareConfig, settings_of
+from histocoder.data import store
 from histocoder.data.codes import LabelRules, fit_codes, rules_of
+from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.examples import CODES, HELD_OUT, LANG_COL, TRAIN, VAL, is_codes
-from histocoder.data.key import Key, read_key, write_key
-from histocoder.data.languages import chosen_language
-from histocoder.data.output import write_table
-from histocoder.data.split import SPLIT_FILES, Corrections, conflicts, read_corrections, rejected, screen, write_split
-from histocoder.data.store import (
-    EXAMPLES_FILE,
-    PREPARED_VERSION,
-    ExampleWriter,
-    made_from,
-    prepared_before,
-    record_of,
-    write_record,
+from histocoder.data.examples import (
+    CODES,
+    HELD_OUT,
+    LANG_COL,
+    SPLITS,
+    TEXT_COL,
+    TITLES,
+    TRAIN,
+    VAL,
+    Examples,
+    is_codes,
+    row_schema,
 )
+from histocoder.data.key import Key, read_key, write_key
+from histocoder.data.languages import chosen_language, own_languages
+from histocoder.data.normalize import description_keys
+from histocoder.data.output import write_table
+from histocoder.data.problems import conflicts, rejected_rows
 from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, remove_leftovers, temporary_folder
 from histocoder.formatters import MISSING, Formatter, build_formatter
 from histocoder.log import log
 
+SPLIT_FILES = {
+    TRAIN: "data_train.csv",
+    VAL: "data_val.csv",
+    HELD_OUT: "data_held_out.csv",
+    TITLES: "data_titles.csv",
+}
+"""Split -> the table that people read; corrections are held out to compare the model with the one before."""
 TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
 REJECTED_FILE, CONFLICTS_FILE = "rejected.csv", "conflicts.csv"
-PREPARED_TABLES = (EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTED_FILE, CONFLICTS_FILE)
+PREPARED_TABLES = (store.EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTED_FILE, CONFLICTS_FILE)
 _ROWS_FILE = "rows.arrow"
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
 """Rules by which prepared data, which were checked before, are read."""
@@ -79,8 +97,8 @@ def prepare(
 
     Writes `examples.arrow` (all rows, see `ExampleWriter`), `key.csv`, and what people read of both: `data_train.csv`,
     `data_val.csv`, `rejected.csv` (each row that was dropped, with its line in the source and why), `conflicts.csv`
-    (descriptions with different codes) and `data_held_out.csv` (corrections to compare models on) and
-    `data_titles.csv` (see `titles_to_learn`). Last comes `prepared.json` (the settings and the source's SHA-256).
+    (descriptions with different codes), `data_held_out.csv` (corrections to compare models on) and `data_titles.csv`
+    (see `titles_to_learn`). Last comes `prepared.json` (the settings and the source's SHA-256).
 
     Parameters
     ----------
@@ -95,11 +113,10 @@ def prepare(
 
     Raises UserError if the table or the settings can't be used; no half-prepared files are left.
     """
-    record = record_of(config)
+    record = store.record_of(config)
     make_folder(folder)
     remove_leftovers(folder)  # of a run that was killed while it prepared
-    files = {"key": [config.key] if config.key else [], "corrections": config.corrections or []}
-    existing = None if overwrite else prepared_before(folder, record, files)
+    existing = None if overwrite else store.prepared_before(folder, record)
     if existing is not None:
         log.info(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing
@@ -107,7 +124,7 @@ def prepare(
         _prepare(config, folder, record, known, text_normalization)
     except UserError as error:
         raise _all_problems(error, config, folder, known) from error
-    write_record(folder, record)
+    store.write_record(folder, record)
     if num_rejected := record["rows"]["rejected"]:
         log.info(f"{folder / REJECTED_FILE} lists {counted(num_rejected, 'row that is', 'rows that are')} left out.")
     log.info(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
@@ -121,7 +138,7 @@ def _describe(record: dict[str, Any]) -> str:
 
 
 def _all_problems(error: UserError, config: PrepareConfig, folder: Path, known: Key | None) -> UserError:
-    """Return an error that tells all problems of a table, with the settings by which it can be prepared, if any."""
+    """Return an error with all problems of a table, and the settings by which it can be prepared, if there are any."""
     problems, fixed, num_guesses = [str(error)], config, 0
     while error.settings:
         is_guess = any(isinstance(value, Mapping) for value in error.settings.values())
@@ -130,7 +147,7 @@ def _all_problems(error: UserError, config: PrepareConfig, folder: Path, known: 
         try:
             fixed = fixed.corrected(error)
             with temporary_folder(folder / "tried") as scratch:
-                _prepare(fixed, scratch, record_of(fixed), known, "none")
+                _prepare(fixed, scratch, store.record_of(fixed), known, "none")
             break
         except UserError as other:
             error = other if str(other) not in problems else UserError("")
@@ -164,7 +181,7 @@ def _prepare(
         )
     corrections = read_corrections(config, files.formatter, files.rules, own) if config.corrections else None
     with temporary_folder(folder / "prepared") as scratch:
-        rows = screen(files, config, scratch / _ROWS_FILE)
+        rows = _screen(files, config, scratch / _ROWS_FILE)
         kept = rows["reason"].is_null()
         columns = (rows[name].filter(kept).unique().to_pylist() for name in filter(is_codes, rows.column_names))
         codes = {code for column in columns for code in column} - {None, MISSING}
@@ -179,24 +196,114 @@ def _prepare(
             codes |= set(titles[f"{CODES}{config.target_cols[0]}"].to_pylist())
         key = _whole_key(key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
-        writer = ExampleWriter(scratch / EXAMPLES_FILE, config.target_cols, text_normalization=text_normalization)
-        num_rows = write_split(scratch, rows, config, writer, corrections=corrections, titles=titles)
+        writer = store.ExampleWriter(
+            scratch / store.EXAMPLES_FILE, config.target_cols, text_normalization=text_normalization
+        )
+        num_rows = _write_split(scratch, rows, config, writer, corrections=corrections, titles=titles)
         record |= {"rows": {**num_rows, "rejected": len(rows) - rows["reason"].null_count}, "codes": len(key.codes)}
-        source = made_from(prepared_files(scratch, record, key), text_normalization)
-        record["examples"] = {"made_from": source, **writer.record(), "notices": []}
-        write_table(scratch / REJECTED_FILE, rejected(rows, config))
+        source = store.made_from(prepared_files(scratch, record, key), text_normalization)
+        record["examples"] = store.examples_record(writer.path, source)
+        write_table(scratch / REJECTED_FILE, rejected_rows(rows, config))
         table, number = conflicts(rows, config)
         if number:
             write_table(scratch / CONFLICTS_FILE, [table])
             descriptions = counted(number, "description has", "descriptions have")
             log.info(f"{descriptions} different codes in different rows; {folder / CONFLICTS_FILE} lists them.")
         del rows, table  # which keep their file open
-        write_record(folder, {"format_version": PREPARED_VERSION})  # so that half a folder is not taken as prepared
+        # so that half a folder is not taken as prepared
+        store.write_record(folder, {"format_version": store.PREPARED_VERSION})
         for name in PREPARED_TABLES:
             if (scratch / name).exists():
                 os.replace(scratch / name, folder / name)
             else:
                 (folder / name).unlink(missing_ok=True)  # of data that are replaced
+
+
+def _screen(files: ExampleFiles, config: PrepareConfig, path: Path) -> pa.Table:
+    """Check all rows of a table, write them to `path`, a chunk at a time, and return that file, mapped into memory.
+
+    Its columns are those of `checked_rows`, `key` (see `description_keys`) and `unit`, the hash that splits them.
+
+    Raises UserError if the table can't be read, its labels do not fit, or no row can be used.
+    """
+    schema = pa.schema([*row_schema(config.target_cols), ("key", pa.string()), ("unit", pa.uint64())])
+    with pa.ipc.new_file(str(path), schema) as writer:
+        for rows in files.rows(say=log.info):
+            keys = description_keys(rows["text"].fill_null(""))
+            split_by = keys if config.split_by == "text" else rows["row"].to_numpy().astype(str).astype(object)
+            units = pd.util.hash_array(split_by, hash_key=f"{config.seed:016x}"[-16:], categorize=False)
+            columns = [*rows.columns, pa.array(keys, pa.string()), pa.array(units)]
+            writer.write(pa.RecordBatch.from_arrays(columns, schema=schema))
+    found = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    if strange := own_languages(found["lang"].filter(found["reason"].is_null()).unique().to_pylist()):
+        log.info(strange)
+    return found
+
+
+def _write_split(
+    folder: Path,
+    rows: pa.Table,
+    config: PrepareConfig,
+    writer: store.ExampleWriter,
+    *,
+    corrections: Corrections | None,
+    titles: pa.RecordBatch | None,
+) -> dict[str, int]:
+    """Write all rows with their splits, and a table of each split; return their numbers of rows.
+
+    All corrections are to train on, except for held-out ones, which have a split of their own, as titles have.
+    """
+    threshold = _threshold(rows, config)
+    num_held_out = corrections.hold_out(config.seed) if corrections else 0
+    train, val, held_out, _ = range(len(SPLITS))
+    with closing(writer):
+        num_corrected = 0
+        for checked in rows.to_batches():
+            batch, split = checked, np.where(checked["unit"].to_numpy() <= threshold, val, train)
+            if corrections is not None:
+                batch, is_corrected, is_known, is_held_out = corrections.apply(checked)
+                split[is_known], split[is_held_out] = train, store.NO_SPLIT
+                num_corrected += int(is_corrected.sum())
+            split[checked["reason"].is_valid()] = store.NO_SPLIT
+            writer.write(batch, split)
+        if titles is not None:
+            writer.write(titles, np.full(len(titles), SPLITS.index(TITLES)))
+        if corrections is not None:
+            others, others_held_out = corrections.others(), corrections.held_out()
+            writer.write(others, np.full(len(others), train))
+            writer.write(others_held_out, np.full(num_held_out, held_out))
+            corrected = counted(num_corrected, "row has", "rows have")
+            added = counted(len(others), "description is", "descriptions are")
+            log.info(f"{corrected} corrected codes, and {added} added; all are training data.")
+    examples = {name: Examples.open(writer.path, name) for name in SPLITS}
+    if not len(examples[VAL]):
+        raise UserError(
+            "All validation data are corrected, which makes them training data. Set aside more with --share-val."
+        )
+    for name, split_examples in examples.items():
+        if len(split_examples):
+            write_table(folder / SPLIT_FILES[name], map(_as_people_read, split_examples.chunks()))
+    if num_held_out:
+        log.info(
+            f"{num_held_out:,} of {len(corrections or ()):,} corrections, chosen at random, are held out "
+            f"({SPLIT_FILES[HELD_OUT]}) to compare the new model with the old one; training leaves out their rows."
+        )
+    numbers = {"train": len(examples[TRAIN]), "val": len(examples[VAL])}
+    return {**numbers, "held_out": num_held_out} if num_held_out else numbers
+
+
+def _as_people_read(examples: Examples) -> pa.Table:
+    codes = list(filter(is_codes, examples.table.column_names))
+    names = [TEXT_COL, LANG_COL, *(name.removeprefix(CODES) for name in codes)]
+    return examples.table.select(["text", "lang", *codes]).rename_columns(names)
+
+
+def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:
+    """Return the hash threshold of the validation split."""
+    distinct = np.unique(rows["unit"].filter(rows["reason"].is_null()).to_numpy())
+    if len(distinct) < 2:
+        raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
+    return distinct[min(max(round(len(distinct) * config.share_val), 1), len(distinct) - 1) - 1]
 
 
 def _files(config: PrepareConfig, key: Key | None, known: Key | None, codes: Collection[str]) -> ExampleFiles:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config import LANG_SEP, PrepareConfig, settings_of
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.examples import ROW, SPLITS, row_schema
+from histocoder.data.examples import ROW, SPLITS, Examples, row_schema
 from histocoder.data.normalize import description_keys, normalize_column
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
@@ -32,6 +31,7 @@ EXAMPLES_VERSION = 2
 """Version of the form of `examples.arrow`, and of how it is read; since 2, a batch is of one split."""
 NO_SPLIT = -1  # of rows that are dropped, or left out since their correction is held out
 _NOT_OF_THE_DATA = {"dataset", "corrections", "save_path", "prepare_only"}
+_FILES = {"dataset", "key", "corrections"}  # settings whose files are compared by their content
 _NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
 """Setting -> its name in `prepared.json`, if it differs."""
 
@@ -48,14 +48,10 @@ class ExampleWriter:
         own = {"split": pa.dictionary(pa.int8(), pa.string()), "key": pa.string(), "input": pa.string()}
         first = [("split", own["split"]), *ROW, ("key", own["key"]), ("input", own["input"])]
         self._schema = pa.schema([*first, *list(row_schema(target_cols))[len(ROW) :]])
-        self._path, self._how = path, text_normalization
-        self._hashes: list[list[np.ndarray]] = [[] for _ in SPLITS]
+        self.path, self._how = path, text_normalization
         self._writer = pa.ipc.new_file(str(path), self._schema)
 
-    def __enter__(self) -> ExampleWriter:
-        return self
-
-    def __exit__(self, _type: type | None, _error: BaseException | None, _traceback: TracebackType | None) -> None:
+    def close(self) -> None:
         self._writer.close()
 
     def write(self, rows: pa.RecordBatch, split: np.ndarray) -> None:
@@ -66,23 +62,19 @@ class ExampleWriter:
         own = {"key": keys, "input": pc.binary_join_element_wise(rows["lang"], texts, LANG_SEP)}
         columns = [own[name] if name in own else rows[name] for name in self._schema.names[1:]]
         whole = pa.RecordBatch.from_arrays(columns, self._schema.names[1:])
-        hashes = pd.util.hash_array(keys.to_numpy(zero_copy_only=False), categorize=False)
         found = np.unique(split).tolist()
         for i in found:
             part = whole if len(found) == 1 else whole.filter(pa.array(split == i))
             index = pa.array(np.full(len(part), i), pa.int8(), mask=np.full(len(part), i == NO_SPLIT))
             names = pa.DictionaryArray.from_arrays(index, [*SPLITS])
             self._writer.write(pa.RecordBatch.from_arrays([names, *part.columns], schema=self._schema))
-            if i != NO_SPLIT:
-                self._hashes[i].append(hashes[split == i])
 
-    def record(self) -> dict[str, Any]:
-        """Return what tells the file from others, and the number of distinct descriptions of each split."""
-        hashes = {name: np.concatenate(parts) for name, parts in zip(SPLITS, self._hashes, strict=True) if parts}
-        return {
-            "sha256": sha256(self._path),
-            "num_distinct": {name: len(pd.unique(found)) for name, found in hashes.items()},
-        }
+
+def examples_record(path: Path, source: dict[str, Any]) -> dict[str, Any]:
+    """Return what tells `examples.arrow` from others, and the number of distinct descriptions of each split."""
+    keys = ((name, Examples.open(path, name).table["key"]) for name in SPLITS)
+    distinct = {name: pc.count_distinct(key).as_py() for name, key in keys if len(key)}
+    return {"made_from": source, "sha256": sha256(path), "num_distinct": distinct}
 
 
 def made_from(splits: Mapping[str, ExampleFiles], text_normalization: str) -> dict[str, Any]:
@@ -104,7 +96,7 @@ def store_examples(folder: Path, splits: Mapping[str, ExampleFiles], *, text_nor
     """Write `examples.arrow` from files, by one checked pass, unless it is there; return its record.
 
     The record is kept as `examples` in `prepared.json`: what it was made from, its SHA-256, by which one that is
-    damaged or not finished is recognised, notices on how the files were read, and numbers of distinct descriptions.
+    damaged or not finished is recognised, and its numbers of distinct descriptions.
 
     Raises UserError if the files can't be read as examples, or the file can't be written; nothing half-built is left.
     """
@@ -115,14 +107,13 @@ def store_examples(folder: Path, splits: Mapping[str, ExampleFiles], *, text_nor
         return record
     make_folder(folder)
     write_record(folder, {"format_version": PREPARED_VERSION, **whole})
-    notices: list[str] = []
     with replacing(path) as temporary:
         target_cols = next(iter(splits.values())).target_cols
-        with ExampleWriter(temporary, target_cols, text_normalization=text_normalization) as writer:
+        with closing(ExampleWriter(temporary, target_cols, text_normalization=text_normalization)) as writer:
             for name, files in splits.items():
-                for rows in files.rows(say=notices.append):
+                for rows in files.rows(say=log.info):
                     writer.write(rows, np.where(rows["reason"].is_null(), SPLITS.index(name), NO_SPLIT))
-        record = {"made_from": source, **writer.record(), "notices": notices}
+        record = examples_record(temporary, source)
     write_record(folder, {**read_prepared(folder), "examples": record})
     names = ", ".join(path.name for files in splits.values() for path in files.paths)
     log.info(f"Read {names} into {path} ({path.stat().st_size / 1e6:,.1f} MB).")
@@ -157,11 +148,11 @@ def record_of(config: PrepareConfig) -> dict[str, Any]:
     return {"format_version": PREPARED_VERSION, "source": source, "settings": settings}
 
 
-def prepared_before(folder: Path, wanted: dict[str, Any], files: Mapping[str, Sequence[str]]) -> dict[str, Any] | None:
+def prepared_before(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
     """Return the record of data that were prepared in a folder; None if there are none, or not all of them yet.
 
     Raises UserError if they were prepared from other data, with settings other than the `wanted` ones, by a newer
-    histocoder or one with other rules. `files` are those of the settings that name files.
+    histocoder or one with other rules.
     """
     if not (folder / PREPARED_FILE).is_file():
         return None
@@ -176,29 +167,11 @@ def prepared_before(folder: Path, wanted: dict[str, Any], files: Mapping[str, Se
         new.pop("titles")
     if new["block_size"] is None:  # which fits any data
         new["block_size"] = old["block_size"]
-    differences = "; ".join(
-        "; ".join(f"{path} has changed" for path in changed)
-        if name in files and (changed := _changed(files[name], old.get(name), new.get(name)))
-        else f"{name}: {_value_of(record, old, name)} there, {_value_of(wanted, new, name)} now"
+    differences = ", ".join(
+        f"{name} has changed" if name in _FILES else f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
         for name in {**new, **old}
         if old.get(name) != new.get(name)
     )
     if differences:
         raise UserError(f"{folder} holds data prepared with other settings ({differences}). {instead}")
     return record
-
-
-def _changed(files: Sequence[str], then: str | list[str] | None, now: str | list[str] | None) -> list[str]:
-    """Return those of a setting's files that are not what was prepared; none without fingerprints of then."""
-    digests = [now] if isinstance(now, str) else now or []
-    return [path for path, digest in zip(files, digests, strict=True) if then and digest not in then]
-
-
-def _value_of(record: dict[str, Any], settings: dict[str, Any], name: str) -> str:
-    """Return a setting as messages name it; files by the beginnings of their hashes."""
-    value = settings.get(name)
-    if name == "dataset" and value:
-        return f"{record['source']['file']} (SHA-256 {value[:8]}…)"
-    if name in ("key", "corrections") and value:
-        return "SHA-256 " + ", ".join(f"{digest[:8]}…" for digest in ([value] if isinstance(value, str) else value))
-    return "none" if value is None else repr(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,12 @@ import pyarrow.dataset
 
 from histocoder.data.cells import named, nearest
 from histocoder.data.csv_file import CsvFile
+from histocoder.data.stata import StataFile
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
 
 CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at once
-PARQUET, EXCEL, LABELLED = (".parquet", ".pq"), (".xlsx", ".xlsm"), (".dta", ".sav")
+PARQUET, EXCEL, STATA = (".parquet", ".pq"), (".xlsx", ".xlsm"), (".dta", ".sav")
 _TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat")
 _Cells = TypeVar("_Cells", pa.Array, pa.ChunkedArray)
 
@@ -31,7 +31,7 @@ class Table:
 
     file: TableFile
     columns: dict[str, pa.Array]  # columns of strings; null where a cell is empty or blank
-    rows: np.ndarray  # position of each row among all rows of the file, from 0; blank rows are not in the table
+    rows: np.ndarray  # position of each row among all rows of the file, from 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -50,7 +50,7 @@ class TableFile:
     """A file whose header was read; see `open_table`."""
 
     path: Path
-    rows: CsvFile | pa.Table | pa.dataset.Dataset
+    rows: CsvFile | StataFile | pa.Table | pa.dataset.Dataset
     notices: list[str]  # notices to the user on how the file is read
     first_row: int = 1  # number of the first row in messages, if it is not CSV
 
@@ -90,11 +90,6 @@ class TableFile:
         message += f" Name it with --{setting.replace('_', '-')}." if setting else ""
         raise UserError(message, **({setting: {name: near}} if setting and near is not None else {}))
 
-    def check(self, columns: Collection[str]) -> None:
-        """Raise a UserError if a column is missing, or several could be meant; see `open_table`."""
-        for name in columns:
-            self.column(name, columns[name] if isinstance(columns, Mapping) else "")
-
     def read(self, columns: Collection[str]) -> Table:
         """Return some columns as text, at once; see `tables`."""
         parts = list(self.tables(columns))
@@ -107,7 +102,7 @@ class TableFile:
         Raises UserError if the file has no rows, a row of another length than its header, or can't be read as text.
         """
         batches: Iterator[pa.RecordBatch]
-        if isinstance(self.rows, CsvFile):
+        if isinstance(self.rows, CsvFile | StataFile):
             batches = self.rows.batches()
         elif isinstance(self.rows, pa.Table):
             batches = iter(self.rows.to_batches(max_chunksize=chunk_rows))
@@ -126,16 +121,13 @@ class TableFile:
         yield rest.combine_chunks()
 
     def tables(self, columns: Collection[str]) -> Iterator[Table]:
-        """Yield some columns in chunks, as text, under the names given; raises UserError as `check` and `chunks` do."""
-        self.check(columns)
+        """Yield some columns in chunks, as text, under the names given; raise what `column` and `chunks` raise."""
         own = {name: self.column(name) for name in columns}
         position = 0
         for chunk in self.chunks(chunk_rows=CHUNK_ROWS, columns=[*own.values()]):
-            rows, kept = np.arange(position, position + len(chunk)), chunk
+            rows = np.arange(position, position + len(chunk))
             position += len(chunk)
-            if chunk.num_columns == len(self.header) > 1 and (blank := _blank_rows(chunk)).any():
-                rows, kept = rows[~blank], chunk.filter(pa.array(~blank))
-            texts = {c: strings(kept[name], f"{self.path}, column {c!r},").combine_chunks() for c, name in own.items()}
+            texts = {c: strings(chunk[name], f"{self.path}, column {c!r},").combine_chunks() for c, name in own.items()}
             yield Table(self, {c: _without_blanks(text) for c, text in texts.items()}, rows)
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
@@ -149,50 +141,50 @@ def open_table(
     *,
     optional: Collection[str] = (),
     sheet: str | None = None,
-    codes: Collection[str] = (),
 ) -> TableFile:
-    """Read the header of a file: CSV, Parquet, Excel, Stata, SPSS, or a folder of Parquet files.
+    """Read the header of a file: CSV, Parquet, Excel, Stata or SPSS.
 
     `columns` are those that are needed, and may be a mapping to the settings that name them, which errors mention; by
     these and `optional` ones the separator, the header and the sheet of a workbook are chosen. Names match whatever
-    their case, accents and blanks around them. Columns in `codes` are read as values where these have labels, as in
-    Stata. The string "nan" is a word. Blank rows are skipped.
+    their case, accents and blanks around them. The string "nan" is a word.
 
     Raises UserError if the file or a column is missing, or the file is empty, damaged or not text.
     """
     path = Path(path)
     _check_readable(path)
-    kind = ".parquet" if path.is_dir() else kind_of(path)
+    kind = kind_of(path)
     if sheet is not None and kind not in EXCEL:
         raise UserError(f"--sheet is for Excel workbooks; {path} is not one. Omit it.")
     if kind in PARQUET:
-        file = TableFile(path, _parquet(path), [])
+        try:
+            file = TableFile(path, pa.dataset.dataset(path, format="parquet"), [])
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"{path} is not a Parquet file: {str(error).splitlines()[0]}") from error
     elif kind in EXCEL:
-        from histocoder.data.foreign import read_workbook
+        from histocoder.data.excel import read_workbook
 
         file = TableFile(path, *read_workbook(path, sheet, columns))
-    elif kind in LABELLED:
-        from histocoder.data.foreign import read_labelled
-
-        file = TableFile(path, *read_labelled(path, codes))
+    elif kind in STATA:
+        stata = StataFile(path)
+        file = TableFile(path, stata, stata.notices)
     else:
         rows = CsvFile(path, columns, optional)
         file = TableFile(path, rows, rows.notices)
-    file.check(columns)
+    for name in columns:
+        file.column(name, columns[name] if isinstance(columns, Mapping) else "")
     return file
 
 
 def kind_of(path: Path, *, doing: str = "read") -> str:
     """Return the suffix of a table's name in lower case, without .gz; raise a UserError if there are no such tables."""
     kind = path.suffix.lower()
-    kinds = {"", *_TEXT, *PARQUET, *EXCEL, *LABELLED} - ({".xlsm"} if doing == "written" else set())  # it has no macros
+    kinds = {"", *_TEXT, *PARQUET, *EXCEL, *STATA} - ({".xlsm", ".sav"} if doing == "written" else set())
     if kind == ".gz":
         kind, kinds = Path(path.stem).suffix.lower(), set(_TEXT)
     if kind in kinds:
         return kind
-    instead = "Save the table as" if doing == "read" else "Choose a name that ends in"
-    forms = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
-    raise UserError(f"{path}: {path.suffix} files can't be {doing}. {instead} {forms}.")
+    forms = ".csv, .csv.gz, .tsv, .parquet, .xlsx or .dta"
+    raise UserError(f"{path}: {path.suffix} files can't be {doing}. Use one of the formats {forms}.")
 
 
 def is_parquet(path: Path) -> bool:
@@ -200,14 +192,9 @@ def is_parquet(path: Path) -> bool:
 
 
 def fingerprint(path: str | Path) -> str:
-    """Return the SHA-256 of a user's file or folder; raises UserError if it can't be read."""
-    path = Path(path)
-    _check_readable(path)
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        names = "\n".join(f"{file.relative_to(path)} {sha256(file)}" for file in files)
-        return hashlib.sha256(names.encode()).hexdigest()
-    return sha256(path)
+    """Return the SHA-256 of a user's file; raises UserError if it can't be read."""
+    _check_readable(Path(path))
+    return sha256(Path(path))
 
 
 def strings(array: _Cells, where: str = "A column") -> _Cells:
@@ -241,9 +228,7 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 def _check_readable(path: Path) -> None:
     if path.is_dir():
-        if any(map(is_parquet, path.rglob("*"))):
-            return
-        raise UserError(f"{path} is a folder without Parquet files; name a CSV, Parquet, Excel or Stata file.")
+        raise UserError(f"{path} is a folder; name a CSV, Parquet, Excel, Stata or SPSS file.")
     if not path.exists():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
         hint = f" Did you mean {path.parent / near[0]}?" if near else ""
@@ -252,27 +237,6 @@ def _check_readable(path: Path) -> None:
         path.open("rb").close()
     except PermissionError as error:
         raise UserError(f"{path} can't be read: permission denied.") from error
-
-
-def _parquet(path: Path) -> pa.dataset.Dataset:
-    """Open a file, or all files of a folder, in which folders such as year=1880 are a column."""
-    try:
-        if path.is_file():
-            return pa.dataset.dataset(path, format="parquet")
-        files = sorted(str(file) for file in path.rglob("*") if is_parquet(file))
-        rows = pa.dataset.dataset(
-            files, format="parquet", partitioning=pa.dataset.partitioning(flavor="hive"), partition_base_dir=str(path)
-        )
-        schemas = [rows.schema, *(fragment.physical_schema for fragment in rows.get_fragments())]
-        return rows.replace_schema(pa.unify_schemas(schemas, promote_options="permissive"))
-    except (pa.ArrowTypeError, pa.ArrowInvalid, OSError) as error:
-        what = "is not a Parquet file" if path.is_file() else "holds Parquet files that do not fit together"
-        raise UserError(f"{path} {what}: {str(error).splitlines()[0]}") from error
-
-
-def _blank_rows(chunk: pa.Table) -> np.ndarray:
-    blank = [pc.equal(c.fill_null(""), "") if pa.types.is_string(c.type) else c.is_null() for c in chunk.columns]
-    return np.logical_and.reduce([*map(np.asarray, blank)])
 
 
 def _without_blanks(texts: pa.Array) -> pa.Array:

@@ -21,7 +21,7 @@ from histocoder.data.codes import LabelRules
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import description_keys
-from histocoder.data.split import SPLIT_FILES
+from histocoder.data.prepare import SPLIT_FILES
 from histocoder.data.store import EXAMPLES_FILE, EXAMPLES_VERSION, read_prepared
 from histocoder.evaluation.scores import code_sets, score_sets
 from histocoder.files import sha256

@@ -31,7 +31,6 @@ from histocoder.files import make_folder, replacing
 from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.known import Known
-from histocoder.inference.predictions import code_columns
 from histocoder.inference.table_coder import TableCoder
 
 _BATCHES = 4  # batches of a part, after which codes are kept
@@ -111,13 +110,12 @@ def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form
             f"{table.path} does not fit into CSV ({error}). Choose an --output that ends in .parquet."
         ) from error
     how = {"excel": config.excel, "raw": config.raw, **({} if config.excel else {"decimal": "."})}
-    return Form.like(table, codes=code_columns(names), **how)
+    return Form.like(table, **how)
 
 
-def _state(path: Path) -> list[list[Any]]:
-    """Return name, size and time of change of a file, or of all files of a folder."""
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+def _state(path: Path) -> list[Any]:
+    """Return name, size and time of change of a file."""
+    return [str(path), path.stat().st_size, path.stat().st_mtime_ns]
 
 
 def _count_rows(table: TableFile, output: Path, block_rows: int) -> int:

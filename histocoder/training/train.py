@@ -102,8 +102,8 @@ def fit(
     languages = tuple(sorted({*train_rows.languages, "unk"}))
     # `prepare` has printed the notice on languages of the user's own
     own = own_languages(languages) if isinstance(config, MixerConfig) else None
-    for notice in filter(None, [*data.record["notices"], own]):
-        log.info(notice)
+    if own:
+        log.info(own)
     num_examples = data.record["num_distinct"][TRAIN] if config.repeats == "once" else len(train_rows)
     scaled = config.for_rows(num_examples, distributed.world_size())
     rows = {

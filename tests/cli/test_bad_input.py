@@ -24,7 +24,7 @@ MIXER = "--train-data table.csv --val-data table.csv --save-dir out --encoder ti
 CASES = [
     ("--dataset tabel.csv", r"File not found: tabel.csv. Did you mean table.csv"),
     ("--target-cols hisco", r"no column 'hisco'; it has: occ1, hisco_1. Did you mean 'hisco_1'"),
-    ("--dataset short.csv", r"1 code has fewer than 5"),
+    ("--dataset short.csv", r"'2000' has fewer than 5"),
     ("--share-val 0", r"--share-val is 0"),
     ("--language en --language-col lang", r"not both"),
     ("--save-path /proc/out", r"Can't write to /proc/out: .*Choose another folder"),

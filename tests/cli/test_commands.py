@@ -157,10 +157,10 @@ def evaluation(model: Path | str, data: Path, *args: object) -> tuple[object, ..
 def test_evaluate_takes_labels_as_training_does(general: Path, data: Path, capsys: pytest.CaptureFixture[str]):
     data.write_text("occ1,lang,hisco_1\nfarmer,en,61110\nclerk,en,1110\nminer,en,71105\ncook,en,\ncook,en,\n")
     said = refused(capsys, *evaluation(general, data))
-    assert "line 3, hisco_1: '1110'. If leading zeros were lost, add --zero-pad-codes" in said
+    assert "line 3, hisco_1: '1110' has fewer than 5 characters. If leading zeros were lost, add --zero" in said
     found = evaluate(general, data, "--zero-pad-codes", "--precision", "fp32")
     said = capsys.readouterr().out.replace("\u00a0", " ")
-    assert "2 rows without any code are left out" in said and "Of 3 descriptions" in said
+    assert "2 rows are left out" in said and "Of 3 descriptions" in said
     assert "33.3 % of the descriptions have a true code that is not in the model's key" in said
     assert found["num_rows"] == 3 and found["num_true_outside_key"] == 1 and "baselines" not in found
     data.write_text("occ1,lang,hisco_1,Hisco_2\nfarmer,en,61110,71105\n")

@@ -15,31 +15,27 @@ HISCO = build_formatter("hisco", num_blocks=1)
 GENERAL = build_formatter("general", num_blocks=1)
 
 
-def codes_of(path: Path, cells: list[str], *, formatter=GENERAL, say=lambda _: None, key=None, **rules) -> list[str]:
+def codes_of(path: Path, cells: list[str], *, formatter=GENERAL, key=None, **rules) -> list[str]:
     frame = pd.DataFrame({"occ1": [f"title {i}" for i in range(len(cells))], "lang": "en", "h": cells})
     frame.to_csv(path, index=False)
     files = ExampleFiles((path,), ("h",), formatter, key=key, rules=LabelRules(**rules))
-    return files.read(say=say).codes["h"].tolist()
+    return files.read().codes["h"].tolist()
 
 
 @pytest.mark.parametrize("zero_pad", [True, False])
 def test_marks_of_missing_codes_are_no_codes(tmp_path: Path, zero_pad: bool):
-    heard: list[str] = []
     marks = ["NA", "NaN", "nan", "NULL", "null", "None", "N/A", "n/a", "#N/A", "<NA>", "."]
-    found = codes_of(tmp_path / "t.csv", ["61110", *marks, "NA"], zero_pad=zero_pad, say=heard.append)
+    found = codes_of(tmp_path / "t.csv", ["61110", *marks, "NA"], zero_pad=zero_pad)
     assert found == ["61110"]
-    assert "12 cells of codes are not read as written: 'NA' as missing (2), 'NaN' as missing (1)" in heard[0]
     key = Key(("61110", "NA"))
     assert codes_of(tmp_path / "t.csv", ["61110", "NA"], key=key, allow_short=True) == ["61110", "NA"]
 
 
 @pytest.mark.parametrize("formatter", [HISCO, GENERAL], ids=["hisco", "general"])
 def test_other_ways_of_writing_a_code(tmp_path: Path, formatter):
-    heard: list[str] = []
     cells = ["61110.0", "2000.0", "-1.0", "41025", '="22675"', "'03110", "6-11.10"]
-    found = codes_of(tmp_path / "t.csv", cells, formatter=formatter, zero_pad=True, say=heard.append)
+    found = codes_of(tmp_path / "t.csv", cells, formatter=formatter, zero_pad=True)
     assert found == ["61110", "02000", "-1", "41025", "22675", "03110", "61110"]
-    assert "6 cells of codes are not read as written: '61110.0' as '61110' (1), '2000.0' as '2000' (1)" in heard[0]
 
 
 def test_decimals_that_are_codes_stay(tmp_path: Path):
@@ -50,26 +46,13 @@ def test_decimals_that_are_codes_stay(tmp_path: Path):
     assert codes_of(tmp_path / "t.csv", ["6-11.10"], formatter=long) == ["6-11.10"]
 
 
-@pytest.mark.parametrize("cell", ["6.111E+04", "61110.5", "61.110"])
-def test_numbers_that_are_no_codes_are_refused(tmp_path: Path, cell: str):
-    with pytest.raises(UserError, match=r"line 3, h: '.*' looks like a code .*save the column as text"):
-        codes_of(tmp_path / "t.csv", ["61110", cell, "41025.0"], drop_bad=False)
-
-
-def test_shortened_numbers_are_refused(tmp_path: Path):
-    for cell in ("6E+04", "6e+04"):
-        with pytest.raises(UserError, match=r"line 3, h: '6.\+04' looks like a code .*save the column as text"):
-            codes_of(tmp_path / "t.csv", ["61110", cell])
-        assert codes_of(tmp_path / "t.csv", ["61110", cell], key=Key(("61110", cell))) == ["61110", cell]
-
-
 @pytest.mark.parametrize(
     ("cell", "message"),
     [
+        ("6.111E+04", "turned into a number"),
+        ("6E+04", "turned into a number"),
         ("#REF!", "looks like a code that a spreadsheet has turned into an error"),
-        ("#NUM!", "turned into an error"),
         ("1-Nov", "turned into a date"),
-        ("11-jan", "turned into a date"),
         ("2024-11-01", "turned into a date"),
         ("61110; 75400", "holds several codes; put each in a column of its own"),
         ("61110/75400", "holds several codes"),
@@ -79,18 +62,3 @@ def test_shortened_numbers_are_refused(tmp_path: Path):
 def test_cells_that_hold_no_single_code_are_refused(tmp_path: Path, formatter, cell: str, message: str):
     with pytest.raises(UserError, match=rf"line 3, h: '.*' .*{message}"):
         codes_of(tmp_path / "t.csv", ["61110", cell], formatter=formatter, allow_short=True)
-
-
-def test_hints_name_flags_of_the_command(tmp_path: Path):
-    for cell, flag in (("611101", "--block-size"), ("1,2,3", "--use-within-block-sep")):
-        with pytest.raises(UserError, match=flag):
-            codes_of(tmp_path / "t.csv", [cell])
-        with pytest.raises(UserError) as caught:
-            codes_of(tmp_path / "t.csv", [cell], is_training=False)
-        assert flag not in str(caught.value)
-    with pytest.raises(UserError, match="add --allow-codes-shorter-than-block-size"):  # evaluate has it, too
-        codes_of(tmp_path / "t.csv", ["200"], is_training=False)
-    (tmp_path / "t.csv").write_text("occ1,lang,code1\na,en,0\n")
-    with pytest.raises(UserError) as caught:
-        ExampleFiles((tmp_path / "t.csv",), ("h",), HISCO, rules=LabelRules(is_training=False)).read()
-    assert "--key" not in str(caught.value)

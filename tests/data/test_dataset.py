@@ -115,12 +115,6 @@ def altered(noise: Augmenter, texts: list[str], epoch: int = 0) -> tuple[list[st
     return [noise.alter(text, drawn, row) for row, text in enumerate(texts)], drawn.withheld
 
 
-def test_edits_are_drawn_uniformly():
-    drawn = augmenter(augmentation_prob=1.0).noise(np.arange(7000), 3)
-    assert np.allclose(np.bincount(drawn.num_edits, minlength=4) / 7000, [0, 1 / 3, 1 / 3, 1 / 3], atol=0.02)
-    assert np.allclose(np.bincount(drawn.edits.ravel(), minlength=7) / 21000, 1 / 7, atol=0.01)
-
-
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=20), st.integers(0, 1000))
 @example([""], 28)
 def test_lengths_are_known_before_a_text_is_altered(texts: list[str], epoch: int):

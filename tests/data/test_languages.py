@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT, run, write_table
-from jobs import finetune
+from conftest import ROOT, write_table
 from models import save_tiny_model, tiny_coder, tiny_model
 
 from docs.flags import PAGE
-from histocoder import Coder
 from histocoder.checkpoints.model_files import save_config
 from histocoder.cli.main import main
 from histocoder.config import ModelConfig, PrepareConfig
@@ -70,34 +68,6 @@ def test_tables_have_one_code_for_each_language(tmp_path: Path):
         assert sorted(langs) == (sorted(expected) if name == "a" else ["se"] * len(lines))
 
 
-def test_one_language_for_all_must_be_known(table: Path, tmp_path: Path, capsys):
-    model, data = str(save_tiny_model(tmp_path / "model")), str(table)
-    save_config(tmp_path / "model", replace(tiny_model().config, languages=("Plattdeutsch", "unk")))
-    for language in ("Danisch", "xx"):
-        refused = run(*finetune(table, tmp_path / "out", "--language", language), check=False)
-        said = [refused.stderr]
-        for command in (
-            ["predict", "cook"],
-            ["predict", "--input", data, "--output", f"{table}.csv"],
-            ["evaluate", "--data", data],
-        ):
-            with pytest.raises(SystemExit):
-                main([command[0], "--model", model, "--language", language, *command[1:]])
-            said.append(capsys.readouterr().err)
-        of_cluster = partial(BlockCoder.of, model, ["occ1"], device="cpu", precision="fp32")  # that is, Ray and Spark
-        for code in (
-            partial(Coder.from_pretrained(model).predict, "cook", language),
-            partial(of_cluster, language=language),
-        ):
-            with pytest.raises(UserError) as caught:
-                code()
-            said.append(f"error: {caught.value}\n")
-        assert refused.returncode == 2 and len(set(said)) == 1 and "and unk where" in said[0]
-        assert ("'Danisch' (did you mean Danish, da?)" in said[0]) == (language == "Danisch")
-    main(["predict", "--model", model, "--language", "Plattdeutsch", "cook"])
-    assert "Plattdeutsch" not in capsys.readouterr().err
-
-
 def test_unknown_languages_of_a_column_are_named(tmp_path: Path, logged: list[str]):
     table = write_table(tmp_path / "t.csv", two_codes=True)
     table.write_text(table.read_text().replace(",en,", ",Danisch,", 9))
@@ -107,31 +77,29 @@ def test_unknown_languages_of_a_column_are_named(tmp_path: Path, logged: list[st
         tiny_coder(languages=("en", "unk")).predict(["cook"], ["Danisch"])
 
 
-def test_languages_are_listed(capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("language", ["Danisch", "xx"])
+def test_one_language_for_all_must_be_known(table: Path, tmp_path: Path, language: str, capsys):
+    model = str(save_tiny_model(tmp_path / "model"))
+    save_config(tmp_path / "model", replace(tiny_model().config, languages=("Plattdeutsch", "unk")))
+    said = []
+    for command in (["predict", "cook"], ["evaluate", "--data", str(table)]):
+        with pytest.raises(SystemExit):
+            main([command[0], "--model", model, "--language", language, *command[1:]])
+        said.append(capsys.readouterr().err.removeprefix("error: ").strip())
+    of_cluster = partial(BlockCoder.of, model, ["occ1"], device="cpu", precision="fp32")  # that is, Ray and Spark
+    prepared = partial(prepare, PrepareConfig(str(table), ("hisco_1",), language=language), tmp_path / "out")
+    for work in (prepared, partial(of_cluster, language=language)):
+        with pytest.raises(UserError) as caught:
+            work()
+        said.append(str(caught.value))
+    assert len(set(said)) == 1 and "and unk where" in said[0]
+    assert ("'Danisch' (did you mean Danish, da?)" in said[0]) == (language == "Danisch")
+    main(["predict", "--model", model, "--language", "Plattdeutsch", "cook"])
+    assert "Plattdeutsch" not in capsys.readouterr().err
+
+
+def test_languages_are_listed():
     page = PAGE.read_text(encoding="utf-8")
     assert all(f"{code} {name}" in page for code, name in NAMES.items())
-    helps = [run(name, "--help").stdout for name in ("finetune.py", "train_mixer.py")]
-    for command in ("predict", "evaluate"):
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-        helps.append(capsys.readouterr().out)
-    assert all("sv (or se) Swedish" in " ".join(text.split()) for text in helps)
     sample = set(pd.read_csv(ROOT / "data" / "train.csv")["lang"])
     assert {Language(lang) for lang in sample} == sample  # as it was trained with
-
-
-def test_a_language_of_a_file_reaches_its_review(tmp_path: Path):
-    model = save_tiny_model(tmp_path / "model")
-    (tmp_path / "in.csv").write_text("id,occ1\n1,farmer\n2,baker\n")
-    paths = {name: str(tmp_path / f"{name}.csv") for name in ("in", "out", "again", "review", "second")}
-    for source, output in (("in", "out"), ("out", "again")):
-        flags = ["--input", paths[source], "--output", paths[output], "--language", "English"]
-        flags += ["--columns", "pred_"] if source == "out" else []
-        main(["predict", "--model", str(model), *flags])
-    coded, again = (pd.read_csv(paths[name]) for name in ("out", "again"))
-    assert list(coded.columns)[:3] == ["id", "occ1", "lang"] and set(coded["lang"]) == {"en"}
-    assert list(again.columns).count("pred_lang") == 1
-    for source, output in (("out", "review"), ("again", "second")):
-        main(["review", "--model", str(model), "--predictions", paths[source], "--output", paths[output]])
-        assert list(pd.read_csv(paths[output]).columns)[:2] == ["occ1", "lang"]
-        assert set(pd.read_csv(paths[output])["lang"]) == {"en"}

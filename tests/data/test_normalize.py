@@ -17,13 +17,6 @@ from histocoder.inference.known import Known
 NFC, NFD = (unicodedata.normalize(form, "Dräng") for form in ("NFC", "NFD"))
 
 
-def test_each_normalization_of_one_text():
-    variants = [NFC, NFD, " dräng ", "Gift\u00a0 DRÄNG"]
-    assert normalize(variants, "none") == variants
-    assert normalize(variants, "nfc") == [NFC, NFC, *variants[2:]]
-    assert normalize(variants, "lower") == ["dräng", "dräng", "dräng", "gift dräng"]
-
-
 @given(st.text(st.characters(max_codepoint=0x52F, exclude_categories=["Cc", "Cs"], exclude_characters="\u037e\u0387")))
 def test_keys_are_equal_where_models_read_alike(text: str):
     variants = [text, unicodedata.normalize("NFD", text), f"  {text}\t"]

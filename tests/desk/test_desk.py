@@ -30,7 +30,7 @@ from starlette.testclient import TestClient
 from histocoder.cli.main import main
 from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.codes import LabelRules
-from histocoder.data.split import read_corrections
+from histocoder.data.corrections import read_corrections
 from histocoder.desk import app
 from histocoder.desk.app import Desk, create_app
 from histocoder.desk.cards import order_of_review, share_right

@@ -103,7 +103,7 @@ def test_classes_in_words_are_predicted(of_words: Path, monkeypatch: pytest.Monk
     assert coder.codes == tuple(sorted(CLASSES)) and [*coder.predict("cook", mode="full")] == [*coder.codes]
     for mode in ("greedy", "flat", "topk", "combined"):
         assert {*coder.predict("cook", mode=mode).filter(like="class_").iloc[0]} <= {*CLASSES, None}
-    for suffix, read in (("xlsx", pd.read_excel), ("dta", pd.read_stata), ("parquet", pd.read_parquet)):
+    for suffix, read in (("xlsx", pd.read_excel), ("parquet", pd.read_parquet)):
         flags = ["--input", "t.csv", "--output", f"coded.{suffix}", "--columns", "m_", "--known", "auto", "--raw"]
         main(["predict", "--model", "out", *flags])
         coded = read(f"coded.{suffix}")
@@ -284,7 +284,8 @@ def test_saving_each_epoch(table: Path, tmp_path: Path):
 
 def test_trains_in_a_folder_with_other_files(table: Path, tmp_path: Path):
     args = finetune(table, tmp_path, "--batch-size", 8, "--max-steps", 1)
-    run(*args, "--prepare-only")
+    said = run(*args, "--prepare-only").stdout
+    assert "Train on it:" in said and not said.rstrip().endswith("--prepare-only")
     assert (tmp_path / "prepared.json").exists() and not (tmp_path / "config.json").exists()
     (tmp_path / "README.md").write_text("mine")
     assert "contains README.md" in refused(*args)
