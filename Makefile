@@ -5,10 +5,11 @@ DATA := data/train.csv
 SAVE := out
 ARGS :=
 GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+ORT_WEB := $(VENV)/onnxruntime-web
 APT_INSTALL = $(shell command -v sudo) sh -c 'apt-get update -qq && apt-get install --yes --no-install-recommends "$$@"' --
 PYTEST := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all test-browser test-r test-engines test-lowest gpu lint format docs bench bench-smoke finetune-ddp clean
+.PHONY: demo browser-page test test-all test-browser test-r test-engines test-lowest gpu lint format docs bench bench-smoke finetune-ddp clean
 
 # The virtual environment, rebuilt when one of its inputs changes.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder/ops/_kernels.c
@@ -32,14 +33,28 @@ test: $(VENV)/.installed
 test-all: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PYTEST)
 
-# The page of histocoder serve in Debian's chromium, with axe-core, which checks accessibility.
-test-browser: $(VENV)/.installed
+# onnxruntime for browsers, from npm.
+$(ORT_WEB)/ort.wasm.min.mjs: $(VENV)/.installed
+	mkdir -p $(VENV)/ort $(ORT_WEB)
+	cd $(VENV)/ort && npm pack --silent onnxruntime-web@1.22.0 && tar xzf onnxruntime-web-1.22.0.tgz
+	cd $(VENV)/ort/package/dist && cp ort-wasm-simd-threaded.mjs ort-wasm-simd-threaded.wasm ort.wasm.min.mjs $(abspath $(ORT_WEB))
+
+# A page that codes what is typed, without a server's help: docs/browser with a model of the sample data.
+browser-page: $(ORT_WEB)/ort.wasm.min.mjs
+	test -d demo/best || $(MAKE) demo
+	rm -rf docs/browser/model docs/browser/ort
+	cp -r $(ORT_WEB) docs/browser/ort
+	$(BIN)/histocoder export --model demo/best --onnx docs/browser/model
+	cd docs/browser/model && rm -f linear*
+
+# The page of histocoder serve in Debian's chromium, with axe-core, which checks accessibility; and docs/browser.
+test-browser: $(ORT_WEB)/ort.wasm.min.mjs
 	command -v chromedriver || $(APT_INSTALL) chromium chromium-driver
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	test -f $(VENV)/axe/package/axe.min.js || (mkdir -p $(VENV)/axe && cd $(VENV)/axe && \
 	  npm pack --silent axe-core@4.14.1 && tar xzf axe-core-4.14.1.tgz)
-	AXE_CORE=$(abspath $(VENV))/axe/package/axe.min.js \
-	  $(BIN)/python -m pytest -m browser -rs tests/desk/test_browser.py
+	AXE_CORE=$(abspath $(VENV))/axe/package/axe.min.js ONNXRUNTIME_WEB=$(abspath $(ORT_WEB)) \
+	  $(BIN)/python -m pytest -m browser -rs tests/desk/test_browser.py tests/inference/test_onnx_page.py
 
 # Tests of docs/r.md, with Debian's R; skipped where R can't be installed.
 test-r: $(VENV)/.installed

@@ -173,6 +173,7 @@ class RunFolder:
         asked = "never" if overwrite and resume == "auto" else resume
 
         def find() -> str:
+            """Return the path of the checkpoint, on rank 0; an empty one if there is none."""
             is_restarted = distributed.restarts() > 0
             found = find_checkpoint(self.path, "auto") if is_restarted else None
             found = found or find_checkpoint(self.path, asked)

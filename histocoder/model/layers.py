@@ -92,6 +92,7 @@ class _AttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, num_heads: int, mask: Tensor | None, p: float, *sources: Tensor) -> Tensor:
+        """Return the attention; see `attention`."""
         # 64 bits of torch's generator
         seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None).numpy()) if p else 0
         ctx.how = {"p": p, "seed": seed}

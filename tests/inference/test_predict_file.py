@@ -84,7 +84,7 @@ def test_parquet_is_copied_or_refused(model: Path, tmp_path: Path):
         with pytest.raises(UserError, match=message):
             code(model, tmp_path / "in.parquet", tmp_path / name, **options)
     pq.write_table(pa.table(columns | {"hash": others["hash"]}), tmp_path / "in.parquet")
-    with pytest.raises(UserError, match="column 'hash', holds bytes that are not UTF-8"):
+    with pytest.raises(UserError, match="column 'hash' holds bytes that are not UTF-8"):
         code(model, tmp_path / "in.parquet", tmp_path / "no.xlsx")
     assert not list(tmp_path.glob("no.*"))
 
