@@ -153,7 +153,7 @@ def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys:
         (("--known", "out.csv", "--overwrite"), "out.csv is the file of --known itself"),
         (("--known", "columns.csv"), "has no column 'hisco_1'; it has: occ1, code"),
         (("--known", "codes.csv"), "no row has a description and codes that fit"),
-        (("--known", "short.csv"), "'1110' has fewer than 5 characters. If leading zeros were lost, add --zero-pad-codes"),
+        (("--known", "short.csv"), "fewer than 5 characters. If leading zeros were lost, add --zero-pad-codes"),
         (("--known", "short.csv", "--mode", "full"), "--known gives codes, and --mode full ranks them"),
         (("--known-exact",), "Flags for --known need that flag"),
     ],
