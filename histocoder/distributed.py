@@ -7,11 +7,14 @@ helper does its work in this process alone.
 import json
 import os
 import re
+import socket
+import struct
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -171,6 +174,9 @@ def _connect(device: torch.device, timeout: timedelta, *, is_adopted: bool) -> _
             # torchrun keeps its store when it restarts processes, except in an elastic rendezvous of several nodes
             is_kept = _launch.local_world_size == _launch.world_size or os.environ.get("TORCHELASTIC_RUN_ID") == "none"
             store = dist.PrefixStore(f"attempt/{restarts() if is_kept else 0}", store)
+        if _launch.local_world_size < _launch.world_size and (interface := _interface_towards(host)):
+            # by default gloo uses the address of the host's name, such as 127.0.1.1, which others may not reach
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         if not is_adopted:
             place: dict[str, Any] = {"rank": rank(), "world_size": world_size(), "device_id": device_id}
             dist.init_process_group("nccl" if device_id else "gloo", store=store, timeout=timeout, **place)
@@ -182,6 +188,16 @@ def _connect(device: torch.device, timeout: timedelta, *, is_adopted: bool) -> _
             "the right interface on each node: export GLOO_SOCKET_IFNAME=eth0, for GPUs NCCL_SOCKET_IFNAME=eth0 too."
         ) from error
     return _Group(dist.PrefixStore("histocoder", store), control, is_adopted)
+
+
+def _interface_towards(host: str) -> str | None:
+    """Return the network interface on the route to a host, for a loopback address the default route's; Linux only."""
+    with suppress(OSError):
+        (address,) = struct.unpack("=I", socket.inet_aton(socket.gethostbyname(host)))
+        routes = [line.split() for line in Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]]
+        masks = {route[0]: int(route[7], 16) for route in routes if address & int(route[7], 16) == int(route[1], 16)}
+        return max(masks, key=lambda name: masks[name].bit_count(), default=None)
+    return None
 
 
 def all_reduce(values: Tensor, op: str = "sum") -> Tensor:

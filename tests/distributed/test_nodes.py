@@ -73,7 +73,7 @@ def test_two_nodes_equal_one(nodes: list[str], one_node: Path, tmp_path: Path, r
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", *options]
         command = ["ip", "netns", "exec", node, *launcher, *training(tmp_path / "out", steps=8)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        agents.append(subprocess.Popen(command, cwd=ROOT, env=environment(GLOO_SOCKET_IFNAME="eth0"), **pipes))
+        agents.append(subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes))
     try:
         printed = [agent.communicate(timeout=DEADLINE)[0] for agent in agents]
     finally:
