@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,15 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from histocoder.data.cells import MISSING_MARKS
 from histocoder.data.codes import LabelChecker, LabelRules, count_codes
 from histocoder.data.examples import LANG_COL, TEXT_COL, Examples, row_schema
 from histocoder.data.key import Key
 from histocoder.data.languages import Language
 from histocoder.data.normalize import decode_entities
 from histocoder.data.table import Table, TableFile, open_table
-from histocoder.errors import UserError, counted
+from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import Formatter
 
+_INDEX_COLS = tuple(f"code{i}" for i in range(1, 6))  # indices into a key
 CHECKED_COL = "checked"
 """Column in which a person marks the rows that are right; of a file that has one, these count alone."""
 _YES = {*"x ✓ ✔ 1 1.0 true y yes ok j ja já jo s sí si sì sim oui ναι kyllä tak".split()}
@@ -77,16 +80,22 @@ class ExampleFiles:
         """Count the codes in all files, for `fit_codes`."""
         counts: Counter[str] = Counter()
         for file in map(self._open, self.paths):
-            columns = self._code_columns(file)
+            columns = [*self._code_columns(file).values()]
             counts += count_codes(checked_tables(file, columns, lambda _: None), columns)
         return counts
 
     def _open(self, path: Path) -> TableFile:
         columns = {self.input_col: "input_col", **self.needed}
-        return open_table(path, columns, optional=(self.language_col, *self.target_cols), sheet=self.sheet)
+        return open_table(
+            path, columns, optional=(self.language_col, *self.target_cols, *_INDEX_COLS), sheet=self.sheet
+        )
 
-    def _code_columns(self, file: TableFile) -> list[str]:
-        return [name for name in self.target_cols if name == self.target_cols[0] or file.has(name)]
+    def _code_columns(self, file: TableFile) -> dict[str, str]:
+        """Return the file's column of each target column: that of its name, or OccCANINE's `code1` and so on."""
+        first, indexed = self.target_cols[0], [name for name in _INDEX_COLS if file.has(name)]
+        if file.has(first) or not indexed or self.key is None:
+            return {name: name for name in self.target_cols if name == first or file.has(name)}
+        return dict(zip(self.target_cols, indexed, strict=False))
 
     def _file_rows(self, path: Path, say: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
         file = self._open(path)
@@ -94,9 +103,13 @@ class ExampleFiles:
         lang_cols = [self.language_col] if self.language is None and file.has(self.language_col) else []
         for notice in file.notices:
             say(notice)
-        checker = LabelChecker(file, code_columns, self.formatter, self.rules, key=self.key, known=self.known)
+        checker = LabelChecker(file, [*code_columns], self.formatter, self.rules, key=self.key, known=self.known)
         num_dropped = num_decoded = 0
-        for table in checked_tables(file, [self.input_col, *lang_cols, *code_columns], say):
+        for table in checked_tables(file, [self.input_col, *lang_cols, *code_columns.values()], say):
+            for target, column in code_columns.items():
+                table.columns[target] = (
+                    table.columns[column] if target == column else _codes_of(table, column, self.key)
+                )
             texts = decode_entities(table.columns[self.input_col])
             num_decoded += pc.sum(pc.not_equal(texts, table.columns[self.input_col]), min_count=0).as_py()
             cleaned, reasons = checker.check(table)
@@ -148,3 +161,23 @@ def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str
         )
     unchecked = num_rows - num_checked
     say(f"{file.path}: {num_checked:,} checked rows are used; {unchecked:,} unchecked rows are ignored.")
+
+
+def _codes_of(table: Table, column: str, key: Key | None) -> pa.Array:
+    """Return the codes of a column of indices into a key."""
+    assert key is not None
+    coded = table.columns[column].dictionary_encode()
+    codes: list[str | None] = []
+    for text in coded.dictionary.to_pylist():
+        index = re.fullmatch(r"\s*(\d{1,9})(\.0)?\s*", text)  # columns with gaps are often saved as floats
+        if text.strip() in MISSING_MARKS:
+            codes.append(text)  # counted by `LabelChecker`
+        elif index is None or int(index[1]) >= len(key.codes):
+            row = np.flatnonzero(np.asarray(coded.indices.fill_null(-1)) == len(codes))
+            raise UserError(
+                f"{table.file.path}, line {table.lines(row[:1])[0]}, {column}: {shown(text)} is not an index into the "
+                f"key, which has {len(key.codes):,} codes."
+            )
+        else:
+            codes.append(key.codes[int(index[1])] or None)
+    return pa.array(codes, pa.string()).take(coded.indices)

@@ -144,7 +144,7 @@ def test_changed_columns_and_labels_are_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_signal_before_training_stops_all(tmp_path: Path, rank: int):
-    slow = faulty(training(tmp_path / "out"), "sleep:histocoder.data.prepare.screen:1:10")
+    slow = faulty(training(tmp_path / "out"), "sleep:histocoder.training.data.prepare:1:10")
     with ranks(slow, slow) as started:
         wait_until((tmp_path / "out" / ".lock").exists)
         time.sleep(1)  # by then the tables are prepared, which takes ten
@@ -189,11 +189,13 @@ def test_ranks_wait_for_rank_0_and_its_failures(tmp_path: Path):
     ended = two_ranks(training(tmp_path / "out", "--input-col", "occupation"), check=False)
     assert [one.returncode for one in ended] == [2, 2]
     assert "".join(one.stderr for one in ended).count("no column 'occupation'") == 1
-    crashed = faulty(training(tmp_path / "out"), "EIO:histocoder.data.prepare.screen:1")
+    crashed = faulty(training(tmp_path / "out"), "EIO:histocoder.training.data.prepare:1")
     ended = two_ranks(crashed, training(tmp_path / "out"), check=False)
     assert all(one.returncode for one in ended)
     assert "".join(one.stderr for one in ended).count("Input/output error") == 1
-    slow = faulty(training(tmp_path / "out", "--rank-timeout", 5, steps=2), "sleep:histocoder.data.prepare.screen:1:8")
+    slow = faulty(
+        training(tmp_path / "out", "--rank-timeout", 5, steps=2), "sleep:histocoder.training.data.prepare:1:8"
+    )
     two_ranks(slow)  # waiting for it has no deadline
 
 

@@ -25,22 +25,22 @@ GIVEN = ["--dataset", "t.csv", "--target-cols", "hisco_1"]
 class LongerConfig(FinetuneConfig):
     """With one more field, and nothing else."""
 
-    label_smoothing: float = fixed(0.1, "share of the probability that all codes get", metavar="P", between=(0, 1))
+    share_of_all: float = fixed(0.1, "share of the probability that all codes get", metavar="P", between=(0, 1))
 
 
 def test_a_setting_is_one_field(tmp_path: Path):
-    assert "--label-smoothing P" in build_parser(LongerConfig).format_usage()
+    assert "--share-of-all P" in build_parser(LongerConfig).format_usage()
     assert settings_of(LongerConfig)[-1].help == "share of the probability that all codes get (default: 0.1)"
-    assert parse(LongerConfig, [*GIVEN, "--label-smoothing", "0.2"]).label_smoothing == 0.2
-    (tmp_path / "run.yaml").write_text("training: {label-smoothing: 0.3}")
+    assert parse(LongerConfig, [*GIVEN, "--share-of-all", "0.2"]).share_of_all == 0.2
+    (tmp_path / "run.yaml").write_text("training: {share-of-all: 0.3}")
     config = parse(LongerConfig, [*GIVEN, "--config", str(tmp_path / "run.yaml")])
-    assert recorded(config)["label_smoothing"] == 0.3
-    with pytest.raises(UserError, match="--label-smoothing is 2; it must lie between 0 and 1"):
-        replace(config, label_smoothing=2.0)
-    with pytest.raises(UserError, match="Did you mean '--label-smoothing'"):
-        parse(LongerConfig, [*GIVEN, "--labels-smoothing", "0.2"])
+    assert recorded(config)["share_of_all"] == 0.3
+    with pytest.raises(UserError, match="--share-of-all is 2; it must lie between 0 and 1"):
+        replace(config, share_of_all=2.0)
+    with pytest.raises(UserError, match="Did you mean '--share-of-all'"):
+        parse(LongerConfig, [*GIVEN, "--shares-of-all", "0.2"])
     fixed_names = {one.name for one in settings_of(LongerConfig) if one.resume}
-    assert fixed_names - {one.name for one in settings_of(FinetuneConfig) if one.resume} == {"label_smoothing"}
+    assert fixed_names - {one.name for one in settings_of(FinetuneConfig) if one.resume} == {"share_of_all"}
 
 
 def test_python_gives_what_flags_give(tmp_path: Path):
