@@ -300,7 +300,8 @@ def _as_people_read(examples: Examples) -> pa.Table:
 
 def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:
     """Return the hash threshold of the validation split."""
-    distinct = np.unique(rows["unit"].filter(rows["reason"].is_null()).to_numpy())
+    units = rows["unit"].filter(rows["reason"].is_null()).to_numpy()
+    distinct = np.sort(pd.unique(units))  # several times as fast as `np.unique`
     if len(distinct) < 2:
         raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
     return distinct[min(max(round(len(distinct) * config.share_val), 1), len(distinct) - 1) - 1]

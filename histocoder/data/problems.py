@@ -45,8 +45,9 @@ def conflicts(rows: pa.Table, config: PrepareConfig) -> tuple[pa.Table, int]:
 def _hashes(rows: pa.RecordBatch) -> pd.DataFrame:
     """Return hashes of the descriptions with their languages, and of the sets of codes, whatever their order."""
     names = ["key", "lang", *filter(is_codes, rows.schema.names)]
-    columns = [rows[name].fill_null("").to_numpy(zero_copy_only=False) for name in names]
-    key, lang, *codes = (pd.util.hash_array(column, categorize=False) for column in columns)
+    columns = (rows[name].fill_null("").to_numpy(zero_copy_only=False) for name in names)
+    # of languages and codes there are few, so that each is hashed once
+    key, lang, *codes = (pd.util.hash_array(column, categorize=i > 0) for i, column in enumerate(columns))
     return pd.DataFrame({"described": key + 31 * lang, "coded": np.sum(codes, axis=0)})
 
 
