@@ -143,7 +143,7 @@ class Coding:
     def answer(self, texts: Sequence[str], langs: Sequence[str]) -> list[Answer]:
         """Code descriptions, and find what helps to judge the codes."""
         langs = [Language(lang).among(self.coder.model.config.languages) for lang in langs]
-        coded, ranked, _ = self.coder.predict_ranked(texts, langs)
+        coded, ranked = self.coder.predict_ranked(texts, langs)
         near = self.neighbours.find(texts, self.titled) if self.neighbours else [[] for _ in texts]
         given = self.known.find(texts, langs) if self.known is not None else [None] * len(texts)
         answers = []

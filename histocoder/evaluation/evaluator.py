@@ -47,7 +47,7 @@ def evaluate(
     """
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
-    decoded, ranked, _ = coder.predict_ranked(examples.texts, examples.langs, batch_size=batch_size)
+    decoded, ranked = coder.predict_ranked(examples.texts, examples.langs, batch_size=batch_size)
     texts, langs, conf = examples.texts, np.array(examples.langs, dtype=object), np.nan_to_num(decoded.conf)
     truth, predicted = code_sets(examples.codes), code_sets(decoded.codes)
     keys, known = description_keys(texts), set(coder.codes)

@@ -164,11 +164,10 @@ class Coder:
     @torch.inference_mode()
     def predict_ranked(
         self, texts: Texts, lang: Langs = "unk", *, batch_size: int = 256
-    ) -> tuple[Prediction, Prediction, np.ndarray]:
-        """Code n descriptions in the model's own mode, rank first codes, and encode each once; see `predict`.
+    ) -> tuple[Prediction, Prediction]:
+        """Code n descriptions in the model's own mode, and rank first codes, encoding each once; see `predict`.
 
-        Return the codes, the codes that all experts propose as the first, by their combined probability, and the result
-        of `embed`.
+        Return the codes, and those that all experts propose as the first, by their combined probability.
         """
         given, options = self.distinct(texts, lang), PredictOptions(mode=self.mode, batch_size=batch_size)
 
@@ -177,10 +176,10 @@ class Coder:
             chosen, others = self.decoding.ranked(batch)
             if self.mode != "combined":
                 chosen = self.decoding.decode(batch, options)
-            return [*chosen, *others, batch.pooled.float().cpu().numpy()]
+            return [*chosen, *others]
 
         arrays = join_rows(self.each_batch(work, given, options), given.rows)
-        return Prediction(*arrays[:3]), Prediction(*arrays[3:6]), arrays[6]
+        return Prediction(*arrays[:3]), Prediction(*arrays[3:])
 
     def each_batch(
         self,
