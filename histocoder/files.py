@@ -107,10 +107,17 @@ def is_same_file(one: str | Path, other: str | Path) -> bool:
     return os.path.exists(other) and os.path.samefile(one, other)
 
 
+def from_here(path: str | Path) -> str:
+    """Return an absolute path, or a relative one within the current folder."""
+    absolute = Path(path).absolute()
+    return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else path)
+
+
 def finetune_command(words: Sequence[str]) -> str:
-    """Return the line for a shell that starts finetune.py with some words."""
+    """Return the line for a shell that starts finetune.py with some words, by the Python that runs this."""
     script = Path(__file__).parents[1] / "finetune.py"
-    return shlex.join(["python", *([str(script)] if script.is_file() else ["-m", "histocoder.cli.finetune"]), *words])
+    program = [from_here(script)] if script.is_file() else ["-m", "histocoder.cli.finetune"]
+    return shlex.join([from_here(sys.executable), *program, *words])
 
 
 def sha256(path: Path) -> str:

@@ -16,7 +16,7 @@ from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, check_output, write_table
 from histocoder.data.table import TableFile, open_table
 from histocoder.errors import UserError, counted, shown
-from histocoder.files import finetune_command
+from histocoder.files import finetune_command, from_here
 from histocoder.inference.predictions import code_columns
 from histocoder.log import log
 
@@ -166,5 +166,5 @@ def next_step(model: str, corrections: Path, run: Path) -> str:
         "--save-path": [run.with_name(f"{run.name}-{number}")],
         **({"--no-only-encoder": []} if settings.get("only_encoder") else {}),
     }
-    words = [word for flag, values in flags.items() for word in (flag, *map(str, values))]
+    words = [word for flag, values in flags.items() for word in (flag, *map(from_here, values))]
     return f"Then train on the corrections:\n{finetune_command(words)}"
