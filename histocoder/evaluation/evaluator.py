@@ -29,9 +29,9 @@ class Evaluation:
 
     metrics: dict[str, Any]
     """Plain values, for JSON. `answer`, in the model's own `mode`, holds the means of `score_sets`: `overall`,
-    `by_language`, `by_digits` that are compared, and by how often the rarest code and the description occur in the
-    training data; and the results of `calibration` and `production_curve`. `topk`, `confusions` and `by_code` are those
-    of the functions in `scores`."""
+    `by_language`, `by_num_codes`, `by_digits` that are compared, and by how often the rarest code and the description
+    occur in the training data; and the results of `calibration` and `production_curve`. `topk`, `confusions` and
+    `by_code` are those of the functions in `scores`."""
     rows: pd.DataFrame
     """One line for each description: its `text` and `lang`, its sets of codes `true` and `predicted`, whether these are
     `right`, and `conf`."""
@@ -56,6 +56,7 @@ def evaluate(
     answer: dict[str, Any] = {
         "overall": {**mean_scores(by_row), "conf": float(conf.mean())},
         "by_language": mean_scores_by(by_row, langs),
+        "by_num_codes": mean_scores_by(by_row, [len(true) for true in truth]),
         "by_digits": {},
         "calibration": scores.calibration(conf, right),
         "production": scores.production_curve(conf, right),
