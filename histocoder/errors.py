@@ -35,14 +35,6 @@ class Notice(UserWarning):
     """Warning about the user's data or machine that affects results; programs print it without a file and line."""
 
 
-class CountedNotice(Notice):
-    """Notice on a number of descriptions, whose numbers add up over the parts of a file; see `counted`."""
-
-    def __init__(self, count: int, one: str, many: str) -> None:
-        super().__init__(counted(count, one, many))
-        self.count, self.words = count, (one, many)
-
-
 def warn_user(notice: Notice) -> None:
     """Issue a notice."""
     warnings.warn(notice, stacklevel=3)

@@ -37,7 +37,6 @@ from histocoder.files import is_same_file, make_folder, remove_leftovers, write_
 REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"
 LOG_FILE, WANDB_ID_FILE = "logs.csv", "wandb_run_id"
 TENSORBOARD_FOLDER, PROFILE_FOLDER = "tensorboard", "profile"  # the second of earlier versions
-CACHE_FOLDER = "cache"
 LOCK_FILE = ".lock"
 ARGS_FILE = "args.yaml"
 """First file that training writes; in a folder that holds it, the files and folders below belong to a run."""
