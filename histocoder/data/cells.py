@@ -23,7 +23,8 @@ _SPOILT = {
     "an error": r"#[A-Z/0]{2,}[!?]",
 }
 FIRST_ROWS = 50  # number of first rows among which the header is
-_RUN = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"  # begin of a cell that a spreadsheet would run
+_FIRST = pa.array([*"'=+-@\t\r\n＝＋－＠"])  # characters that begin cells which a spreadsheet would run
+_RUN = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"  # begin of such a cell
 _SHOWN = r"^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$"  # numbers, which it shows as they are: -1, -2 and -3 are codes
 _DESCRIPTIONS = (
     *("occ1", "occ", "occupation", "beruf", "profession", "metier", "yrke", "beroep", "erhverv", "stilling"),
@@ -126,12 +127,15 @@ def below_titles(path: object, unit: str, number: int) -> str:
 
 
 def are_formulas(cells: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """Return which of some texts a spreadsheet would run; null where they are null.
+    """Return which of some texts a spreadsheet would run.
 
     A transcribed "=1+1" or "-daughter of the above" is text here, and a formula in Excel; a malicious one can run
     programs. See https://owasp.org/www-community/attacks/CSV_Injection.
     """
-    return pc.and_not(pc.match_substring_regex(cells, _RUN), pc.match_substring_regex(cells, _SHOWN))
+    is_run = pc.is_in(pc.utf8_slice_codeunits(cells, 0, 1), value_set=_FIRST.cast(cells.type))
+    if pc.any(is_run, min_count=0).as_py():
+        is_run = pc.and_not(pc.match_substring_regex(cells, _RUN), pc.match_substring_regex(cells, _SHOWN))
+    return is_run
 
 
 def without_formulas(cells: pa.ChunkedArray | pa.Array) -> tuple[pa.ChunkedArray | pa.Array, int]:

@@ -24,7 +24,7 @@ _CHECK_BYTES = 1 << 24
 _DELIMITERS = ",;\t|"
 _BREAK = r"\r\n|\n|\r"
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # as Python decodes such bytes
-_UNDEFINED = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")  # bytes that Windows-1252 lacks
+_UNDEFINED = b"\x81\x8d\x8f\x90\x9d"  # bytes that Windows-1252 lacks
 _BOM = b"\xef\xbb\xbf"
 _ESCAPED = re.compile(rb'[,;\t\n]"[^"\n]*\\"[^",;\t\r\n]')  # a quotation mark with a backslash before it, not doubled
 
@@ -181,14 +181,17 @@ class CsvFile:
                         "as UTF-8 CSV (in Excel: 'CSV UTF-8')."
                     )
                 if not chunk.isascii():
-                    text = chunk.decode("utf-8", "surrogateescape")
-                    bad = _NOT_UTF8.findall(text)
+                    try:
+                        text, bad = chunk.decode("utf-8"), []
+                    except UnicodeDecodeError:
+                        text = chunk.decode("utf-8", "surrogateescape")
+                        bad = _NOT_UTF8.findall(text)
                     if bad and not first:
                         first_line = line + text[: text.index(bad[0])].count("\n")
                         first = f"line {first_line}: the byte 0x{ord(bad[0]) - 0xDC00:02X}"
                     num_bad += len(bad)
                     num_good += len(text) - len(text.encode("ascii", "ignore")) - len(bad)
-                    is_cp1252 &= not _UNDEFINED.search(chunk)
+                    is_cp1252 &= len(chunk.translate(None, _UNDEFINED)) == len(chunk)
                 has_escapes = has_escapes or (b'\\"' in chunk and _ESCAPED.search(chunk) is not None)
                 line += chunk.count(b"\n")
                 tail = chunk[-64:]

@@ -54,6 +54,8 @@ class ExampleFiles:
     """Rules for codes that do not fit."""
     sheet: str | None = None
     """Sheet of Excel workbooks; None: the only one with content."""
+    opened: dict[Path, TableFile] = field(default_factory=dict, repr=False, compare=False)
+    """Files whose headers were read before."""
 
     def rows(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[pa.RecordBatch]:
         """Yield all rows, chunk by chunk, with the columns of `row_schema`, and say what was found.
@@ -85,10 +87,10 @@ class ExampleFiles:
         return counts
 
     def _open(self, path: Path) -> TableFile:
-        columns = {self.input_col: "input_col", **self.needed}
-        return open_table(
-            path, columns, optional=(self.language_col, *self.target_cols, *_INDEX_COLS), sheet=self.sheet
-        )
+        if path not in self.opened:
+            columns, optional = {self.input_col: "input_col", **self.needed}, (self.language_col, *self.target_cols)
+            self.opened[path] = open_table(path, columns, optional=(*optional, *_INDEX_COLS), sheet=self.sheet)
+        return self.opened[path]
 
     def _code_columns(self, file: TableFile) -> dict[str, str]:
         """Return the file's column of each target column: that of its name, or OccCANINE's `code1` and so on."""

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ENTITY = r"&(#?[0-9A-Za-z]+;)"
-_NOT_PLAIN = rf"[^ -~]|^ |  | $|{_ENTITY}"  # texts of which normalising changes more than the case of ASCII letters
 
 
 def normalize(texts: Sequence[str], how: str) -> list[str]:
@@ -51,7 +50,14 @@ def normalize_column(texts: pa.Array, how: str) -> pa.Array:
     import pyarrow as pa  # here, since exported models run without it
     import pyarrow.compute as pc
 
-    is_other = pc.fill_null(pc.match_substring_regex(texts, _NOT_PLAIN), False)
+    is_other = pc.match_substring(texts, "&")
+    if how != "none":
+        is_other = pc.or_(is_other, pc.invert(pc.string_is_ascii(texts)))
+    if how == "lower":
+        trimmed = pc.equal(pc.binary_length(pc.ascii_trim_whitespace(texts)), pc.binary_length(texts))
+        is_tidy = pc.and_not(pc.and_(trimmed, pc.ascii_is_printable(texts)), pc.match_substring(texts, "  "))
+        is_other = pc.or_(is_other, pc.invert(is_tidy))
+    is_other = pc.fill_null(is_other, False)
     others = normalize(texts.filter(is_other).to_pylist(), how)
     plain = texts if how in ("none", "nfc") else pc.ascii_lower(texts)
     return pc.replace_with_mask(plain, is_other, pa.array(others, pa.string()))
@@ -75,7 +81,7 @@ def decode_entities(column: pa.Array) -> pa.Array:
     import pyarrow as pa  # here, since exported models run without it
     import pyarrow.compute as pc
 
-    marked = pc.fill_null(pc.match_substring_regex(column, _ENTITY), False)
+    marked = pc.fill_null(pc.match_substring(column, "&"), False)
     decoded = map(without_entities, column.filter(marked).to_pylist())
     return pc.replace_with_mask(column, marked, pa.array(decoded, pa.string()))
 
@@ -101,7 +107,7 @@ def description_keys(texts: Sequence[str]) -> np.ndarray:
     import pyarrow.compute as pc
 
     lower = normalize_column(pa.array(texts, pa.string()), "lower")
-    others = np.flatnonzero(pc.match_substring_regex(lower, "[^ -~]"))
+    others = np.flatnonzero(pc.invert(pc.ascii_is_printable(lower)))
     keys = lower.to_numpy(zero_copy_only=False)
     for row in others.tolist():  # a text of which ASCII has nothing, such as one of emojis, stays as it is
         keys[row] = " ".join(keys[row].translate(_ASCII).lower().split()) or keys[row]

@@ -26,7 +26,7 @@ def conflicts(rows: pa.Table, config: PrepareConfig) -> tuple[pa.Table, int]:
     The descriptions of most rows come first; what the same description is, `description_keys` says.
     """
     batches = [batch.filter(batch["reason"].is_null()) for batch in rows.to_batches()]
-    hashes = [_hashes(batch) for batch in batches]
+    hashes = [_hashes(batch, is_hashed=config.split_by == "text") for batch in batches]
     described = pd.concat(hashes).drop_duplicates()["described"]
     described = described[described.duplicated()].unique()
     masks = [one["described"].isin(described) for one in hashes]
@@ -42,13 +42,21 @@ def conflicts(rows: pa.Table, config: PrepareConfig) -> tuple[pa.Table, int]:
     return pa.Table.from_pandas(first, preserve_index=False), len(described)
 
 
-def _hashes(rows: pa.RecordBatch) -> pd.DataFrame:
-    """Return hashes of the descriptions with their languages, and of the sets of codes, whatever their order."""
-    names = ["key", "lang", *filter(is_codes, rows.schema.names)]
-    columns = (rows[name].fill_null("").to_numpy(zero_copy_only=False) for name in names)
-    # of languages and codes there are few, so that each is hashed once
-    key, lang, *codes = (pd.util.hash_array(column, categorize=i > 0) for i, column in enumerate(columns))
+def _hashes(rows: pa.RecordBatch, *, is_hashed: bool) -> pd.DataFrame:
+    """Return hashes of the descriptions with their languages, and of the sets of codes, whatever their order.
+
+    `is_hashed` says that `unit` is a hash of the key.
+    """
+    lang, *codes = (_hash(rows[name]) for name in ("lang", *filter(is_codes, rows.schema.names)))
+    key = rows["unit"].to_numpy() if is_hashed else _hash(rows["key"])
     return pd.DataFrame({"described": key + 31 * lang, "coded": np.sum(codes, axis=0)})
+
+
+def _hash(column: pa.Array) -> np.ndarray:
+    """Return a hash of each cell; each distinct one is hashed once."""
+    coded = column.fill_null("").dictionary_encode()
+    distinct = coded.dictionary.to_numpy(zero_copy_only=False)
+    return pd.util.hash_array(distinct, categorize=False)[np.asarray(coded.indices)]
 
 
 def _few(lines: pd.Series) -> str:
