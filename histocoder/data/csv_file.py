@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from histocoder.data.cells import FIRST_ROWS, as_meant, below_titles, header_row, named
+from histocoder.data.cells import FIRST_ROWS, below_titles, header_row, named
+from histocoder.data.formulas import as_meant
 from histocoder.errors import Notice, UserError, counted, shown, warn_user
 
 _BLOCK_BYTES = 1 << 22  # number of bytes that Arrow reads at once; a row must fit in

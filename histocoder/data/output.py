@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from histocoder.data.cells import without_formulas
+from histocoder.data.formulas import without_formulas
 from histocoder.data.stata import write_stata
 from histocoder.data.table import EXCEL, PARQUET, STATA, TableFile, is_bytes, kind_of, strings
 from histocoder.errors import UserError, counted

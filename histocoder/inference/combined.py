@@ -1,6 +1,7 @@
 """The mode "combined": decoder, flat head and linear expert vote on each code of a row; the probability of a set."""
 
 import itertools
+import math
 from collections.abc import Mapping
 
 import torch
@@ -13,6 +14,7 @@ from histocoder.inference.search import CodeTrie, greedy
 from histocoder.inference.stepper import DecoderInputs, Stepper
 from histocoder.model import Decoder
 
+_NEGLIGIBLE = 1e-8  # probability of a beginning, below which orders that begin so are not followed
 _LEAST_DOUBT = 1e-6  # least probability on either side of odds
 
 
@@ -165,7 +167,7 @@ def set_probability(
     Returns
     -------
     Tensor of shape (B,)
-        Includes the first unused block after the codes.
+        Includes the first unused block after the codes; exact within 1e-8 for each order of the codes.
     """
     num_blocks = is_code.shape[1]
     blocks = tokens.unflatten(1, (num_blocks, -1))
@@ -174,18 +176,31 @@ def set_probability(
     scored = torch.arange(num_blocks, device=tokens.device) <= counts[:, None]
     total = probabilities.unflatten(1, (num_blocks, -1)).prod(-1).masked_fill(~scored, 1.0).prod(1)
     is_set = (is_code | ~used).all(1)
-    for count in range(2, num_blocks + 1):
-        for order in itertools.islice(itertools.permutations(range(count)), 1, None):  # the first is the given one
-            behind = range(count, min(count + 1, num_blocks))
-            ordered = blocks[:, [*order, *behind]]
-            index = torch.tensor(order, device=tokens.device)
-            swapped = (index[:, None] > index).triu()  # where the order differs from the given one
-            same = (ordered[:, :count, None] == ordered[:, None, :count]).all(-1)
-            # the copies of a repeated code stay in order, or the same sequence would count twice
-            rows = (is_set & counts.eq(count) & ~(same & swapped).flatten(1).any(1)).nonzero()[:, 0]
-            if len(rows):
-                sequence = F.pad(ordered[rows].flatten(1), (1, 0), value=BOS)
-                logits = decoder(sequence[:, :-1], *source.rows(rows))
-                log_probs = logits.float().log_softmax(-1).gather(-1, sequence[:, 1:, None])
-                total[rows] += log_probs.sum((1, 2)).exp()
+    # the copies of a repeated code stay in order, or the same sequence would count twice
+    follows_copy = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1) & used[:, None]  # (B, num_blocks, earlier)
+    last = counts.clamp(max=num_blocks - 1)  # index of the first unused block, which follows all codes
+    begun: dict[tuple[int, ...], Tensor] = {
+        (): (is_set & counts.gt(1)).nonzero()[:, 0]
+    }  # beginning of an order -> rows in which it is probable
+    while begun:
+        longer: dict[tuple[int, ...], Tensor] = {}
+        for order, block in itertools.product(begun, range(num_blocks)):
+            rows, is_last = begun[order], block == len(order)
+            if block in order or not len(rows):
+                continue
+            copies = follows_copy[rows, block]
+            copies[:, [*order]] = False
+            may_follow = (block < counts[rows]) | (is_last & (block == last[rows]))
+            rows = rows[may_follow & ~copies.any(1)]
+            if order == tuple(range(len(order))) and is_last:
+                rows = rows[counts[rows] > block + 1]  # else it makes the given order
+            if not len(rows):
+                continue
+            ordered = F.pad(blocks[rows][:, [*order, block]].flatten(1), (1, 0), value=BOS)
+            logits = decoder(ordered[:, :-1], *source.rows(rows))
+            log_probs = logits.float().log_softmax(-1).gather(-1, ordered[:, 1:, None]).sum((1, 2))
+            is_whole = (counts[rows] + 1).clamp(max=num_blocks) == len(order) + 1
+            total[rows[is_whole]] += log_probs[is_whole].exp()
+            longer[*order, block] = rows[~is_whole & (log_probs > math.log(_NEGLIGIBLE))]
+        begun = longer
     return total.clamp(max=1.0)

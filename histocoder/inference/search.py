@@ -121,12 +121,22 @@ class TrieSearch:
 
         The rest of a sum of 1 is the probability of tokens that make no code.
         """
-        num_codes, step = len(self._trie.blocks), max(1, self._nodes_at_once // self._widest)
-        parts = []
+        trie, step = self._trie, max(1, self._nodes_at_once // self._widest)
+        found = torch.empty(len(source.memory), len(trie.blocks), device=source.memory.device)
         for start in range(0, len(source.memory), step):
-            codes, scores = self._descend(source.rows(slice(start, start + step)), k=num_codes)
-            parts.append(torch.zeros_like(scores).scatter_(1, codes, scores.exp()))
-        return torch.cat(parts)
+            rows = slice(start, start + step)
+            stepper = Stepper(self._decoder, source.rows(rows), many_nodes=True, same_nodes=True)
+            scores = torch.zeros_like(found[rows, :1])  # (B, W), of the W nodes of a level
+            nodes = parents = torch.zeros(1, dtype=torch.long, device=found.device)  # (W,)
+            tokens = torch.full_like(nodes, BOS)
+            for children, child_tokens in zip(trie.children, trie.tokens, strict=True):
+                wide = (tensor.expand(len(scores), -1) for tensor in (tokens, parents))
+                log_probs = stepper.step(*wide).float().log_softmax(-1)  # (B, W, V)
+                exist = children[nodes] >= 0  # (W, C)
+                parents, tokens = exist.nonzero()[:, 0], child_tokens[nodes][exist]
+                scores, nodes = scores[:, parents] + log_probs[:, parents, tokens], children[nodes][exist]
+            found[rows, nodes] = scores.exp()
+        return found
 
     @torch.no_grad()
     def top_k(self, source: DecoderInputs, *, k: int) -> tuple[Tensor, Tensor]:
@@ -158,7 +168,7 @@ class TrieSearch:
         Return the k best codes (B, k) and their log-probabilities (B, k).
         """
         batch, device = len(source.memory), source.memory.device
-        stepper, depth = Stepper(self._decoder, source), len(self._trie.children)
+        stepper, depth = Stepper(self._decoder, source, many_nodes=True), len(self._trie.children)
         scores = torch.zeros(batch, 1, device=device)
         nodes = parents = torch.zeros(batch, 1, dtype=torch.long, device=device)
         tokens = torch.full_like(nodes, BOS)

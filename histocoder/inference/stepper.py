@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.model.decoder import Decoder, DecoderLayer, Prior, PriorSteps
+from histocoder.model.decoder import Attention, Decoder, DecoderLayer, Prior, PriorSteps
 from histocoder.model.layers import linear
 
 _WORTH_COPYING = 0.75  # memory of rows that have ended is dropped if no more than this share remains
@@ -39,6 +40,10 @@ class Stepper:
     decoder : Decoder
         Used without dropout.
     source : DecoderInputs
+    many_nodes : bool
+        Whether rows have more nodes than memory has positions, so that the projections of memory pay.
+    same_nodes : bool
+        Whether all rows have the same nodes, so that what precedes the first attention to memory is computed once.
 
     Examples
     --------
@@ -48,10 +53,12 @@ class Stepper:
     torch.Size([2, 1, 8])
     """
 
-    def __init__(self, decoder: Decoder, source: DecoderInputs) -> None:
-        self._decoder = decoder
-        self._mask = None if source.memory_mask is None else source.memory_mask[:, None, None, :]
-        self._layers = [_Layer(layer, source.memory) for layer in decoder.layers]
+    def __init__(
+        self, decoder: Decoder, source: DecoderInputs, *, many_nodes: bool = False, same_nodes: bool = False
+    ) -> None:
+        self._decoder, self._same_nodes = decoder, same_nodes
+        kind = _ProjectedMemory if many_nodes else _Memory
+        self._layers = [_Layer(layer, kind(layer.multihead_attn, source)) for layer in decoder.layers]
         self._prior = None if source.prior is None else PriorSteps(source.prior)
         self._rows = torch.arange(len(source.memory), device=source.memory.device)  # those that have nodes still
         self._index = torch.zeros_like(self._rows)[:, None]  # of the previous level's nodes in the cache, (B, W)
@@ -81,8 +88,13 @@ class Stepper:
         x = self._decoder.embed(tokens[real], self._depth)
         self._drop_rows(real.any(1))
         nodes = _Nodes(real[self._rows])
-        for layer in self._layers:
-            x = layer.attend_to_memory(layer.attend_to_ancestors(x, ancestors), nodes, self._mask)
+        for i, layer in enumerate(self._layers):
+            if self._same_nodes and i == 0:
+                num_nodes = tokens.shape[1]
+                x = layer.attend_to_ancestors(x[:num_nodes], ancestors[:num_nodes]).repeat(len(tokens), 1)
+            else:
+                x = layer.attend_to_ancestors(x, ancestors)
+            x = layer.attend_to_memory(x, nodes)
         self._depth += 1
         logits = _Nodes(real).spread(self._decoder.head(x))
         return logits if self._prior is None else logits.float() + self._prior.step(tokens, parents)
@@ -93,9 +105,8 @@ class Stepper:
             return
         kept = has_nodes[self._rows]
         self._rows = self._rows[kept]
-        self._mask = None if self._mask is None else self._mask[kept]
         for layer in self._layers:
-            layer.keep_rows(kept)
+            layer.memory.keep_rows(kept)
 
 
 class _Nodes:
@@ -118,35 +129,73 @@ class _Nodes:
         return x if len(x) == len(self._indices) else x[self._indices]
 
 
-class _Layer:
-    """A decoder layer with the keys and values of memory, and of the newest nodes' ancestors."""
+class _Memory:
+    """Keys, values and mask of memory, for one layer."""
 
-    def __init__(self, layer: DecoderLayer, memory: Tensor) -> None:
-        self._layer = layer
-        self._memory = layer.multihead_attn.keys_values(memory)  # each (R, heads, S, dim / heads)
-        self._paths = memory.new_empty(0, len(memory), 2 * memory.shape[2])  # (depth, N, 2 * dim)
+    def __init__(self, attention: Attention, source: DecoderInputs) -> None:
+        self._attention = attention
+        self._keys, self._values = attention.keys_values(source.memory)  # each (R, heads, S, dim / heads)
+        self._mask = None if source.memory_mask is None else source.memory_mask[:, None, None, :]  # (R, 1, 1, S)
+
+    def keep_rows(self, rows: Tensor) -> None:
+        self._keys, self._values = self._keys[rows], self._values[rows]
+        self._mask = None if self._mask is None else self._mask[rows]
+
+    def attended(self, x: Tensor, nodes: _Nodes) -> Tensor:
+        """Return the attention of `x` (N, dim) of the real nodes to memory, of the same shape."""
+        attention = self._attention
+        queries = attention.heads(nodes.spread(F.linear(x, *attention.projections(x.dtype)[0])))
+        mixed = attention.mix(queries, self._keys, self._values, attn_mask=self._mask)
+        return linear(nodes.collect(mixed), attention.out_proj)
+
+
+class _ProjectedMemory(_Memory):
+    """Keys of memory with the projection of queries in them, and values with that of the output.
+
+    Attention of a head is softmax(q k') v with q = Wq x + bq, followed by Wo: with k' Wq in place of k' and Wo v in
+    place of v, a node costs products with heads * S columns in place of dim columns.
+    """
+
+    def __init__(self, attention: Attention, source: DecoderInputs) -> None:
+        super().__init__(attention, source)
+        (weight, bias), heads = attention.projections(source.memory.dtype)[0], attention.num_heads
+        keys = self._keys / math.sqrt(self._keys.shape[-1])
+        scores = torch.einsum("bhsi,hi->bhs", keys, bias.view(heads, -1))
+        if self._mask is not None:
+            scores = scores.masked_fill(~self._mask[:, 0], -torch.inf)
+        self._mask = scores.flatten(1)[:, None]  # (R, 1, heads * S)
+        out = attention.out_proj.weight.to(weight.dtype).t().reshape(heads, -1, len(weight))
+        self._keys = torch.einsum("bhsi,hid->bdhs", keys, weight.view(heads, -1, len(weight))).flatten(2)
+        self._values = torch.einsum("bhsi,hid->bhsd", self._values, out).flatten(1, 2)  # (R, heads * S, dim)
+
+    def attended(self, x: Tensor, nodes: _Nodes) -> Tensor:
+        scores = torch.baddbmm(self._mask, nodes.spread(x), self._keys)  # (R, W, heads * S)
+        weights = scores.unflatten(-1, (self._attention.num_heads, -1)).softmax(-1).flatten(-2)
+        return nodes.collect(torch.bmm(weights, self._values)) + self._attention.out_proj.bias.to(x.dtype)
+
+
+class _Layer:
+    """A decoder layer with its memory, and the keys and values of the newest nodes' ancestors."""
+
+    def __init__(self, layer: DecoderLayer, memory: _Memory) -> None:
+        self._layer, self.memory = layer, memory
+        self._paths: Tensor | None = None  # (depth, N, 2 * dim)
 
     def attend_to_ancestors(self, x: Tensor, ancestors: Tensor) -> Tensor:
         """Return self-attention and its norm of new nodes `x` (N, dim), by the indices (N,) of their parents."""
         attention = self._layer.self_attn
         dim = x.shape[1]
         projected = F.linear(x, attention.in_proj_weight.to(x.dtype), attention.in_proj_bias.to(x.dtype))
-        paths = x.new_empty(len(self._paths) + 1, len(x), 2 * dim)
-        torch.index_select(self._paths, 1, ancestors, out=paths[:-1])  # a cat of the two would copy twice
+        before = x.new_empty(0, len(x), 2 * dim) if self._paths is None else self._paths
+        paths = self._paths = x.new_empty(len(before) + 1, len(x), 2 * dim)
+        torch.index_select(before, 1, ancestors, out=paths[:-1])  # a cat of the two would copy twice
         paths[-1] = projected[:, dim:]
-        self._paths = paths
         keys, values = paths.transpose(0, 1).chunk(2, dim=-1)  # each (N, depth, dim)
         mixed = attention.mix(*map(attention.heads, (projected[:, None, :dim], keys, values)))
         return self._layer.norm1(linear(mixed[:, 0], attention.out_proj).add_(x))
 
-    def attend_to_memory(self, x: Tensor, nodes: _Nodes, memory_mask: Tensor | None) -> Tensor:
-        """Return the rest of the layer for `x` (N, dim); `memory_mask` is of shape (R, 1, 1, S)."""
-        layer, attention = self._layer, self._layer.multihead_attn
-        queries = attention.heads(nodes.spread(F.linear(x, *attention.projections(x.dtype)[0])))
-        mixed = nodes.collect(attention.mix(queries, *self._memory, attn_mask=memory_mask))
-        x = layer.norm2(linear(mixed, attention.out_proj).add_(x))
+    def attend_to_memory(self, x: Tensor, nodes: _Nodes) -> Tensor:
+        """Return the rest of the layer for `x` (N, dim)."""
+        layer = self._layer
+        x = layer.norm2(self.memory.attended(x, nodes).add_(x))
         return layer.norm3(linear(linear(x, layer.linear1).relu_(), layer.linear2).add_(x))
-
-    def keep_rows(self, rows: Tensor) -> None:
-        keys, values = self._memory
-        self._memory = keys[rows], values[rows]
