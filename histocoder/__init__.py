@@ -19,7 +19,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __all__ = ["Coder", "FinetuneConfig", "MixerConfig", "OccupationClassifier", "OnnxCoder", "load_occcanine", "train"]
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 _MODULES = {
     "Coder": "histocoder.inference.coder",
