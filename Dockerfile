@@ -2,8 +2,9 @@
 #   docker build -t histocoder .
 #   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/out:/data" -e TOKEN="$(openssl rand -hex 16)" histocoder
 # For NVIDIA GPUs: docker build --build-arg TORCH_INDEX=https://pypi.org/simple …, and docker run --gpus all …
-# It has not been built by a Docker daemon. tests/scripts/test_wheel.py checks its parts: the wheel is built of what is
-# copied here, and the commands of CMD and HEALTHCHECK are run.
+# No Docker daemon has built it yet. Its parts were checked: pip's commands and useradd by hand, without download.pytorch.org,
+# and the server as user 1000; tests/scripts/test_wheel.py builds the wheel of what is copied here, and runs CMD and
+# HEALTHCHECK.
 
 FROM python:3.11-slim AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
@@ -19,7 +20,7 @@ COPY constraints.txt /tmp/
 RUN pip install --no-cache-dir -c /tmp/constraints.txt --extra-index-url "$TORCH_INDEX" torch
 COPY --from=build /wheels /tmp/wheels
 RUN pip install --no-cache-dir -c /tmp/constraints.txt "$(echo /tmp/wheels/*.whl)[serve]"
-RUN useradd --uid 1000 --create-home histocoder && mkdir /data && chown histocoder:histocoder /data
+RUN useradd --uid 1000 --user-group --create-home histocoder && mkdir /data && chown histocoder:histocoder /data
 USER histocoder
 WORKDIR /data
 VOLUME /data
