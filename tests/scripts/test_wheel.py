@@ -31,7 +31,7 @@ def installed(folder: Path, wheel: Path) -> Path:
     (packages / "libraries.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     pip = (sys.executable, "-m", "pip", "--python", folder, "install", "--quiet", "--no-index", "--no-deps", wheel)
     subprocess.run([*map(str, pip)], check=True, env=environment(PYTHONPATH=""))
-    return next(path.parent for path in folder.glob("*/python*"))
+    return folder / "bin"
 
 
 def test_dockerfile_copies_what_dockerignore_lets_pass():
