@@ -76,7 +76,7 @@ class OccupationClassifier(ClassifierMixin, BaseEstimator):
         columns = _columns(X)
         ranked = self.coder_.predict_ranked(columns["occ1"], columns.get("lang", self.language))[1]
         places = {code: i for i, code in enumerate(self.coder_.codes)}
-        rows, ranks = np.nonzero(np.not_equal(ranked.codes, None))
+        rows, ranks = ranked.codes.nonzero()
         probabilities = np.zeros((len(ranked.codes), len(self.classes_)))
         probabilities[rows, [places[code] for code in ranked.codes[rows, ranks]]] = ranked.probs[rows, ranks]
         return probabilities / probabilities.sum(axis=1, keepdims=True)
