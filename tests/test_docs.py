@@ -3,13 +3,15 @@ import re
 from conftest import ROOT
 
 from docs.flags import PAGE, with_tables
+from histocoder import __version__
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 OF_LAUNCHERS = "standalone nproc_per_node nnodes node_rank master_addr master_port max-restarts multi_gpu num_processes"
 OF_SLURM = "nodes ntasks-per-node gpus-per-node kill-on-bad-exit"
 OF_OTHER_PROGRAMS = "wheel logdir no-deps directory"
+OF_DOCKER = "rm user gpus build-arg"
 OTHERS = {
-    f"--{name}" for name in f"{OF_LAUNCHERS} {OF_SLURM} {OF_OTHER_PROGRAMS} help help-all no- fsdp-".split()
+    f"--{name}" for name in f"{OF_LAUNCHERS} {OF_SLURM} {OF_OTHER_PROGRAMS} {OF_DOCKER} help help-all no- fsdp-".split()
 }  # and names with … behind
 
 
@@ -34,6 +36,7 @@ def test_flags_named_in_pages_exist():
     assert len(named) > 100 and named - flags <= OTHERS, named - flags - OTHERS
 
 
-def test_links_of_the_readme_lead_to_files():
-    links = re.findall(r"\]\((?!http)([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(links) > 10 and all((ROOT / link).exists() for link in links)
+def test_version_is_the_same_everywhere():
+    citation = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    changes = re.search(r"^## \[?([0-9.]+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert citation is not None and changes is not None and citation[1] == changes[1] == __version__

@@ -96,8 +96,8 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
         from histocoder.training.svm import fit_linear_expert
 
         model.load_state_dict(weights)
-        is_fitted = not config.no_experts
-        set_linear_expert(model, fit_linear_expert(data, num_classes=model.config.num_classes) if is_fitted else None)
+        has_vote = "linear" in model.config.experts
+        set_linear_expert(model, fit_linear_expert(data, num_classes=model.config.num_classes) if has_vote else None)
         model.config = replace(model.config, fitted_to_validation=True)
         remark = "\nAfter this evaluation it was trained on the validation data as well.\n"
         rewrite_model(run.best, model, remark=remark)
