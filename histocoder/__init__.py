@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from histocoder.config import FinetuneConfig, MixerConfig
     from histocoder.inference.coder import Coder, load_occcanine
     from histocoder.inference.onnx_coder import OnnxCoder
-    from histocoder.sklearn import OccupationClassifier
-    from histocoder.training.train import train
 
 # Set before torch is imported: how often OpenMP's threads check for the others before they sleep. The default, 300,000
 # times, takes the processor from the threads they wait for if another program is running.
@@ -25,7 +23,7 @@ _MODULES = {
     "Coder": "histocoder.inference.coder",
     "FinetuneConfig": "histocoder.config",
     "MixerConfig": "histocoder.config",
-    "OccupationClassifier": "histocoder.sklearn",
+    "OccupationClassifier": "histocoder.training.estimator",
     "OnnxCoder": "histocoder.inference.onnx_coder",
     "load_occcanine": "histocoder.inference.coder",
     "train": "histocoder.training.train",
