@@ -22,8 +22,9 @@ class CombinedSearch:
     """Decodes by a product of experts (Hinton 2002): their log-probabilities are added up with weights.
 
     An expert's vote is the probability of each code. The decoder alone says how likely a row has no further code, since
-    only the decoder knows the codes before it; its log-odds have two weights, a factor "end" and a summand "few". A
-    code is given if it is more probable than none, and a further one only from the probability "further" on.
+    only the decoder knows the codes before it; its log-odds have two weights, a factor "end" and a summand "few". That
+    another code than the candidates is right has the score "other", without which unsure rows look too sure. A code is
+    given if it is more probable than none, and a further one only from the probability "further" on.
 
     Parameters
     ----------
@@ -130,7 +131,8 @@ class CombinedSearch:
         for number in range(self._num_blocks):
             votes, log_odds = self.votes()
             scores = torch.stack([weights[name] * vote for name, vote in votes.items()]).sum(0)
-            shares = scores.masked_fill(self._taken, -torch.inf).softmax(-1)
+            scores = F.pad(scores.masked_fill(self._taken, -torch.inf), (0, 1), value=weights.get("other", -torch.inf))
+            shares = scores.softmax(-1)[:, :-1]
             if number:
                 log_odds = weights.get("end", 1.0) * log_odds + weights.get("few", 0.0)
             ended = log_odds.sigmoid()

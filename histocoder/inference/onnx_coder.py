@@ -145,7 +145,9 @@ def without_decoder(
     scale = 1 + weights.get("decoder", 0.0) / sum(weights[name] for name in beliefs)
     scores = scale * sum(weights[name] * np.log(belief.clip(min=LEAST)) for name, belief in beliefs.items())
     best = np.argsort(-scores, axis=1, kind="stable")[:, :NUM_CANDIDATES]
-    probs = _softmax(np.take_along_axis(scores, best, 1))[:, :1].astype(np.float64)
+    scores = np.take_along_axis(scores, best, 1)
+    other = np.full((len(best), 1), weights.get("other", -np.inf), scores.dtype)
+    probs = _softmax(np.hstack([scores, other]))[:, :1].astype(np.float64)
     return Prediction(np.array(codes, dtype=object)[best[:, :1]], probs, probs[:, 0].copy())
 
 

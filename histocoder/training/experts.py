@@ -28,6 +28,7 @@ from histocoder.training.svm import fit_linear_expert
 from histocoder.training.trainer import Trainer
 
 _USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45, "end": 1.0, "few": 0.5}
+_USUAL_OTHER = -3.0  # score of all codes that are no candidates
 _HALF_GROWN = 500  # training rows at which all but the linear expert have half of their usual weights
 _TRUST = 50.0  # strength of the penalty on weights other than the usual ones, in validation rows
 
@@ -46,40 +47,49 @@ def votes_on(coder: Coder, examples: Examples) -> Iterator[list[tuple[dict[str, 
         yield found.votes_and_truth(torch.from_numpy(true[rows]).to(coder.device))
 
 
-def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], *, num_train: int) -> dict[str, float]:
+def fit_weights(
+    votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], *, num_train: int, may_be_other: bool = False
+) -> dict[str, float]:
     """Return the experts' weights, 0 or more, that make the true codes most likely among the candidates.
 
     They are those of a conditional logit model (McFadden 1974), drawn to the usual ones where there are few rows.
-    `votes` and `is_true` come from `votes_on`; rows without any true candidate are left out. The model was trained on
-    `num_train` rows.
+    `votes` and `is_true` come from `votes_on`. In rows without any true candidate another code is right, whose score
+    is fitted as "other" if it `may_be_other`; else they are left out. The model was trained on `num_train` rows.
     """
     names = list(votes[0])
     scores = torch.cat([torch.stack([vote[name] for name in names], dim=-1).double() for vote in votes])
     truth = torch.cat(list(is_true))
     finite = scores.isfinite().all(-1)
-    real = (truth & finite).any(1)
-    scores, truth, finite = scores[real], truth[real] & finite[real], finite[real]
+    truth &= finite
+    real = truth.any(1)
+    if not may_be_other:
+        scores, truth, finite, real = scores[real], truth[real], finite[real], real[real]
     grown = num_train / (num_train + _HALF_GROWN)
     usual = torch.tensor(
         [_USUAL_WEIGHTS[name] * (1.0 if name == "linear" else grown) for name in names], dtype=torch.float64
     )
-    if not len(scores):
+    if not real.any():
         return dict(zip(names, usual.tolist(), strict=True))
     scores = scores.masked_fill(~finite[..., None], 0.0)
-    raw = usual.sqrt().requires_grad_()
-    optimizer = torch.optim.LBFGS([raw], max_iter=100, line_search_fn="strong_wolfe")
+    raw, other = usual.sqrt().requires_grad_(), torch.tensor([_USUAL_OTHER], dtype=torch.float64, requires_grad=True)
+    truth = torch.cat([truth, ~real[:, None]], dim=1)
+    optimizer = torch.optim.LBFGS([raw, other], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
         total = (scores @ raw.square()).masked_fill(~finite, -torch.inf)
+        of_other = other if may_be_other else other.detach() - torch.inf
+        total = torch.cat([total, of_other.expand(len(total), 1)], dim=1)
         loss = (total.logsumexp(1) - total.masked_fill(~truth, -torch.inf).logsumexp(1)).mean()
         loss = loss + _TRUST / len(scores) * (raw - usual.sqrt()).square().sum()
+        loss = loss + (other - _USUAL_OTHER).square().sum() / (8 * len(scores))  # weak, a standard deviation of 2
         loss.backward()
         return loss
 
     with torch.enable_grad():
         optimizer.step(closure)
-    return {name: float(weight) for name, weight in zip(names, raw.detach().square(), strict=True)}
+    fitted = {name: float(weight) for name, weight in zip(names, raw.detach().square(), strict=True)}
+    return {**fitted, "other": float(other)} if may_be_other else fitted
 
 
 def without_decoder(
@@ -91,7 +101,7 @@ def without_decoder(
     it is higher by more than a standard error. Parameters are those of `fit_weights`, and the weights that it returned.
     """
     others = [{name: vote for name, vote in one.items() if name != "decoder"} for one in votes]
-    alone = fit_weights(others, is_true, num_train=num_train)
+    alone = fit_weights(others, is_true, num_train=num_train, may_be_other=True)
 
     def right(of: Sequence[dict[str, Tensor]], by: dict[str, float]) -> Tensor:
         best = (torch.stack([by[name] * vote for name, vote in one.items()]).sum(0).argmax(1) for one in of)
@@ -163,9 +173,9 @@ def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, 
     coder = Coder(model, str(trainer.device), precision=trainer.config.precision)
     weights: dict[str, float] = {}
     num_codes = trainer.train_data.num_target_blocks
-    for found in zip(*votes_on(coder, examples), strict=True):
+    for number, found in enumerate(zip(*votes_on(coder, examples), strict=True)):
         votes, is_true = zip(*found, strict=True)
-        weights |= fit_weights(votes, is_true, num_train=len(trainer.train_data))
+        weights |= fit_weights(votes, is_true, num_train=len(trainer.train_data), may_be_other=number == 0)
         if coder.formatter.num_blocks == num_codes.min() == 1:
             weights = without_decoder(votes, is_true, weights, num_train=len(trainer.train_data))
     model.config = replace(model.config, experts=weights)
