@@ -62,7 +62,7 @@ class Setting:
             return f"{text} (required)"
         if self.default == "" or isinstance(self.default, bool | tuple) or (self.default is None and self.is_optional):
             return text
-        return f"{text} (default: {'by the recipe' if self.default is None else shown(self.default)})"
+        return f"{text} (default: {'chosen for you' if self.default is None else shown(self.default)})"
 
     def check(self, value: Any) -> None:
         """Raise a UserError if a value is not one of the choices, or out of bounds."""
