@@ -37,3 +37,18 @@ def test_flags_named_in_pages_exist():
 def test_links_of_the_readme_lead_to_files():
     links = re.findall(r"\]\((?!http)([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(links) > 10 and all((ROOT / link).exists() for link in links)
+
+
+def test_first_pages_and_help_need_no_glossary():
+    jargon = re.compile(
+        r"(?<![\w-])(by the recipe|flat head|experts?|block size|refit|checkpoints?)(?!\w)|\.venv/bin/(?!activate)",
+        re.I,
+    )
+    pages = (
+        "README.md",
+        *(f"docs/{name}.md" for name in ("index", "quick-start", "tutorial", "desk", "configuration")),
+    )
+    desk = sorted((ROOT / "histocoder" / "desk" / "static").glob("*.*"))
+    texts = {path: path.read_text(encoding="utf-8") for path in (*(ROOT / page for page in pages), *desk)}
+    assert len(texts) > 10
+    assert {path.name: found[0] for path, text in texts.items() if (found := jargon.search(text))} == {}
