@@ -40,7 +40,7 @@ export function el(name, attributes = {}, ...children) {
 
 export const get = (id) => document.getElementById(id);
 export const count = (number) => Math.round(number).toLocaleString("en");
-export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
+export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)}\u00a0%`;
 
 let quiet;
 export function say(text) {
