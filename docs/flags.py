@@ -111,8 +111,9 @@ def _flag(action: argparse.Action) -> Flag:
     """What a parser says of a flag; its default as its help words it, where that says more than the value."""
     names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{action.metavar}`"
     if action.nargs != 0 and action.option_strings:
-        value = "|".join(map(str, action.choices)) if action.choices else action.metavar or action.dest.upper()
-        names = f"{names[:-1]} {value}{' …' if action.nargs == '+' else ''}`"
+        value = "|".join(map(str, action.choices)) if action.choices else str(action.metavar or action.dest.upper())
+        # no bar: in a table's code, GitHub needs a backslash before it, which the site shows
+        names = f"{names[:-1]} {value.replace('|', ' or ')}{' …' if action.nargs == '+' else ''}`"
     text = action.help or ""
     found = _DEFAULT.search(text)
     if found:
