@@ -9,7 +9,7 @@ ORT_WEB := $(VENV)/onnxruntime-web
 APT_INSTALL = $(shell command -v sudo) sh -c 'apt-get update -qq && apt-get install --yes --no-install-recommends "$$@"' --
 PYTEST := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo browser-page test test-all test-browser test-r test-engines test-lowest gpu lint format docs bench bench-smoke finetune-ddp clean
+.PHONY: demo desk screenshots browser-page test test-all test-browser test-r test-engines test-lowest gpu lint format docs bench bench-smoke finetune-ddp clean
 
 # The virtual environment, rebuilt when one of its inputs changes.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder/ops/_kernels.c
@@ -23,7 +23,19 @@ demo: $(VENV)/.installed
 	  --key data/key.csv --titles none --encoder ngram --num-epochs 10 --no-refit --log-interval 200 --save-path demo --overwrite
 	$(BIN)/histocoder predict --model demo/best --language en "boot and shoe maker" "retired schoolmaster" "farmer and innkeeper"
 	$(BIN)/histocoder predict --model demo/best --language da "smedemester" "skrædersvend"
-	@echo "Code, check and improve in a browser: $(BIN)/histocoder serve --model demo/best"
+	@echo "Code, check and improve in a browser: make desk"
+
+# The page of histocoder serve, with the demo's model.
+desk: $(VENV)/.installed
+	test -d demo/best || $(MAKE) demo
+	$(BIN)/histocoder serve --model demo/best
+
+# The pictures of docs/pictures, from the demo, in Debian's chromium.
+screenshots: $(VENV)/.installed
+	test -d demo/best || $(MAKE) demo
+	command -v chromedriver || $(APT_INSTALL) chromium chromium-driver
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(BIN)/python docs/screenshots.py
 
 # Unit tests, and one test of each kind of program: minutes.
 test: $(VENV)/.installed

@@ -106,7 +106,7 @@ def _knn() -> object:
 
 
 def fasttext(train: pd.DataFrame, test: pd.DataFrame) -> Found:
-    """Train fastText on characters 2 to 5 and pairs of words, for 25 epochs; needs fasttext-wheel."""
+    """Train fastText on characters 2 to 5 and pairs of words, for 100 epochs; needs fasttext-wheel."""
     from fasttext import train_supervised
 
     with tempfile.TemporaryDirectory() as name:
@@ -116,7 +116,7 @@ def fasttext(train: pd.DataFrame, test: pd.DataFrame) -> Found:
         )
         path.write_text("\n".join(lines), encoding="utf-8")
         started = time.monotonic()
-        model = train_supervised(str(path), minn=2, maxn=5, wordNgrams=2, epoch=25, lr=0.5, verbose=0)
+        model = train_supervised(str(path), minn=2, maxn=5, wordNgrams=2, epoch=100, lr=0.5, verbose=0)
         seconds = time.monotonic() - started
         labels, _ = model.predict([" ".join(text.split()) for text in test[TEXT]])
     return {"": np.array([found[0].removeprefix("__label__") for found in labels])}, seconds, {}

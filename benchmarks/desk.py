@@ -137,7 +137,7 @@ def improve(hands: Hands) -> str:
     """Run the command that the page shows; return what the run says that it has brought."""
     hands.click("nav a[href='#improve']")
     hands.wait(lambda: hands.text("#improving pre"))
-    command = hands.text("#improving pre").partition("\n")[2]
+    command = hands.text("#improving pre")
     said = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return "\n".join(line for line in said.splitlines() if line.startswith("Of the same "))
 

@@ -70,21 +70,23 @@ def _recipes() -> Iterator[str]:
     """The defaults that depend on what a run starts from."""
     yield "### Recipes\n"
     yield (
-        'Where the tables above say "by the recipe", the default depends on what a run starts from.\n'
+        'Where the tables above say "chosen for you", the default depends on what a run starts from.\n'
         "A flag that is set overrides the recipe: `--learning-rate` alone applies to all weights, and with\n"
         "`--num-epochs` or `--max-steps` there is no minimum number of steps. A run that continues a trained model\n"
         "keeps its flat loss, pooling and text normalization. `train_mixer.py` has its own batch sizes and numbers\n"
         "of epochs.\n"
     )
-    names = list(RECIPES["reference"])
-    yield "| start | " + " | ".join(f"`--{name.replace('_', '-')}`" for name in names) + " |"
-    yield "| --- |" + " --- |" * len(names)
-    same = {"encoder_learning_rate": "the same", "table_learning_rate": "the same"}
-    for kind, recipe in RECIPES.items():
-        cells = [same[name] if value is None else str(value) for name, value in recipe.items()]
+    for number, kind in enumerate(RECIPES, 1):
         start = re.sub(r"(--[a-z-]+( (reference|ngram))?)", r"`\1`", STARTS[kind])
-        yield f"| {start} | " + " | ".join(cells) + " |"
+        yield f"{number}. {start}"
     yield ""
+    yield "| flag | " + " | ".join(map(str, range(1, len(RECIPES) + 1))) + " |"
+    yield "| --- |" + " --- |" * len(RECIPES)
+    for name in RECIPES["reference"]:
+        values = (recipe[name] for recipe in RECIPES.values())
+        cells = ["=" if value is None else str(value) for value in values]
+        yield f"| `--{name.replace('_', '-')}` | " + " | ".join(cells) + " |"
+    yield "\n=: the same as `--learning-rate`\n"
 
 
 def _groups(parser: argparse.ArgumentParser) -> dict[str, list[Flag]]:
@@ -109,8 +111,9 @@ def _flag(action: argparse.Action) -> Flag:
     """What a parser says of a flag; its default as its help words it, where that says more than the value."""
     names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{action.metavar}`"
     if action.nargs != 0 and action.option_strings:
-        value = "|".join(map(str, action.choices)) if action.choices else action.metavar or action.dest.upper()
-        names = f"{names[:-1]} {value}{' …' if action.nargs == '+' else ''}`"
+        value = "|".join(map(str, action.choices)) if action.choices else str(action.metavar or action.dest.upper())
+        # no bar: in a table's code, GitHub needs a backslash before it, which the site shows
+        names = f"{names[:-1]} {value.replace('|', ' or ')}{' …' if action.nargs == '+' else ''}`"
     text = action.help or ""
     found = _DEFAULT.search(text)
     if found:

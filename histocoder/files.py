@@ -114,7 +114,10 @@ def from_here(path: str | Path) -> str:
 
 
 def finetune_command(words: Sequence[str]) -> str:
-    """Return the line for a shell that starts finetune.py with some words, by the Python that runs this."""
+    """Return the line for a shell that trains with some words: `histocoder finetune` if the shell finds this one's."""
+    found = shutil.which("histocoder")
+    if found and is_same_file(Path(sys.executable).parent, Path(found).parent):
+        return shlex.join(["histocoder", "finetune", *words])
     script = Path(__file__).parents[1] / "finetune.py"
     program = [from_here(script)] if script.is_file() else ["-m", "histocoder.cli.finetune"]
     return shlex.join([from_here(sys.executable), *program, *words])

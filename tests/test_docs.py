@@ -40,3 +40,18 @@ def test_version_is_the_same_everywhere():
     citation = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
     changes = re.search(r"^## \[?([0-9.]+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert citation is not None and changes is not None and citation[1] == changes[1] == __version__
+
+
+def test_first_pages_and_help_need_no_glossary():
+    jargon = re.compile(
+        r"(?<![\w-])(by the recipe|flat head|experts?|block size|refit|checkpoints?)(?!\w)|\.venv/bin/(?!activate)",
+        re.I,
+    )
+    pages = (
+        "README.md",
+        *(f"docs/{name}.md" for name in ("index", "quick-start", "tutorial", "desk", "configuration")),
+    )
+    desk = sorted((ROOT / "histocoder" / "desk" / "static").glob("*.*"))
+    texts = {path: path.read_text(encoding="utf-8") for path in (*(ROOT / page for page in pages), *desk)}
+    assert len(texts) > 10
+    assert {path.name: found[0] for path, text in texts.items() if (found := jargon.search(text))} == {}

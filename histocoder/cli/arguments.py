@@ -162,7 +162,7 @@ class _HelpAll(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         parser.usage = "%(prog)s FLAGS"
         print(argparse.ArgumentParser.format_help(parser))
-        print("recipes: defaults of flags that are not given, by what a run starts from")
+        print("what is chosen for you where a flag is not given, by what training starts from:")
         for name, recipe in RECIPES.items():
             values = ", ".join(f"{setting} {value}" for setting, value in recipe.items() if value is not None)
             print(f"  {name} ({STARTS[name]}): {values}")

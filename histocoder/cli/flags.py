@@ -12,7 +12,7 @@ class NamedModel(Settings):
     """The model."""
 
     model: str = free(
-        None, "folder of a run or a checkpoint, or hf://OWNER/NAME on the hub", metavar="DIR", is_required=True
+        None, "folder of a run or of a saved model, or hf://OWNER/NAME on the hub", metavar="DIR", is_required=True
     )
 
 
@@ -41,7 +41,7 @@ class PredictFlags(PredictConfig, ModelFlags):
     )
     known_exact: bool = free(False, "--known: compare descriptions exactly, including case, blanks and accents")
     zero_pad_codes: bool = free(False, "--known: restore lost leading zeros of codes")
-    allow_codes_shorter_than_block_size: bool = free(False, "--known: accept codes shorter than the model's block size")
+    allow_codes_shorter_than_block_size: bool = free(False, "--known: accept codes shorter than the model's longest")
 
     def check(self) -> None:
         """Raise a UserError unless there is something to code, and for flags that need others."""
@@ -70,7 +70,7 @@ class EvaluateFlags(BatchOptions, ModelFlags):
     )
     language_col: str = free("lang", "column of languages", metavar="COL")
     zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
-    allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than the model's block size")
+    allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than the model's longest")
     drop_bad_labels: bool = free(False, "drop rows whose labels do not fit")
     train_data: str | None = free(
         None, "training data, to tell seen from new descriptions (default: those of the model's run)", metavar="FILE"

@@ -44,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def build_parser() -> Parser:
     """Return the commands and their flags."""
-    parser = Parser("Use a model that histocoder trained.", prog="histocoder")
+    parser = Parser(
+        "Train models that code occupational descriptions, code files with them, and check the codes.",
+        prog="histocoder",
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, text in _SCRIPTS.items():
         commands.add_parser(name, help=text, description=text)

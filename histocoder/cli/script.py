@@ -78,7 +78,7 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
             if is_out_of_memory(error):
                 end = f"error: Out of memory ({reason[:200]}). {OUT_OF_MEMORY}", 2
             elif isinstance(error, RuntimeError) and distributed.is_lost_contact(error):
-                again = "Run the same command again to resume from the last checkpoint."
+                again = "Run the same command again to resume from what was saved last."
                 end = f"error: another process has ended or can't be reached ({reason}). {again}", 1
     if end and isinstance(error, OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python flushes at the end

@@ -24,7 +24,9 @@ class BatchOptions(Settings):
 class PredictOptions(BatchOptions):
     """Settings of `Coder.predict`."""
 
-    mode: str | None = free(None, "mode of decoding (default: the one that was best in validation)", choices=MODES)
+    mode: str | None = free(
+        None, "how codes are chosen (default: the best way on data that training set aside)", choices=MODES
+    )
     k: int = free(5, "topk: number of codes", at_least=1)
     threshold: float | None = free(
         None,

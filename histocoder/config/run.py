@@ -154,7 +154,7 @@ class DataConfig(Settings):
         False, "train on rows without any code as descriptions of no occupation (default: drop them)"
     )
     zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
-    allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than --block-size")
+    allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than the longest as they are")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,11 +163,11 @@ class SavingConfig(Settings):
 
     GROUP = "saving and logging"
 
-    save_interval: int | None = free(1000, "steps between checkpoints", at_least=1)
+    save_interval: int | None = free(1000, "steps between saved states of the run", at_least=1)
     save_each_epoch: bool = free(False, "save at the end of each epoch as well")
-    keep_checkpoints: int = free(2, "number of newest checkpoints to keep", at_least=1)
+    keep_checkpoints: int = free(2, "number of newest saved states to keep", at_least=1)
     resume: str = free(
-        "auto", "checkpoint to resume from (default: auto, the newest)", metavar="auto|never|PATH", is_recorded=False
+        "auto", "saved state to resume from (default: auto, the newest)", metavar="auto|never|PATH", is_recorded=False
     )
     overwrite: bool = free(False, "let a new run delete an earlier one in the folder", is_recorded=False)
     save_format: str = free(
@@ -179,7 +179,7 @@ class SavingConfig(Settings):
     )
     no_report: bool = free(False, "do not write report.html at the end")
     no_experts: bool = free(
-        False, "fit no linear expert and no combination of experts at the end; the model predicts in mode greedy"
+        False, "leave out word parts and vote at the end: the model predicts by its decoder alone (mode greedy)"
     )
     log_tensorboard: bool = free(False, "also log to TensorBoard, in tensorboard/")
     log_wandb: bool = free(False, "also log to Weights & Biases")

@@ -8,6 +8,7 @@ with the checkpoint that a run resumes from all follow from the field.
 from __future__ import annotations
 
 import os
+from argparse import SUPPRESS  # help of a flag that no help shows
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -17,7 +18,6 @@ from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 from histocoder.errors import UserError
 
 _Config = TypeVar("_Config", bound="Settings")
-HIDDEN = "==SUPPRESS=="  # help of a flag that no help shows, as `argparse.SUPPRESS`
 
 
 def require(ok: bool, message: str) -> None:
@@ -55,14 +55,14 @@ class Setting:
     @property
     def help(self) -> str:
         """Help of the flag, with its default."""
-        text = self.text or HIDDEN
-        if "(default: " in text or "(required)" in text or text == HIDDEN:
+        text = self.text or SUPPRESS
+        if "(default: " in text or "(required)" in text or text == SUPPRESS:
             return text
         if self.is_required:
             return f"{text} (required)"
         if self.default == "" or isinstance(self.default, bool | tuple) or (self.default is None and self.is_optional):
             return text
-        return f"{text} (default: {'by the recipe' if self.default is None else shown(self.default)})"
+        return f"{text} (default: {'chosen for you' if self.default is None else shown(self.default)})"
 
     def check(self, value: Any) -> None:
         """Raise a UserError if a value is not one of the choices, or out of bounds."""

@@ -24,7 +24,7 @@ class StartConfig(Settings):
         None, "model to start from: a folder, hf://OWNER/NAME on the hub, or OccCANINE's .bin file", metavar="PATH"
     )
     only_encoder: bool = free(False, "use only the encoder of --initial-checkpoint", is_negatable=True)
-    freeze_encoder: bool = fixed(False, "train only the decoder and the flat head (see docs/training.md)")
+    freeze_encoder: bool = fixed(False, "train only what is above the encoder: decoder and classifier")
     max_len: int = fixed(128, "maximum length of an input, in characters, or in tokens of the encoder's own tokenizer")
     text_normalization: str = fixed(
         None, "nfc; lower: lower case, single blanks; lower_ascii: væver is vaever", choices=NORMALIZATIONS
@@ -34,7 +34,7 @@ class StartConfig(Settings):
     )
     pooling: str = fixed(
         None,
-        "what the flat head reads: the mean of all tokens; auto: the first, if it is [CLS]",
+        "what the classifier reads: the mean of all tokens; auto: the first, if it is [CLS]",
         choices=("auto", "mean"),
     )
     dropout: float = fixed(0.0, "dropout of the decoder and the heads, less than 1", metavar="P", between=(0, 0.999))
@@ -57,13 +57,15 @@ class FitConfig(Settings):
     GROUP = "training"
 
     recipe: str = free(
-        "auto", "defaults of flags that are not given: auto, by the start; OccCANINE's", choices=("auto", "reference")
+        "auto",
+        "defaults of flags that are not given: auto, to suit what training starts from; reference, OccCANINE's own",
+        choices=("auto", "reference"),
     )
     by_recipe: tuple[str, ...] | None = free(None, None)
     """Settings that a recipe has filled in, which a run with another start fills in again."""
     num_epochs: int = free(None, "passes over the data", at_least=1)
     min_steps: int = free(
-        None, "repeat epochs until there are N steps (default: by the recipe; 0 with --num-epochs)", at_least=0
+        None, "repeat epochs until there are N steps (default: chosen for you; 0 with --num-epochs)", at_least=0
     )
     max_steps: int | None = free(None, "stop after N steps (default: by --num-epochs)", at_least=1)
     batch_size: int = free(None, "rows per batch and process", between=(1, 65_536))
@@ -77,23 +79,28 @@ class FitConfig(Settings):
         1, "batches per step and process; the result is that of a batch N times as large", between=(1, 65_536)
     )
     learning_rate: float = fixed(
-        None, "peak learning rate of all weights (default: by the recipe, for encoder and heads)", metavar="LR", above=0
+        None,
+        "peak learning rate of all weights (default: chosen for you, another for the encoder)",
+        metavar="LR",
+        above=0,
     )
     encoder_learning_rate: float | None = fixed(
-        None, "peak learning rate of the encoder (default: by the recipe)", metavar="LR", above=0
+        None, "peak learning rate of the encoder (default: chosen for you)", metavar="LR", above=0
     )
     table_learning_rate: float | None = fixed(
-        None, "peak learning rate of an n-gram encoder's embeddings (default: by the recipe)", metavar="LR", above=0
+        None, "peak learning rate of an n-gram encoder's embeddings (default: chosen for you)", metavar="LR", above=0
     )
     seq2seq_weight: float = fixed(
-        0.1, "weight of the decoder's loss; that of the flat head's is 1 - W", metavar="W", between=(0, 1)
+        0.1, "weight of the decoder's loss; that of the classifier's is 1 - W", metavar="W", between=(0, 1)
     )
     flat_loss: str = fixed(
-        None, "cross-entropy over the codes, or binary cross-entropy, summed or averaged over them", choices=FLAT_LOSSES
+        None,
+        "the classifier's loss: cross-entropy over the codes, or binary cross-entropy, summed or averaged over them",
+        choices=FLAT_LOSSES,
     )
     flat_head: str = fixed(
         None,
-        "the flat head's logits: linear, or cosine similarities with a direction per code",
+        "the classifier's logits: linear, or cosine similarities with a direction per code",
         choices=("linear", "cosine"),
     )
     label_smoothing: float = fixed(

@@ -37,7 +37,7 @@ _CURVES = {
     "Loss": {"train_loss": ("training", "k--"), "val_loss": ("validation", "C0o-")},
     "Validation accuracy": {
         "greedy_seq_acc": ("decoder", "C0o-"),
-        "flat_acc": ("flat head", "C1s-."),
+        "flat_acc": ("classifier", "C1s-."),
         "seq_acc": ("decoder, teacher-forced", "C2^--"),
         "token_acc": ("tokens, teacher-forced", "C3D:"),
     },

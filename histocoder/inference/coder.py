@@ -54,8 +54,10 @@ class Coder:
 
     Examples
     --------
+    ```python
     coder = Coder.from_pretrained("out")
     coder.predict(["wine and spirit merchant", "husmand"], ["en", "da"])
+    ```
     """
 
     def __init__(self, model: MixerModel, device: str | None = None, *, precision: str = "fp32") -> None:

@@ -83,15 +83,13 @@ class OnnxCoder:
         min_confidence: float = 0.0,
         batch_size: int = 64,
     ) -> pd.DataFrame:
-        """Code descriptions.
+        """Code descriptions. Other parameters, and the result, are those of `Coder.predict`.
 
         Parameters
         ----------
         mode : {"combined", "flat"}, optional
-            combined: the one code that flat head and linear expert, weighted as with the decoder, find most probable.
-            flat: the flat head's codes, the same as those of `Coder.predict`.
-
-        The other parameters and the result are those of `Coder.predict`.
+            combined: the one code that classifier and word parts, weighted as with the decoder, find most probable.
+            flat: the classifier's codes, the same as those of `Coder.predict`.
         """
         config, mode = self._config, mode or self.mode
         options = PredictOptions(mode=mode, threshold=threshold, batch_size=batch_size)

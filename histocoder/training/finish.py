@@ -32,7 +32,7 @@ def finish(config: FinetuneConfig | MixerConfig, trainer: Trainer, data: RunData
     """Fit the experts of a trained model, report on it, and refit the best one; a collective call."""
     folder = trainer.run.path
     if not config.no_experts:
-        log.info("Training finished. Fitting the linear expert and choosing the prediction mode.")
+        log.info("Training finished. Fitting the model of word parts and choosing how to predict.")
         from histocoder.training.experts import fit_experts  # here, since it takes a second to import
 
         distributed.run_on_primary(lambda: fit_experts(trainer), doing="fitting the experts")

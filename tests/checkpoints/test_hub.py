@@ -36,7 +36,8 @@ def test_a_model_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
     assert fetched.predict("baker", "en").equals(coder.predict("baker", "en"))
 
 
-def test_path_is_never_looked_up_on_hub(monkeypatch: pytest.MonkeyPatch):
+def test_path_is_never_looked_up_on_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)  # the project's folder may hold the demo
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
     with pytest.raises(UserError, match=r"no model folder demo/best\. .* write hf://demo/best"):
         model_files.local_folder("demo/best")

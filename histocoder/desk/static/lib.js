@@ -40,7 +40,7 @@ export function el(name, attributes = {}, ...children) {
 
 export const get = (id) => document.getElementById(id);
 export const count = (number) => Math.round(number).toLocaleString("en");
-export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
+export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)}\u00a0%`;
 
 let quiet;
 export function say(text) {
@@ -93,6 +93,6 @@ export const languageSelect = (id) => el("select", { id }, languageOptions());
 
 export function nearest(neighbours) {
   return el("ul", { class: "list near" }, neighbours.map((one) =>
-    el("li", {}, el("span", {}, one.text), el("span", { class: "percent", title: "cosine similarity of their character n-grams" }, one.similarity.toFixed(2)),
+    el("li", {}, el("span", {}, one.text), el("span", { class: "percent", title: "how many of their letters are the same, in order: 1 is all" }, one.similarity.toFixed(2)),
       el("span", { class: "of" }, `${codeNames(one.codes)} · ${languageName(one.lang)}`))));
 }

@@ -234,7 +234,7 @@ async function trust(sources) {
     el("p", {}, el("span", { class: "figure" }, `${count(now.rows_settled)} of ${count(now.rows)}`), `rows settled, with ${count(now.cards_settled)} of ${count(now.cards)} descriptions`,
       now.cards_unsure ? `; ${count(now.cards_unsure)} unsure` : ""),
     bar(now.rows ? now.rows_settled / now.rows : 0, "Settled", true),
-    now.right ? el("p", {}, el("span", { class: "figure" }, percent(now.right.mean)), `of the file's rows are right as the model coded them, by ${count(now.random_cards)} cards drawn at random; 95 % interval ${percent(now.right.low)} to ${percent(now.right.high)}`)
+    now.right ? el("p", {}, el("span", { class: "figure" }, percent(now.right.mean)), `of the file's rows are right as the model coded them, by ${count(now.random_cards)} cards drawn at random; 95\u00a0% interval ${percent(now.right.low)} to ${percent(now.right.high)}`)
       : now.random_cards_needed ? el("p", { class: "quiet" },
         `Every third card is drawn at random. After ${now.random_cards_needed} of them, this shows how many of the file's rows are right: ${count(now.random_cards)} so far.`) : null,
     el("p", {}, el("a", { href: "/api/corrections.csv", download: true }, "Export settled descriptions (CSV)")),
