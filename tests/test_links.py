@@ -18,12 +18,14 @@ def name_of(path: Path) -> str:
 
 
 def text_of(path: Path) -> str:
-    """Markdown of a page or a notebook, with what it includes, without what it shows as code."""
+    """Markdown of a page or a notebook, with the files that it includes, without what it shows as code."""
+    if path.suffix not in (".md", ".ipynb"):
+        return ""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".ipynb":
         cells = json.loads(text)["cells"]
         text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    text = re.sub(r'^--8<-- "(.+)"$', lambda found: text_of(ROOT / found[1]), text, flags=re.MULTILINE)
+    text = re.sub(r'^--8<-- "([^:"]+)"$', lambda found: text_of(ROOT / found[1]), text, flags=re.MULTILINE)
     return re.sub(r"^( *)```.*?^\1```", "", text, flags=re.MULTILINE | re.DOTALL)
 
 

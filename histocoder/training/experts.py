@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.checkpoints.model_files import CARD_FILE, WEIGHTS_FILE, load_model, read_model_config, save_model
@@ -30,7 +31,7 @@ from histocoder.training.trainer import Trainer
 _USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45, "end": 1.0, "few": 0.5}
 _USUAL_OTHER = -3.0  # score of all codes that are no candidates
 _HALF_GROWN = 500  # training rows at which all but the linear expert have half of their usual weights
-_TRUST = 50.0  # strength of the penalty on weights other than the usual ones, in validation rows
+_TRUST, _TRUST_OTHER = 50.0, 0.125  # strength of the penalty on weights other than the usual ones, in validation rows
 
 
 @torch.inference_mode()
@@ -73,16 +74,15 @@ def fit_weights(
     scores = scores.masked_fill(~finite[..., None], 0.0)
     raw, other = usual.sqrt().requires_grad_(), torch.tensor([_USUAL_OTHER], dtype=torch.float64, requires_grad=True)
     truth = torch.cat([truth, ~real[:, None]], dim=1)
+    finite = F.pad(finite, (0, 1), value=may_be_other)
     optimizer = torch.optim.LBFGS([raw, other], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        total = (scores @ raw.square()).masked_fill(~finite, -torch.inf)
-        of_other = other if may_be_other else other.detach() - torch.inf
-        total = torch.cat([total, of_other.expand(len(total), 1)], dim=1)
+        total = torch.cat([scores @ raw.square(), other.expand(len(scores), 1)], dim=1).masked_fill(~finite, -torch.inf)
         loss = (total.logsumexp(1) - total.masked_fill(~truth, -torch.inf).logsumexp(1)).mean()
-        loss = loss + _TRUST / len(scores) * (raw - usual.sqrt()).square().sum()
-        loss = loss + (other - _USUAL_OTHER).square().sum() / (8 * len(scores))  # weak, a standard deviation of 2
+        doubt = _TRUST * (raw - usual.sqrt()).square().sum() + _TRUST_OTHER * (other - _USUAL_OTHER).square().sum()
+        loss = loss + doubt / len(scores)
         loss.backward()
         return loss
 
