@@ -14,7 +14,7 @@ from histocoder.inference.search import CodeTrie, greedy
 from histocoder.inference.stepper import DecoderInputs, Stepper
 from histocoder.model import Decoder
 
-_NEGLIGIBLE = 1e-8  # probability of a beginning, below which orders that begin so are not followed
+_NEGLIGIBLE = 1e-6  # probability of a beginning, below which orders that begin so are not followed
 _LEAST_DOUBT = 1e-6  # least probability on either side of odds
 
 
@@ -169,7 +169,7 @@ def set_probability(
     Returns
     -------
     Tensor of shape (B,)
-        Includes the first unused block after the codes; exact within 1e-8 for each order of the codes.
+        Includes the first unused block after the codes; exact within 1e-6 for each beginning of an order.
     """
     num_blocks = is_code.shape[1]
     blocks = tokens.unflatten(1, (num_blocks, -1))
