@@ -163,10 +163,10 @@ def finetune(flags: tuple[str, ...], train: pd.DataFrame, test: pd.DataFrame, *,
 def trust(run_folder: Path, coder: Coder, test: pd.DataFrame, language: str) -> dict[str, float]:
     """Return the calibration error in the default mode, and what is coded at a threshold set on validation data.
 
-    The threshold is the lowest confidence from which 95 % of the validation rows are right, by the last model, which
-    has not learned from them.
+    The threshold is the lowest confidence from which 95 % of the validation descriptions are right, each counted once,
+    by the last model, which has not learned from them.
     """
-    val = pd.read_csv(run_folder / "data_val.csv", dtype=str, keep_default_na=False)
+    val = pd.read_csv(run_folder / "data_val.csv", dtype=str, keep_default_na=False).drop_duplicates(TEXT)
     found = Coder.from_pretrained(run_folder).predict(
         val[TEXT].tolist(), val["lang"].tolist(), mode=coder.model.config.mode
     )

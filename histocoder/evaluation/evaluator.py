@@ -30,8 +30,8 @@ class Evaluation:
     metrics: dict[str, Any]
     """Plain values, for JSON. `answer`, in the model's own `mode`, holds the means of `score_sets`: `overall`,
     `by_language`, `by_num_codes`, `by_digits` that are compared, and by how often the rarest code and the description
-    occur in the training data; and the results of `calibration` and `production_curve`. `topk`, `confusions` and
-    `by_code` are those of the functions in `scores`."""
+    occur in the training data; and the results of `calibration` and, with each description once, `production_curve`.
+    `topk`, `confusions` and `by_code` are those of the functions in `scores`."""
     rows: pd.DataFrame
     """One line for each description: its `text` and `lang`, its sets of codes `true` and `predicted`, whether these are
     `right`, and `conf`."""
@@ -53,13 +53,15 @@ def evaluate(
     keys, known = description_keys(texts), set(coder.codes)
     by_row = score_sets(truth, predicted)
     right = by_row["accuracy"].to_numpy()
+    # with each description once: a threshold that a frequent one decides does not hold for others
+    once = pd.DataFrame({"conf": conf, "right": right}).groupby(keys, sort=False).mean()
     answer: dict[str, Any] = {
         "overall": {**mean_scores(by_row), "conf": float(conf.mean())},
         "by_language": mean_scores_by(by_row, langs),
         "by_num_codes": mean_scores_by(by_row, [len(true) for true in truth]),
         "by_digits": {},
         "calibration": scores.calibration(conf, right),
-        "production": scores.production_curve(conf, right),
+        "production": scores.production_curve(once["conf"].to_numpy(), once["right"].to_numpy()),
     }
     if trained is not None:
         codes_seen = [min((trained.codes_seen[code] for code in true), default=np.nan) for true in truth]
