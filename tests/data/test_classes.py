@@ -5,13 +5,17 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet
 import pytest
-from conftest import shared
+from conftest import DEADLINE, ROOT, environment, shared
 
 from histocoder.cli.main import main
 from histocoder.data.classes import Crosswalk
@@ -176,3 +180,21 @@ def test_published_classes_cover_dutch_titles(tmp_path: Path):
         and counts["exact"] / len(rows) > 0.9
         and set(counts) <= {*("exact", "ambiguous", "no value in the table")}
     )
+
+
+def test_the_tutorial_is_what_happens(tmp_path: Path):
+    page = (ROOT / "docs" / "table-to-hisclass.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    commands = "\n".join(text for kind, text in blocks if not kind)
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    script = f'set -e\nhistocoder() {{ python -m histocoder "$@"; }}\n{commands}'
+    env = environment(PYTHONPATH=str(ROOT), PATH=programs)
+    ran = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE, check=True
+    )
+    shown = [text for kind, text in blocks if kind == "text"]
+    assert len(shown) == 2 and all(text in ran.stdout for text in shown)
+    cells = [[cell.strip() for cell in line.split("|")[1:-2]] for line in re.findall(r"^\|.*\|$", page, re.MULTILINE)]
+    with (tmp_path / "classes.csv").open(newline="", encoding="utf-8") as file:
+        header, _, *rows = cells[: cells.index(["illegible", "", "", ""]) + 1]
+        assert rows == [[row[name] for name in header] for row in csv.DictReader(file)]
