@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from histocoder.cli.flags import ClassesFlags
 from histocoder.data.cells import plain
-from histocoder.data.classes import CODE_COL, EXACT, NO_CODE, QUALIFIERS, WITHOUT_VALUE, Classes, Crosswalk
+from histocoder.data.crosswalk import CODE_COL, EXACT, NO_CODE, QUALIFIERS, WITHOUT_VALUE, Classes, Crosswalk
 from histocoder.data.output import Form, check_kept, check_new_columns, check_output, write_table
 from histocoder.data.table import fingerprint, open_table
 from histocoder.errors import UserError

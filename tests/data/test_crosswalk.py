@@ -18,7 +18,7 @@ import pytest
 from conftest import DEADLINE, ROOT, environment, shared
 
 from histocoder.cli.main import main
-from histocoder.data.classes import Crosswalk
+from histocoder.data.crosswalk import Crosswalk
 
 HEADER = "hisco,status,relation,product,hisclass,socpo"
 ROWS = """61110,,,,8,3
