@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 
 from histocoder.config import PRECISIONS, PredictConfig, Settings
-from histocoder.config.prediction import RAW_HELP, SHEET_HELP, TABLE_HELP, BatchOptions
+from histocoder.config.prediction import (
+    COLUMNS_HELP,
+    NONE_CELLS,
+    OUTPUT_HELP,
+    RAW_HELP,
+    SHEET_HELP,
+    TABLE_HELP,
+    BatchOptions,
+)
 from histocoder.config.settings import free, require
 
 
@@ -91,6 +99,41 @@ class ReviewFlags(NamedModel):
     language_col: str | None = free(None, "column of languages (default: lang, or the run's)", metavar="COL")
     overwrite: bool = free(False, "replace an existing --output")
     sheet: str | None = free(None, f"--predictions: {SHEET_HELP}", metavar="NAME")
+    raw: bool = free(False, RAW_HELP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassesFlags(Settings):
+    """Give the codes of a table social classes, by a table of classes that you have downloaded."""
+
+    table: str = free(
+        None,
+        "table of classes with the column hisco, and status, relation and product where they matter",
+        metavar="FILE",
+        is_required=True,
+    )
+    input: str = free(
+        None,
+        f"table of codes, such as the output of histocoder predict: {TABLE_HELP}",
+        metavar="FILE",
+        is_required=True,
+    )
+    output: str = free(None, OUTPUT_HELP, metavar="FILE", is_required=True)
+    sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
+    code_cols: tuple[str, ...] | None = free(
+        None, "columns of HISCO codes (default: hisco_1, hisco_2 and so on, or hisco)", metavar="COL"
+    )
+    status_col: str | None = free(None, "column of status (default: status, if there is one)", metavar="COL")
+    relation_col: str | None = free(None, "column of relation (default: relation, if there is one)", metavar="COL")
+    product_col: str | None = free(None, "column of product (default: product, if there is one)", metavar="COL")
+    value_cols: tuple[str, ...] | None = free(
+        None, "columns of --table to add (default: all but those above)", metavar="COL"
+    )
+    none: tuple[str, ...] = free(
+        NONE_CELLS, f"cells that mean none, besides blank ones (default: {' '.join(NONE_CELLS)})", metavar="CELL"
+    )
+    columns: str = free("", COLUMNS_HELP, metavar="PREFIX")
+    overwrite: bool = free(False, "replace an existing --output")
     raw: bool = free(False, RAW_HELP)
 
 

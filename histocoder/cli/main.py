@@ -8,6 +8,7 @@ from importlib import import_module
 
 from histocoder.cli.arguments import Parser, add_flags, config_of
 from histocoder.cli.flags import (
+    ClassesFlags,
     ConvertFlags,
     DoctorFlags,
     EvaluateFlags,
@@ -30,6 +31,7 @@ _COMMANDS: dict[str, tuple[str, type[Settings]]] = {
     "predict": ("predict", PredictFlags),
     "evaluate": ("evaluate", EvaluateFlags),
     "review": ("evaluate", ReviewFlags),
+    "classes": ("classes", ClassesFlags),
     "serve": ("serve", ServeFlags),
     "export": ("convert", ExportFlags),
     "convert": ("convert", ConvertFlags),

@@ -1,15 +1,16 @@
 """Settings of prediction, for descriptions and whole files."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from histocoder.config.settings import Settings, free, require
-from histocoder.errors import UserError
 
 MODES = ("combined", "greedy", "flat", "topk", "full")
 SOURCE_COL = "source"  # column of the source of a row's codes; see `known`
+NONE_CELLS = ("-1", "-9", "999")  # what the HSN's tables write for no class, no status, no relation and no product
 TABLE_HELP = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
 SHEET_HELP = "sheet of an Excel workbook (default: the only one with content)"
+OUTPUT_HELP = "output, by its suffix: .csv, .csv.gz, .tsv, .parquet, .xlsx or .dta"
+COLUMNS_HELP = "prefix of the names of the new columns (default: none)"
 RAW_HELP = "do not put an apostrophe before texts that a spreadsheet would run as formulas"
 
 
@@ -55,14 +56,14 @@ class FileOptions(Settings):
     """The file to code, and the form of its output."""
 
     input: str = free("", f"table of descriptions: {TABLE_HELP}", metavar="FILE")
-    output: str = free("", "output, by its suffix: .csv, .csv.gz, .tsv, .parquet, .xlsx or .dta", metavar="FILE")
+    output: str = free("", OUTPUT_HELP, metavar="FILE")
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
     language: str = free(
         "unk", "language of all descriptions, a code or a name: see below (default: unk, unknown)", metavar="LANG"
     )
     language_col: str | None = free(None, "column of each row's language, instead of --language", metavar="COL")
-    columns: str = free("", "prefix of the names of the new columns (default: none)", metavar="PREFIX")
+    columns: str = free("", COLUMNS_HELP, metavar="PREFIX")
     excel: bool = free(
         False, "write CSV that Excel opens directly: with a byte order mark, and the input's decimal mark"
     )
@@ -84,11 +85,3 @@ class FileOptions(Settings):
 @dataclass(frozen=True, kw_only=True)
 class PredictConfig(PredictOptions, FileOptions):
     """Settings of `histocoder predict`."""
-
-    def check_free(self, names: Sequence[str], *, taken: Sequence[str]) -> None:
-        """Raise a UserError if one of the output's names is in the input, whose columns are `taken`."""
-        if clash := [name for name in names if name in taken]:
-            raise UserError(
-                f"{self.input} already has a column {clash[0]!r}. Choose a prefix for the names of the new columns, "
-                f"such as --columns pred_{self.columns}."
-            )

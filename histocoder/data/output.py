@@ -2,7 +2,7 @@
 
 import codecs
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +48,28 @@ def check_output(path: Path, *, excel: bool = False, num_rows: int = 0) -> None:
 
         if num_rows > MAX_ROWS:
             raise UserError(f"{path}: {num_rows:,} rows are more than Excel's {MAX_ROWS:,}; choose .csv or .parquet.")
+
+
+def check_new_columns(names: Iterable[str], *, path: object, taken: Collection[str], prefix: str) -> None:
+    """Raise a UserError, which suggests a prefix, if new columns of the table at a path are among those `taken`."""
+    if clash := [name for name in names if name in taken]:
+        raise UserError(
+            f"{path} already has a column {clash[0]!r}. Choose a prefix for the names of the new columns, such as "
+            f"--columns {prefix}."
+        )
+
+
+def check_kept(file: TableFile, output: Path) -> None:
+    """Raise a UserError if a table can't be written to `output` with its columns, or is there itself."""
+    if output.exists() and output.samefile(file.path):
+        raise UserError("--output is the input itself; choose another.")
+    try:
+        if kind_of(output) not in PARQUET:
+            pa.csv.write_csv(file.schema.empty_table(), pa.BufferOutputStream())
+    except pa.ArrowInvalid as error:
+        raise UserError(
+            f"{file.path} does not fit into CSV ({error}). Choose an --output that ends in .parquet."
+        ) from error
 
 
 def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> list[str]:

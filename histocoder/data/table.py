@@ -187,10 +187,6 @@ def kind_of(path: Path, *, doing: str = "read") -> str:
     raise UserError(f"{path}: {path.suffix} files can't be {doing}. Use one of the formats {forms}.")
 
 
-def is_parquet(path: Path) -> bool:
-    return path.suffix.lower() in PARQUET
-
-
 def fingerprint(path: str | Path) -> str:
     """Return the SHA-256 of a user's file; raises UserError if it can't be read."""
     _check_readable(Path(path))

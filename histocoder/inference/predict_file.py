@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.feather
 from tqdm import tqdm
 
@@ -24,8 +23,8 @@ from histocoder import distributed
 from histocoder.checkpoints.run_folder import holding
 from histocoder.config import PredictConfig
 from histocoder.data.examples import LANG_COL
-from histocoder.data.output import Form, check_output, write_table
-from histocoder.data.table import TableFile, is_parquet, open_table
+from histocoder.data.output import Form, check_kept, check_new_columns, check_output, write_table
+from histocoder.data.table import TableFile, open_table
 from histocoder.errors import Interrupted, Notice, UserError
 from histocoder.files import make_folder, replacing
 from histocoder.inference.coder import Coder, ShowProgress
@@ -99,16 +98,8 @@ def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form
     """Return the form of the output; raise a UserError if the input, the new columns and the output do not fit."""
     output = Path(config.output)
     check_output(output, excel=config.excel)
-    if output.exists() and output.samefile(table.path):
-        raise UserError("--output is the input itself; choose another.")
-    config.check_free(names, taken=table.header)
-    try:
-        if not is_parquet(output):
-            pa.csv.write_csv(table.schema.empty_table(), pa.BufferOutputStream())
-    except pa.ArrowInvalid as error:
-        raise UserError(
-            f"{table.path} does not fit into CSV ({error}). Choose an --output that ends in .parquet."
-        ) from error
+    check_kept(table, output)
+    check_new_columns(names, path=table.path, taken=table.header, prefix=f"pred_{config.columns}")
     how = {"excel": config.excel, "raw": config.raw, **({} if config.excel else {"decimal": "."})}
     return Form.like(table, **how)
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from histocoder.checkpoints.model_files import local_folder
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.languages import Language, chosen_language
+from histocoder.data.output import check_new_columns
 from histocoder.data.table import strings
 from histocoder.errors import UserError
 from histocoder.inference.coder import Coder, ShowProgress
@@ -115,7 +116,8 @@ class BlockCoder:
         for column in config.settings_of_columns:
             if column not in header:
                 raise UserError(f"{config.input} has no column {column!r}; it has: {', '.join(header)}.")
-        config.check_free(TableCoder(coder, config).schema.names, taken=header)
+        names = TableCoder(coder, config).schema.names
+        check_new_columns(names, path=config.input, taken=header, prefix=f"pred_{config.columns}")
         chosen_language(config.language, coder.model.config.languages)
         return cls(folder, config, device, precision)
 

@@ -1,0 +1,200 @@
+"""Classes of codes: each row gets what the most specific row of a table says, and every blank is counted."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from conftest import DEADLINE, ROOT, environment, shared
+
+from histocoder.cli.main import main
+from histocoder.data.crosswalk import Crosswalk
+
+HEADER = "hisco,status,relation,product,hisclass,socpo"
+ROWS = """61110,,,,8,3
+61110,12,,,8,4
+61110,33,,,10,1
+61110,,11,,-1,3
+61110,33,,2,12,1
+61110,33,11,,-1,999
+61110,33,11,2,9,2
+61110,,,2,5,5
+80110,21,,,6,3
+80110,22,,,7,3
+1110,-9,-9,-9,2,5
+-1,-9,-9,-9,-1,-9
+99999,,31,,4,2
+99999,,31,,5,2""".splitlines()
+
+
+@pytest.fixture
+def crosswalk(tmp_path: Path) -> Path:
+    return write(tmp_path / "crosswalk.csv", HEADER, *ROWS)
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def classes(table: Path, data: Path, *flags: object, name: str = "out.csv") -> tuple[list[dict[str, str]], Any]:
+    """Return the rows that the command writes, and what it says of them in JSON, which must add up to them."""
+    output = data.with_name(name)
+    main([str(arg) for arg in ("classes", "--table", table, "--input", data, "--output", output, *flags)])
+    told = json.loads(output.with_name(f"{name}.classes.json").read_text())
+    with output.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert told["rows"] == len(rows)
+    for column, counts in told["counts"].items():
+        without = "ambiguous", "no value in the table", "code not in the table", "no code"
+        assert sum(counts.values()) == len(rows)
+        assert sum(counts.get(how, 0) for how in without) == sum(row[column] == "" for row in rows)
+    return rows, told
+
+
+def by_brute_force(code: str, given: tuple[str, ...], column: str) -> str:
+    """Return the value of the best of all rows that match; status weighs most, and product least."""
+    rows = [dict(zip(HEADER.split(","), row.split(","), strict=True)) for row in ROWS]
+    none = ("", "-9")
+    of_code = [row for row in rows if row["hisco"].zfill(5) == code or row["hisco"] == code]
+    best: dict[tuple[bool, ...], set[str]] = {}
+    for row in of_code:
+        own = [row[name] for name in ("status", "relation", "product")]
+        if all(cell in none or cell == one for cell, one in zip(own, given, strict=True)):
+            best.setdefault(tuple(cell not in none for cell in own), set()).add(row[column])
+    values = best[max(best)] if best else {row[column] for row in of_code}
+    return "" if len(values) != 1 or values & {"-1", "-9", "999"} else values.pop()
+
+
+def test_matching_is_that_of_brute_force(crosswalk: Path, tmp_path: Path):
+    codes = ("61110", "80110", "01110", "-1", "99999", "12345", "")
+    qualifiers = itertools.product(("", "12", "21", "33"), ("", "11", "31"), ("", "2", "7"))
+    cells = [(code, *some) for some in qualifiers for code in codes]
+    order = np.random.default_rng(0).integers(0, len(cells), 500)
+    lines = [",".join(("text", *cells[i])) for i in (*range(len(cells)), *order)]
+    data = write(tmp_path / "data.csv", "occ1,hisco_1,status,relation,product", *lines)
+    rows, told = classes(crosswalk, data)
+    for row, line in zip(rows, lines, strict=True):
+        _, code, *given = line.split(",")
+        for column in ("hisclass", "socpo"):
+            assert row[column] == by_brute_force(code, tuple(given), column), line
+    assert {"exact", "without product", "without relation, product", "all rows of the code agree"} <= {
+        *told["counts"]["socpo"]
+    }
+
+
+def test_each_value_is_ambiguous_by_itself(crosswalk: Path):
+    found = Crosswalk(crosswalk).find("80110")
+    assert [(one.value, one.how) for one in found] == [(None, "ambiguous"), ("3", "all rows of the code agree")]
+    assert [one.how for one in Crosswalk(crosswalk).find("99999", None, "31")] == ["ambiguous", "exact"]
+
+
+def test_zeros_and_decimals_do_not_matter(crosswalk: Path, tmp_path: Path):
+    assert Crosswalk(crosswalk).find("1110.0") == Crosswalk(crosswalk).find("01110")
+    numbers = pyarrow.table({"hisco": [1110.0, 61110.0, None], "status": [None, 33.0, None]})
+    pyarrow.parquet.write_table(numbers, tmp_path / "numbers.parquet")
+    rows, _ = classes(crosswalk, tmp_path / "numbers.parquet")
+    assert [row["hisclass"] for row in rows] == ["2", "10", ""]
+
+
+def test_several_codes_get_numbered_columns(crosswalk: Path, tmp_path: Path):
+    data = write(tmp_path / "data.csv", "id,hisco_1,prob_1,hisco_2,prob_2,St", "a,61110,0.9,01110,0.8,33", "b,,,,,")
+    rows, told = classes(crosswalk, data, "--status-col", "St", "--value-cols", "HISCLASS", "--columns", "my_")
+    assert rows[0] == dict(
+        zip(
+            "id hisco_1 prob_1 hisco_2 prob_2 St my_hisclass_1 my_hisclass_2".split(),
+            "a 61110 0.9 01110 0.8 33 10 2".split(),
+            strict=True,
+        )
+    )
+    assert told["columns"]["status"] == "St" and told["columns"]["codes"] == ["hisco_1", "hisco_2"]
+    assert told["counts"]["my_hisclass_2"] == {"without status": 1, "no code": 1}
+
+
+def test_a_table_of_codes_alone(tmp_path: Path, logged: list[str]):
+    table = write(tmp_path / "t.csv", "HISCO;Class", "61110;a", "1110;-1")
+    data = write(tmp_path / "data.csv", "hisco,status", "61110,", "61110,21", "01110,", "77777,")
+    rows, told = classes(table, data, "--none", "x")
+    assert [row["Class"] for row in rows] == ["a", "a", "-1", ""] and len(told["sha256"]) == 64
+    assert told["counts"]["Class"] == {"exact": 2, "without status": 1, "code not in the table": 1}
+    assert "Class: 50.0 % of 4 rows with a code by exact matches, 75.0 % with fallbacks (exact 2, " in logged[-1]
+
+
+@pytest.mark.parametrize(
+    ("header", "flags", "message"),
+    [
+        ("hisco_1,hisclass", (), "already has a column 'hisclass'. Choose a prefix for the names of the new columns"),
+        ("code,x", (), "data.csv has no column hisco_1. Name its columns of codes with --code-cols."),
+        ("hisco_1,x", ("--value-cols", "hiscam"), "has no column 'hiscam'"),
+        ("hisco_1,x", ("--relation-col", "rel"), "has no column 'rel'"),
+        ("hisco_1,x", ("--value-cols", "hisclass", "--output", "data.csv", "--overwrite"), "is the input itself"),
+        ("hisco_1,x", ("--output", "crosswalk.csv", "--overwrite"), "is the file of --table itself"),
+        ("hisco_1,x", ("--table", "data.csv"), "has no column 'hisco'"),
+        ("hisco_1,x", ("--output", "crosswalk.csv"), "already exists. Add --overwrite"),
+        ("hisco_1,x", ("--output", "out.doc"), ".doc files can't be written"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    header: str,
+    flags: tuple[str, ...],
+    message: str,
+    crosswalk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(crosswalk.parent)
+    write(Path("data.csv"), header, "61110,1")
+    before = {path: path.read_bytes() for path in Path().iterdir()}
+    with pytest.raises(SystemExit) as ended:
+        main(["classes", "--table", "crosswalk.csv", "--input", "data.csv", "--output", "out.csv", *flags])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and message in said and said.count("\n") == 1
+    assert {path: path.read_bytes() for path in Path().iterdir()} == before
+
+
+def test_damaged_input_leaves_nothing(crosswalk: Path, tmp_path: Path):
+    data = write(tmp_path / "data.csv", "hisco_1,x", *["61110,1"] * 150_000, "61110,1,2")
+    with pytest.raises(SystemExit):
+        classes(crosswalk, data)
+    assert {path.name for path in tmp_path.iterdir()} == {"crosswalk.csv", "data.csv"}
+
+
+def test_published_classes_cover_dutch_titles(tmp_path: Path):
+    table, titles = shared("reference/hsn_classes.csv"), shared("data/dutch_titles.csv")
+    data = tmp_path / "data.csv"
+    data.symlink_to(titles)
+    rows, told = classes(table, data, "--value-cols", "hisclass")
+    counts = told["counts"]["hisclass"]
+    assert (
+        len(rows) == 107_749
+        and counts["exact"] / len(rows) > 0.9
+        and set(counts) <= {*("exact", "ambiguous", "no value in the table")}
+    )
+
+
+def test_the_tutorial_is_what_happens(tmp_path: Path):
+    page = (ROOT / "docs" / "table-to-hisclass.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    commands = "\n".join(text for kind, text in blocks if not kind)
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    script = f'set -e\nhistocoder() {{ python -m histocoder "$@"; }}\n{commands}'
+    env = environment(PYTHONPATH=str(ROOT), PATH=programs)
+    ran = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE, check=True
+    )
+    shown = [text for kind, text in blocks if kind == "text"]
+    assert len(shown) == 2 and all(text in ran.stdout for text in shown)
+    cells = [[cell.strip() for cell in line.split("|")[1:-2]] for line in re.findall(r"^\|.*\|$", page, re.MULTILINE)]
+    with (tmp_path / "classes.csv").open(newline="", encoding="utf-8") as file:
+        header, _, *rows = cells[: cells.index(["illegible", "", "", ""]) + 1]
+        assert rows == [[row[name] for name in header] for row in csv.DictReader(file)]
