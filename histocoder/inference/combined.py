@@ -203,6 +203,6 @@ def set_probability(
             log_probs = logits.float().log_softmax(-1).gather(-1, ordered[:, 1:, None]).sum((1, 2))
             is_whole = (counts[rows] + 1).clamp(max=num_blocks) == len(order) + 1
             total[rows[is_whole]] += log_probs[is_whole].exp()
-            longer[*order, block] = rows[~is_whole & (log_probs > math.log(_NEGLIGIBLE))]
+            longer[(*order, block)] = rows[~is_whole & (log_probs > math.log(_NEGLIGIBLE))]
         begun = longer
     return total.clamp(max=1.0)

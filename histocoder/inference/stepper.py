@@ -169,6 +169,7 @@ class _ProjectedMemory(_Memory):
         self._values = torch.einsum("bhsi,hid->bhsd", self._values, out).flatten(1, 2)  # (R, heads * S, dim)
 
     def attended(self, x: Tensor, nodes: _Nodes) -> Tensor:
+        assert self._mask is not None
         scores = torch.baddbmm(self._mask, nodes.spread(x), self._keys)  # (R, W, heads * S)
         weights = scores.unflatten(-1, (self._attention.num_heads, -1)).softmax(-1).flatten(-2)
         return nodes.collect(torch.bmm(weights, self._values)) + self._attention.out_proj.bias.to(x.dtype)

@@ -40,7 +40,7 @@ class CosineClassifier(nn.Linear):
 
     def __init__(self, dim: int, num_classes: int) -> None:
         super().__init__(dim, num_classes)
-        self.scale = nn.Parameter(torch.tensor(16.0))
+        self.scale = nn.Parameter(torch.full((1,), 16.0))  # FSDP has no scalars
         self.register_buffer("mean", torch.zeros(dim))
 
     def forward(self, pooled: Tensor) -> Tensor:
