@@ -131,7 +131,8 @@ class CombinedSearch:
         for number in range(self._num_blocks):
             votes, log_odds = self.votes()
             scores = torch.stack([weights[name] * vote for name, vote in votes.items()]).sum(0)
-            scores = F.pad(scores.masked_fill(self._taken, -torch.inf), (0, 1), value=weights.get("other", -torch.inf))
+            other = -torch.inf if number else weights.get("other", -torch.inf)
+            scores = F.pad(scores.masked_fill(self._taken, -torch.inf), (0, 1), value=other)
             shares = scores.softmax(-1)[:, :-1]
             if number:
                 log_odds = weights.get("end", 1.0) * log_odds + weights.get("few", 0.0)

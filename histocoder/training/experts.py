@@ -89,7 +89,7 @@ def fit_weights(
     with torch.enable_grad():
         optimizer.step(closure)
     fitted = {name: float(weight) for name, weight in zip(names, raw.detach().square(), strict=True)}
-    return {**fitted, "other": float(other)} if may_be_other else fitted
+    return {**fitted, "other": float(other.detach())} if may_be_other else fitted
 
 
 def without_decoder(

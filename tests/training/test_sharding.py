@@ -88,7 +88,7 @@ def test_other_encoders_are_sharded_too(table: Path, tmp_path: Path, kind: str, 
     ended = two_ranks(finetune(table, tmp_path / "two", *args, *flags))
     assert all("deprecated" not in one.stderr for one in ended) and "Loading" not in ended[1].stderr
     for column in ("train_loss", "val_loss"):
-        tolerance = 1e-5 if precision == "fp32" else 1e-3
+        tolerance = 1e-5 if precision == "fp32" else 1e-2
         assert logged(tmp_path / "two", column) == pytest.approx(logged(tmp_path / "one", column), abs=tolerance)
     run("-m", "histocoder", "predict", "--model", tmp_path / "two", "farmer")
 
