@@ -199,11 +199,12 @@ def set_probability(
                 rows = rows[counts[rows] > block + 1]  # else it makes the given order
             if not len(rows):
                 continue
-            ordered = F.pad(blocks[rows][:, [*order, block]].flatten(1), (1, 0), value=BOS)
+            extended = (*order, block)
+            ordered = F.pad(blocks[rows][:, extended].flatten(1), (1, 0), value=BOS)
             logits = decoder(ordered[:, :-1], *source.rows(rows))
             log_probs = logits.float().log_softmax(-1).gather(-1, ordered[:, 1:, None]).sum((1, 2))
             is_whole = (counts[rows] + 1).clamp(max=num_blocks) == len(order) + 1
             total[rows[is_whole]] += log_probs[is_whole].exp()
-            longer[(*order, block)] = rows[~is_whole & (log_probs > math.log(_NEGLIGIBLE))]
+            longer[extended] = rows[~is_whole & (log_probs > math.log(_NEGLIGIBLE))]
         begun = longer
     return total.clamp(max=1.0)
