@@ -166,7 +166,8 @@ def trust(run_folder: Path, coder: Coder, test: pd.DataFrame, language: str) -> 
     The threshold is the lowest confidence from which 95 % of the validation descriptions are right, each counted once,
     by the last model, which has not learned from them.
     """
-    val = pd.read_csv(run_folder / "data_val.csv", dtype=str, keep_default_na=False).drop_duplicates(TEXT)
+    val = pd.read_csv(run_folder / "data_val.csv", dtype=str, keep_default_na=False)
+    val = val.drop_duplicates(TEXT, ignore_index=True)
     found = Coder.from_pretrained(run_folder).predict(
         val[TEXT].tolist(), val["lang"].tolist(), mode=coder.model.config.mode
     )

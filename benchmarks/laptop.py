@@ -56,7 +56,7 @@ def main() -> None:
     """Measure one thing after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=5, help="epochs on the table (default: 5)")
-    parser.add_argument("--max-steps", type=int, default=-1, help="steps on the table (default: all of the epochs)")
+    parser.add_argument("--max-steps", type=int, help="steps on the table (default: all of the epochs)")
     parser.add_argument("--rows", type=int, default=10_000, help="descriptions per round of a mode (default: 10,000)")
     parser.add_argument("--file-rows", type=int, default=100_000, help="rows of the file (default: 100,000)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
@@ -66,18 +66,11 @@ def main() -> None:
     found: dict[str, object] = {"benchmark": "laptop", "data": source.name}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        train = ["--encoder", "ngram", "--num-epochs", args.epochs, "--max-steps", args.max_steps, "--zero-pad-codes"]
-        train += [
-            "--dataset",
-            source,
-            "--target-cols",
-            "hisco_1",
-            "--language",
-            language,
-            "--save-path",
-            folder / "run",
-        ]
-        found["train_s"] = round(seconds("finetune.py", *train), 1)
+        flags = {"dataset": source, "target-cols": "hisco_1", "language": language, "save-path": folder / "run"}
+        flags |= {"encoder": "ngram", "num-epochs": args.epochs}
+        flags |= {} if args.max_steps is None else {"max-steps": args.max_steps}
+        train = [word for name, value in flags.items() for word in (f"--{name}", value)]
+        found["train_s"] = round(seconds("finetune.py", *train, "--zero-pad-codes"), 1)
         model, predict = folder / "run" / "best", ("-m", "histocoder", "predict", "--model")
         starts = [seconds(*predict, model, "--language", language, "farmer") for _ in range(args.rounds)]
         found["start_s"] = round(statistics.median(starts), 2)

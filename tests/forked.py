@@ -31,30 +31,30 @@ class Forked:
 
     def __init__(self, args: list[str], *, cwd: Path, env: dict[str, str]) -> None:
         self.args = args
-        self._folder = tempfile.TemporaryDirectory()
-        self._stdout, self._stderr = (Path(self._folder.name, name) for name in ("stdout", "stderr"))
-        for path in (self._stdout, self._stderr):
+        self.folder = tempfile.TemporaryDirectory()
+        self.out, self.err = (Path(self.folder.name, name) for name in ("stdout", "stderr"))
+        for path in (self.out, self.err):
             path.touch()
-        self._process = _SERVER.Process(target=_be, args=(args, cwd, env, self._stdout, self._stderr))
-        self._process.start()
+        self.process = _SERVER.Process(target=_be, args=(args, cwd, env, self.out, self.err))
+        self.process.start()
 
     @property
     def stdout(self) -> str:
         """Standard output so far; `stderr` is standard error."""
-        return self._stdout.read_text()
+        return self.out.read_text()
 
     @property
     def stderr(self) -> str:
-        return self._stderr.read_text()
+        return self.err.read_text()
 
     @property
     def pid(self) -> int:
         """Its number."""
-        assert self._process.pid is not None
-        return self._process.pid
+        assert self.process.pid is not None
+        return self.process.pid
 
     def is_running(self) -> bool:
-        return self._process.is_alive()
+        return self.process.is_alive()
 
     def send(self, signum: int) -> None:
         """Signal it."""
@@ -62,16 +62,16 @@ class Forked:
 
     def kill(self) -> None:
         """End it, if it has not ended."""
-        self._process.kill()
-        self._process.join()
+        self.process.kill()
+        self.process.join()
 
     def result(self, timeout: float) -> subprocess.CompletedProcess[str]:
         """How it ended, once it has; killed at the deadline."""
-        self._process.join(timeout)
-        if self._process.exitcode is None:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
             self.kill()
             raise subprocess.TimeoutExpired(self.args, timeout, self.stdout, self.stderr)
-        return subprocess.CompletedProcess(self.args, self._process.exitcode, self.stdout, self.stderr)
+        return subprocess.CompletedProcess(self.args, self.process.exitcode, self.stdout, self.stderr)
 
 
 def _be(args: list[str], cwd: Path, env: dict[str, str], stdout: Path, stderr: Path) -> None:

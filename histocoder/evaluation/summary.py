@@ -18,7 +18,8 @@ def summary(metrics: Metrics) -> list[str]:
         leaning = "about as confident as it is accurate"
     lines = [
         f"Of {num_descriptions(metrics)}, {percent(accuracy)} got exactly the right codes. If the least certain "
-        f"20\u00a0% are left to a person, {percent(production['accuracy'][80])} of the others are right.",
+        f"20\u00a0% are left to a person, {percent(production['accuracy'][80])} of the others are right, with each "
+        "distinct description counted once.",
         _target(production),
         f"The most probable code is right for {percent(topk['1'])} of them; one of the {last} most probable is right "
         f"for {percent(topk[last])}.",
@@ -103,7 +104,7 @@ def _target(production: Metrics) -> str:
         return f"That is {wanted} or more even if none are left to a person."
     share, conf = production["share"][enough[-1]], production["conf"][enough[-1]]
     return (
-        f"To get {wanted} of the automatically coded descriptions right, leave the least certain "
+        f"To get {wanted} of the automatically coded distinct descriptions right, leave the least certain "
         f"{100 * (1 - share):.0f}\u00a0%, those with a confidence below {conf:.2f}, to a person."
     )
 

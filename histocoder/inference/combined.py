@@ -182,9 +182,8 @@ def set_probability(
     # the copies of a repeated code stay in order, or the same sequence would count twice
     follows_copy = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1) & used[:, None]  # (B, num_blocks, earlier)
     last = counts.clamp(max=num_blocks - 1)  # index of the first unused block, which follows all codes
-    begun: dict[tuple[int, ...], Tensor] = {
-        (): (is_set & counts.gt(1)).nonzero()[:, 0]
-    }  # beginning of an order -> rows in which it is probable
+    # beginning of an order -> rows in which it is probable
+    begun: dict[tuple[int, ...], Tensor] = {(): (is_set & counts.gt(1)).nonzero()[:, 0]}
     while begun:
         longer: dict[tuple[int, ...], Tensor] = {}
         for order, block in itertools.product(begun, range(num_blocks)):

@@ -41,7 +41,7 @@ class Stepper:
         Used without dropout.
     source : DecoderInputs
     many_nodes : bool
-        Whether rows have more nodes than memory has positions, so that the projections of memory pay.
+        Whether rows have more nodes than memory has positions, so that projecting memory pays, if it is short.
     same_nodes : bool
         Whether all rows have the same nodes, so that what precedes the first attention to memory is computed once.
 
@@ -57,7 +57,8 @@ class Stepper:
         self, decoder: Decoder, source: DecoderInputs, *, many_nodes: bool = False, same_nodes: bool = False
     ) -> None:
         self._decoder, self._same_nodes = decoder, same_nodes
-        kind = _ProjectedMemory if many_nodes else _Memory
+        num_heads, (_, num_positions, dim) = decoder.layers[0].self_attn.num_heads, source.memory.shape
+        kind = _ProjectedMemory if many_nodes and num_heads * num_positions <= dim else _Memory
         self._layers = [_Layer(layer, kind(layer.multihead_attn, source)) for layer in decoder.layers]
         self._prior = None if source.prior is None else PriorSteps(source.prior)
         self._rows = torch.arange(len(source.memory), device=source.memory.device)  # those that have nodes still

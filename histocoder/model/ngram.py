@@ -248,12 +248,12 @@ def _shifted(x: Tensor, by: int) -> Tensor:
 
 def _kinds_of(ids: Tensor) -> Tensor:
     """Return `_LETTER`, `_MARK`, `_BREAK` or `_END` for each character."""
-    kinds = _kinds(ids.device)
+    kinds = character_kinds(ids.device)
     return kinds[ids.clamp(max=len(kinds) - 1)]
 
 
 @cache
-def _kinds(device: torch.device) -> Tensor:
+def character_kinds(device: torch.device) -> Tensor:
     """Return the kind of each code point, copied to a GPU once; the last one is that of all further ones."""
     with torch.inference_mode(mode=False):
         kinds = torch.full((max(*_BREAKS, *_ENDS) + 2,), _LETTER, dtype=torch.uint8)

@@ -98,7 +98,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
         folder = tmp_path_factory.mktemp(kind)
         model = {"canine": tiny_model, "ngram": ngram_model}[kind]()
         coder = Coder(model, "cpu")
-        ngram._kinds.cache_clear()  # as in a process of its own
+        ngram.character_kinds.cache_clear()  # as in a process of its own
         onnx_export.export(coder, folder / "onnx", *described())
         return coder, folder / "onnx"
 

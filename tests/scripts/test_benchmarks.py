@@ -36,9 +36,11 @@ def test_exported_runs(tmp_path: Path):
 
 @pytest.fixture
 def folder_of_data(tmp_path: Path) -> Path:
-    """A hundred English descriptions, as the table that people have outside the project."""
+    """A hundred English rows, some of the same description, as the table that people have outside the project."""
     rows = pd.read_csv(ROOT / "data" / "train.csv", dtype=str)
-    rows[rows["lang"] == "en"][:100].to_csv(tmp_path / "english_occupations.csv", index=False)
+    rows[rows["lang"] == "en"][:60].sample(100, replace=True, random_state=0).to_csv(
+        tmp_path / "english_occupations.csv", index=False
+    )
     return tmp_path
 
 

@@ -93,6 +93,6 @@ export const languageSelect = (id) => el("select", { id }, languageOptions());
 
 export function nearest(neighbours) {
   return el("ul", { class: "list near" }, neighbours.map((one) =>
-    el("li", {}, el("span", {}, one.text), el("span", { class: "percent", title: "how many of their letters are the same, in order: 1 is all" }, one.similarity.toFixed(2)),
+    el("li", {}, el("span", {}, one.text), el("span", { class: "percent", title: "similarity of their spelling: 1 is the same" }, one.similarity.toFixed(2)),
       el("span", { class: "of" }, `${codeNames(one.codes)} · ${languageName(one.lang)}`))));
 }
