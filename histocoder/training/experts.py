@@ -31,7 +31,7 @@ from histocoder.training.trainer import Trainer
 _USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45, "end": 1.0, "few": 0.5}
 _USUAL_OTHER = -3.0  # score of all codes that are no candidates
 _HALF_GROWN = 500  # training rows at which all but the linear expert have half of their usual weights
-_TRUST, _TRUST_OTHER = 50.0, 0.125  # strength of the penalty on weights other than the usual ones, in validation rows
+_TRUST, _TRUST_OTHER = 50.0, 2.0  # strength of the penalty on values other than the usual ones, in validation rows
 
 
 @torch.inference_mode()
