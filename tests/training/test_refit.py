@@ -139,12 +139,12 @@ def test_few_rows_leave_usual_weights_of_experts():
     many = fit_weights([votes], [is_true], num_train=9000)
     assert abs(few["linear"] - 0.45) < 0.1 and many["decoder"] > 10 * many["linear"]
     assert fit_weights([votes], [torch.zeros_like(is_true)], num_train=9)["linear"] == 0.45
-    is_true[:6] = False  # the true codes of these rows are no candidates
+    is_true[:60] = False  # the true codes of these rows are no candidates
     weights = fit_weights([votes], [is_true], num_train=9000, may_be_other=True)
     scores = sum(weights[name] * vote.double() for name, vote in votes.items())
     other = torch.full((len(scores), 1), weights["other"], dtype=torch.float64)
     told = torch.cat([scores, other], dim=1).softmax(1)[:, -1].mean()
-    assert float(told) == pytest.approx(6 / len(scores), rel=0.3)
+    assert float(told) == pytest.approx(60 / len(scores), rel=0.3)
 
 
 def test_further_codes_are_as_often_right_as_first():
