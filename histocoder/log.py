@@ -2,6 +2,9 @@
 
 import logging
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tqdm import tqdm
 
@@ -20,3 +23,20 @@ log = logging.getLogger("histocoder")
 log.setLevel(logging.INFO)
 log.propagate = False
 log.addHandler(_Console())
+
+
+@contextmanager
+def gathering() -> Iterator[list[str]]:
+    """Give a list of what this thread logs within the block, which is not printed."""
+    said, thread = list[str](), threading.get_ident()
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.thread == thread:
+            said.append(record.getMessage())
+        return record.thread != thread
+
+    log.addFilter(keep)
+    try:
+        yield said
+    finally:
+        log.removeFilter(keep)

@@ -1,5 +1,6 @@
 """Code a few descriptions, with what helps to judge the codes: alternatives, known answers, nearest neighbours."""
 
+import json
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from pydantic import BaseModel, Field
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.neighbors import NearestNeighbors
 
+from histocoder.checkpoints.run_folder import METRICS_FILE, run_settings
 from histocoder.data.codes import is_short
 from histocoder.data.examples import HELD_OUT, TRAIN, Examples
 from histocoder.data.languages import NAMES, Language, chosen_language
@@ -20,6 +22,7 @@ from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError
 from histocoder.evaluation.baselines import run_rows
 from histocoder.evaluation.scores import code_sets
+from histocoder.evaluation.summary import TARGET_ACCURACY
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known
@@ -29,6 +32,7 @@ NO_OCCUPATION = "-1"  # HISCO's code for no occupation
 _ALTERNATIVES, _LEAST_PROBABILITY = 9, 0.005
 _MATCHES = (r"\b{}\b", r"\b{}", "{}")  # whole words, then beginnings of words, then parts
 _NEIGHBOURS = 5
+_SURE = 0.9  # confidence from which a code counts as sure, of a model without a report
 _MOST_SEARCHED = 1_000_000  # number of descriptions: 1 GB of n-grams
 
 
@@ -81,6 +85,7 @@ class Coding:
 
     def __init__(self, coder: Coder, *, run: Path, model_id: str) -> None:
         self.coder, self.model_id = coder, model_id
+        self.settings, self.sure = run_settings(run), sure_of(run)
         coder.turn = threading.Lock()
         self._titles = coder.model.config.descriptions
         self.known: Known | None = None
@@ -170,6 +175,17 @@ class Coding:
     def _codes(self, prediction: Prediction, row: int) -> list[Code]:
         pairs = zip(prediction.codes[row], prediction.probs[row], strict=True)
         return [self.titled(code, float(prob)) for code, prob in pairs if code is not None]
+
+
+def sure_of(run: Path) -> float:
+    """Return the confidence above which 95 % of distinct descriptions are right, by a run's report if there is one."""
+    path = run / METRICS_FILE
+    if not path.is_file():
+        return _SURE
+    curve = json.loads(path.read_bytes())["answer"]["production"]
+    pairs = zip(curve["accuracy"], curve["conf"], strict=True)
+    enough = [conf for right, conf in pairs if (right or 0) >= TARGET_ACCURACY and conf is not None]
+    return min(enough, default=_SURE)
 
 
 class Neighbours:

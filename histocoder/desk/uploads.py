@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import pandas as pd
 from anyio import open_file
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
@@ -19,10 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.cells import descriptions_in
+from histocoder.data.crosswalk import CODE_COL, QUALIFIERS, Classes, Crosswalk
 from histocoder.data.languages import chosen_language
+from histocoder.data.output import Form, write_table
 from histocoder.data.table import kind_of, open_table, strings
 from histocoder.desk.cards import Cards, Source
-from histocoder.desk.coding import Coding
+from histocoder.desk.checks import Check, TrainOptions, check, code_columns, guess_language
+from histocoder.desk.models import Models, Shown
 from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.review_file import Columns
 from histocoder.files import write_text
@@ -31,7 +35,7 @@ from histocoder.inference.table_coder import TableCoder
 from histocoder.log import log
 
 _RECORD = "file.json"  # what is known of a file, in its folder
-_PREVIEW_ROWS, _PREVIEW_CHARACTERS = 8, 120
+_PREVIEW_ROWS, _PREVIEW_CHARACTERS, _GUESS_ROWS = 8, 120, 300
 _NAME_CHARACTERS = 80  # maximum number of characters of a file's name, which may have 255 bytes on disk
 _FAILED = "The program failed; the output of histocoder serve says why."
 
@@ -45,6 +49,7 @@ class Options(BaseModel):
     language: str = "unk"
     language_col: str | None = None
     known: bool = False  # whether descriptions of the training data get their own codes
+    classes: str | None = None  # id of a table of classes, which are added
 
 
 class Preview(BaseModel):
@@ -54,7 +59,18 @@ class Preview(BaseModel):
     rows: list[list[str]]
     input_col: str | None  # column that probably holds descriptions
     language_col: str | None  # column that probably holds languages
+    language: str  # language in which the descriptions probably are
+    target_cols: list[str]  # columns that probably hold codes
     notices: list[str]
+
+
+class Summary(BaseModel):
+    """What was coded."""
+
+    rows: int
+    blank: int  # rows without a description
+    unsure: int  # rows with a code that is less sure than the report's threshold
+    sure: float  # this threshold
 
 
 class File(BaseModel):
@@ -63,6 +79,7 @@ class File(BaseModel):
     id: str
     name: str
     sent: float
+    use: Literal["code", "train", "classes"] = "code"
     sheet: str | None = None  # sheet of an Excel workbook; by default the only one that holds anything
     state: Literal["new", "queued", "running", "done", "failed", "cancelled"] = (
         "new"  # "cancelled": by earlier versions
@@ -71,13 +88,15 @@ class File(BaseModel):
     num_rows: int | None = None
     rows_done: float = 0
     message: str = ""
+    summary: Summary | None = None
+    notices: list[str] = []
 
 
 class Uploads:
-    """The files of a desk, each in a folder of its own; `settings` are those of the model's run."""
+    """The files of a desk, each in a folder of its own."""
 
-    def __init__(self, folder: Path, coding: Coding, cards: Cards, *, settings: dict[str, Any]) -> None:
-        self._folder, self._coding, self._cards, self._settings = folder, coding, cards, settings
+    def __init__(self, folder: Path, models: Models, cards: Cards) -> None:
+        self._folder, self._models, self._cards = folder, models, cards
         self._lock = threading.RLock()
         self._worker = ThreadPoolExecutor(1)
         self._is_stopping = False
@@ -96,13 +115,17 @@ class Uploads:
         self._worker.shutdown(cancel_futures=True)
 
     async def send(
-        self, request: Request, name: Annotated[str, Field(max_length=300)], sheet: str | None = None
+        self,
+        request: Request,
+        name: Annotated[str, Field(max_length=300)],
+        sheet: str | None = None,
+        use: Literal["code", "train", "classes"] = "code",
     ) -> File:
         """Send a file as the body of the request; `name` tells its form by its suffix, `sheet` one of a workbook."""
         name = "".join(char for char in re.split(r"[/\\]", name)[-1] if char.isprintable() and char not in ':*?"<>|')
         name = name[-_NAME_CHARACTERS:]
         kind_of(Path(name), doing="written")  # raises an error if the coded table could not be
-        file = File(id=secrets.token_hex(8), name=name, sent=time.time(), sheet=sheet)
+        file = File(id=secrets.token_hex(8), name=name, sent=time.time(), sheet=sheet, use=use)
         path = self._path(file)
         try:
             path.parent.mkdir(parents=True)
@@ -110,7 +133,8 @@ class Uploads:
                 async for part in request.stream():
                     await saved.write(part)
             self._files[file.id] = file
-            await run_in_threadpool(self.preview, file.id)  # a table that can't be read is not kept
+            # a table that can't be read is not kept
+            await run_in_threadpool(Crosswalk if use == "classes" else self._preview, path if use == "classes" else file)
             self._save(file)
         except BaseException as error:
             self._files.pop(file.id, None)
@@ -129,23 +153,37 @@ class Uploads:
         return self._files[file]
 
     def preview(self, file: str) -> Preview:
-        """Return the first rows."""
-        sent = self.get(file)
-        input_col, language_col = self._settings.get("input_col"), self._settings.get("language_col")
+        """Return the first rows, and what their columns probably hold."""
+        return self._preview(self.get(file))
+
+    def _preview(self, sent: File) -> Preview:
+        input_col, language_col = (self._models.settings.get(name) for name in ("input_col", "language_col"))
         wanted = [*filter(None, (input_col, language_col)), "occ1", "lang"]
         table = open_table(self._path(sent), (), optional=wanted, sheet=sent.sheet)
-        chunk = next(iter(table.chunks(chunk_rows=_PREVIEW_ROWS)))
-        cells = [
-            [(cell or "")[:_PREVIEW_CHARACTERS] for cell in strings(column).to_pylist()] for column in chunk.columns
-        ]
+        chunk = next(iter(table.chunks(chunk_rows=_GUESS_ROWS)))
+        columns = {name: strings(chunk[name]).fill_null("").to_pylist() for name in table.header}
+        cells = pd.DataFrame(columns, dtype=object)
         langs = (name for name in (language_col, "lang", "language") if name and table.has(name))
+        texts = table.column(input_col) if input_col and table.has(input_col) else descriptions_in(table.header)
         return Preview(
             columns=table.header,
-            rows=[list(row) for row in zip(*cells, strict=True)],
-            input_col=table.column(input_col) if input_col and table.has(input_col) else descriptions_in(table.header),
+            rows=[[cell[:_PREVIEW_CHARACTERS] for cell in row] for row in cells[:_PREVIEW_ROWS].to_numpy().tolist()],
+            input_col=texts,
             language_col=next(map(table.column, langs), None),
+            language=guess_language(columns[texts]) if texts else "unk",
+            target_cols=code_columns(cells),
             notices=[self.as_sent(notice) for notice in table.notices],
         )
+
+    def check(self, file: str, options: TrainOptions) -> Check:
+        """Prepare a table of training data to try, and list all its problems."""
+        sent = self.get(file)
+        return Check.model_validate_json(self.as_sent(check(self._path(sent), options, sheet=sent.sheet).model_dump_json()))
+
+    def train(self, file: str, options: TrainOptions) -> Shown:
+        """Train a new model on a table."""
+        sent = self.get(file)
+        return self._models.train(self._path(sent), options, file=file, sheet=sent.sheet)
 
     def code(self, file: str, options: Options) -> File:
         """Code a file as `histocoder predict` does, after those that wait already."""
@@ -160,6 +198,8 @@ class Uploads:
 
     def remove(self, file: str) -> list[File]:
         """Delete a file and its codes, and stop coding it; return the other files."""
+        if users := self._models.users_of(file):
+            raise UserError(f"{', '.join(users)} is trained on this table. Delete the model first.")
         with self._lock:
             if self._files.pop(file).state != "running":  # else the worker deletes it
                 shutil.rmtree(self._folder / file, ignore_errors=True)
@@ -173,7 +213,7 @@ class Uploads:
         """Make cards of a coded file."""
         path, options = self._coded(file), self.get(file).options
         assert options is not None
-        columns = Columns(options.input_col, options.language_col, self._coding.coder.model.config.target_cols)
+        columns = Columns(options.input_col, options.language_col, self._models.coding.coder.model.config.target_cols)
         return self._cards.add_source(path, path.name, columns)
 
     def as_sent(self, message: str) -> str:
@@ -198,7 +238,7 @@ class Uploads:
         write_text(self._folder / file.id / _RECORD, file.model_dump_json())
 
     def _queue(self, file: File) -> None:
-        file.state, file.message, file.rows_done = "queued", "", 0
+        file.state, file.message, file.rows_done, file.notices, file.summary = "queued", "", 0, [], None
         self._save(file)
         self._worker.submit(self._work, file)
 
@@ -208,7 +248,7 @@ class Uploads:
         A CSV that is not separated by commas keeps its separator, and is marked as UTF-8 as Excel expects it. New
         columns whose names are taken begin with `pred_`.
         """
-        coder = self._coding.coder
+        coder = self._models.coding.coder
         chosen_language(options.language, coder.model.config.languages)  # raises an error if it is not one
         paths: dict[str, Any] = {"input": str(self._path(file)), "output": str(self._output(file))}
         config = PredictConfig(**paths, mode=coder.mode, sheet=file.sheet, **options.model_dump(exclude={"known"}))
@@ -237,12 +277,17 @@ class Uploads:
             file.state = "running"
         try:
             assert file.options is not None
-            known = self._coding.known if file.options.known else None
-            model_id = f"{self._coding.model_id} {file.options.known}"
+            coding = self._models.coding
+            known = coding.known if file.options.known else None
+            model_id = f"{coding.model_id} {file.options.known}"
             how: dict[str, Any] = {"model_id": model_id, "known": known, "say": said.append}
-            predict_file(self._coding.coder, self._config(file, file.options), **how, progress=count)
+            config = self._config(file, file.options)
+            predict_file(coding.coder, config, **how, progress=count)
             file.rows_done = file.num_rows or 0
-            state, message = "done", self.as_sent("\n".join(said))
+            if file.options.classes:
+                said += self._add_classes(file, config)
+            file.summary = _summary(self._output(file), config.columns, coding.sure)
+            state, message, file.notices = "done", "", [self.as_sent(line) for line in said]
         except Cancelled:
             state, message = "queued", ""
         except UserError as error:
@@ -256,3 +301,23 @@ class Uploads:
                 self._save(file)
             else:
                 shutil.rmtree(self._folder / file.id, ignore_errors=True)
+
+    def _add_classes(self, file: File, config: PredictConfig) -> list[str]:
+        """Add the classes of a table that was sent to a coded file; return how many rows have one."""
+        assert file.options is not None and file.options.classes is not None
+        output, crosswalk = self._output(file), Crosswalk(self._path(self.get(file.options.classes)))
+        coded = open_table(output, (), sheet=file.sheet)
+        codes = [name for name in coded.header if re.fullmatch(rf"{config.columns}{CODE_COL}_[1-9]", name)]
+        qualifiers = {name: coded.column(name) for name in QUALIFIERS if coded.has(name)}
+        prefix = "class_" if {*crosswalk.value_cols} & {*coded.header} else ""
+        classes = Classes(crosswalk, coded, codes, qualifiers, prefix)
+        form = Form.like(coded, excel=config.excel)
+        write_table(output, classes.blocks(), form)
+        return [coverage(*one).strip() for one in classes.counts.items()]
+
+
+def _summary(coded: Path, prefix: str, sure: float) -> Summary:
+    """Count the rows of a coded file."""
+    name = f"{prefix}conf"
+    conf = pd.to_numeric(open_table(coded, (name,)).read([name]).columns[name].to_pandas(), errors="coerce")
+    return Summary(rows=len(conf), blank=int(conf.isna().sum()), unsure=int((conf < sure).sum()), sure=sure)

@@ -159,12 +159,17 @@ def next_step(model: str, corrections: Path, run: Path) -> str:
             f"{model} --corrections {corrections} --dataset …, with the flags that describe that table."
         )
     number = next(n for n in itertools.count(2) if not run.with_name(f"{run.name}-{n}").exists())
-    flags: dict[str, list[str | Path]] = {
+    words = words_to_correct(model, [*(settings.get("corrections") or []), corrections], run)
+    save_path = from_here(run.with_name(f"{run.name}-{number}"))
+    return f"Then train on the corrections:\n{finetune_command([*words, '--save-path', save_path])}"
+
+
+def words_to_correct(model: str | Path, corrections: Sequence[str | Path], run: Path) -> list[str]:
+    """Return the flags, but for `--save-path`, that train a model of a run further on its data and corrections."""
+    flags: dict[str, Sequence[str | Path]] = {
         "--config": [run / ARGS_FILE],
         "--initial-checkpoint": [model],
-        "--corrections": [*(settings.get("corrections") or []), corrections],
-        "--save-path": [run.with_name(f"{run.name}-{number}")],
-        **({"--no-only-encoder": []} if settings.get("only_encoder") else {}),
+        "--corrections": corrections,
+        **({"--no-only-encoder": []} if run_settings(run).get("only_encoder") else {}),
     }
-    words = [word for flag, values in flags.items() for word in (flag, *map(from_here, values))]
-    return f"Then train on the corrections:\n{finetune_command(words)}"
+    return [word for flag, values in flags.items() for word in (flag, *map(from_here, values))]

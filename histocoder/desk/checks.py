@@ -1,0 +1,103 @@
+"""Tables of training data, before training: which columns and language they have, and all their problems."""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.naive_bayes import MultinomialNB
+from sklearn.pipeline import Pipeline, make_pipeline
+
+from histocoder.config import PrepareConfig
+from histocoder.data.cells import plain
+from histocoder.data.normalize import description_keys
+from histocoder.data.prepare import CONFLICTS_FILE, REJECTED_FILE, prepare
+from histocoder.data.titles import HISCO
+from histocoder.errors import UserError
+from histocoder.log import gathering
+
+_CODE_COLUMN = re.compile(r"(.*[ _])?(hisco|occ1950|isco(58|68|88|08)?|psti|codes?|kode[nr]?|koder?)[ _]?[0-9]*")
+_ROWS_SHOWN = 20
+
+
+class TrainOptions(BaseModel):
+    """A table of training data: its columns, and what to do with codes that do not fit."""
+
+    model_config = ConfigDict(str_max_length=2000)
+
+    input_col: str
+    target_cols: list[str] = Field(min_length=1, max_length=20)
+    language: str = "unk"
+    language_col: str | None = None
+    zero_pad_codes: bool = False
+    allow_codes_shorter_than_block_size: bool = False
+    drop_bad_labels: bool = False
+    blank_means_no_occupation: bool = False
+    titles: Literal["auto", "none"] = "auto"
+
+
+class Check(BaseModel):
+    """What preparing a table has found; without problems, it can be trained on."""
+
+    problems: list[str] = []
+    fixes: dict[str, Any] = {}  # options with which it can be prepared, where there are any
+    notices: list[str] = []
+    train: int = 0  # number of rows to train on, to validate on, and left out
+    val: int = 0
+    rejected: int = 0
+    codes: int = 0
+    conflicts: int = 0  # number of descriptions with different codes
+    rejected_rows: list[dict[str, str]] = []  # the first ones
+    conflict_rows: list[dict[str, str]] = []
+
+
+def check(dataset: Path, options: TrainOptions, *, sheet: str | None = None) -> Check:
+    """Prepare a table as `histocoder finetune` does, in a temporary folder, and return what was found."""
+    with TemporaryDirectory() as name, gathering() as said:
+        folder = Path(name) / "prepared"
+        try:
+            how = options.model_dump() | {"target_cols": tuple(options.target_cols)}
+            record = prepare(PrepareConfig(dataset=str(dataset), sheet=sheet, save_path=name, **how), folder)
+        except UserError as error:
+            first, *others = str(error).split("\n- ")
+            return Check(problems=others or [first], fixes=error.settings)
+        contradicting = _rows(folder / CONFLICTS_FILE)
+        return Check(
+            **{part: record["rows"][part] for part in ("train", "val", "rejected")},
+            codes=record["codes"],
+            conflicts=contradicting[contradicting.columns[:2]].drop_duplicates().shape[0],
+            rejected_rows=_rows(folder / REJECTED_FILE)[:_ROWS_SHOWN].to_dict("records"),
+            conflict_rows=contradicting[:_ROWS_SHOWN].to_dict("records"),
+            notices=[line for line in said if name not in line],
+        )
+
+
+def _rows(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, dtype=str, keep_default_na=False) if path.is_file() else pd.DataFrame()
+
+
+def code_columns(cells: pd.DataFrame) -> list[str]:
+    """Return the columns that probably hold codes, by their names; of several, those that are not blank."""
+    named = [name for name in cells if _CODE_COLUMN.fullmatch(plain(name))]
+    return [name for name in named if name == named[0] or cells[name].str.strip().any()]
+
+
+def guess_language(texts: Sequence[str]) -> str:
+    """Return the language in which descriptions probably are, among those of histocoder's titles."""
+    model, languages = _language_model()
+    keys = [key for key in description_keys(texts) if key]
+    return languages[int(np.argmax(model.predict_log_proba(keys).sum(0)))] if keys else "unk"
+
+
+@cache
+def _language_model() -> tuple[Pipeline, list[str]]:
+    titles = pd.read_csv(HISCO, dtype=str, keep_default_na=False)
+    model = make_pipeline(CountVectorizer(analyzer="char_wb", ngram_range=(1, 4)), MultinomialNB(fit_prior=False))
+    model.fit(description_keys(titles["title"]), titles["lang"])
+    return model, model.classes_.tolist()
