@@ -25,8 +25,8 @@ class NamedModel(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFlags(NamedModel):
-    """The model, and how it computes."""
+class ComputeFlags(Settings):
+    """How a model computes."""
 
     device: str = free("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     precision: str = free(
@@ -34,6 +34,11 @@ class ModelFlags(NamedModel):
         "auto: bf16 if the hardware supports it, several times as fast and slightly less exact",
         choices=PRECISIONS,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags(ComputeFlags, NamedModel):
+    """The model, and how it computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,16 +143,35 @@ class ClassesFlags(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags(ModelFlags):
-    """Code and check in a browser."""
+class ServeFlags(ComputeFlags):
+    """Train, code and check in a browser."""
 
+    model: str | None = free(
+        None,
+        "folder of a run or of a saved model, or hf://OWNER/NAME on the hub (default: what the page has trained)",
+        metavar="DIR",
+    )
+    workspace: str | None = free(
+        None,
+        "folder for models, decisions and files (default: desk/ in the run of --model, or histocoder-desk)",
+        metavar="DIR",
+        flags=("--workspace", "--folder"),
+    )
+    allow_training: bool | None = free(
+        None, "let the page train models (default: if only this machine reaches it)", is_negatable=True
+    )
+    double_share: float = free(
+        0.0, "share of a file's descriptions that two people decide on, each alone", metavar="P", between=(0, 1)
+    )
+    add_user: str | None = free(
+        None, "ask for the password of a user, who can sign in from then on, and stop", metavar="NAME"
+    )
     data: str | None = free(None, "output of histocoder predict to review", metavar="FILE")
     input_col: str | None = free(None, "--data: column of descriptions (default: the run's, or occ1)", metavar="COL")
     host: str = free("127.0.0.1", "address to listen on", metavar="ADDRESS")
     port: int = free(8000, "port to listen on; 0: any free one", between=(0, 65535))
     token: str | None = free(None, "token that the page asks for (default: a random one)", metavar="TEXT")
     no_browser: bool = free(False, "do not open the browser")
-    folder: str | None = free(None, "folder for decisions and files (default: desk/ in the model's run)", metavar="DIR")
 
 
 @dataclass(frozen=True, kw_only=True)

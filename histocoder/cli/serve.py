@@ -1,5 +1,6 @@
 """`histocoder serve`: code and check in a browser."""
 
+import getpass
 import importlib.util
 import os
 import secrets
@@ -29,30 +30,44 @@ def run_serve(config: ServeFlags) -> None:
     import uvicorn
 
     from histocoder.desk.app import Desk, create_app, is_loopback
+    from histocoder.desk.models import Models
+    from histocoder.desk.users import Users
 
-    if not is_loopback(config.host) and not config.token:
-        raise UserError(f"At {config.host} others can reach the server, too. Set a secret with --token.")
+    model = local_folder(config.model) if config.model else None
+    folder = Path(config.workspace or (run_of(model) / "desk" if model else "histocoder-desk")).absolute()
+    make_folder(folder)
+    token = config.token or _kept_token(folder / "token")
+    users = Users(folder / "users.json", token)
+    if config.add_user:
+        users.add(config.add_user, getpass.getpass(f"Password of {config.add_user}: "))
+        log.info(f"{config.add_user} can sign in now, at a server with this workspace: {folder}.")
+        return
+    if not is_loopback(config.host) and not config.token and not users.hashes():
+        raise UserError(
+            f"At {config.host} others can reach the server, too. Set a secret with --token, or add users (--add-user)."
+        )
     if config.token is not None and (len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()):
         raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
     device = distributed.start(device=config.device)
-    model = local_folder(config.model)
-    run_folder = run_of(model)
-    folder = Path(config.folder or run_folder / "desk")
-    make_folder(folder)
     with (
         _listening(config.host, config.port) as listener,
-        holding(folder / ".lock", path=folder, instead="another --folder"),
+        holding(folder / ".lock", path=folder, instead="another --workspace"),
     ):
         port = listener.getsockname()[1]
-        coder = Coder.from_pretrained(model, str(device), precision=config.precision)
-        desk = Desk(coder, folder, model=config.model, model_folder=model, run=run_folder)
+        models = Models(folder / "models", device=str(device), precision=config.precision)
+        if model:
+            name = run_of(model).name if Path(config.model or "").exists() else str(config.model)
+            models.give(Coder.from_pretrained(model, str(device), precision=config.precision), model, name=name)
+        else:
+            models.use_again()
+        may_train = is_loopback(config.host) if config.allow_training is None else config.allow_training
+        desk = Desk(folder, models=models, double_share=config.double_share, may_train=may_train)
         if config.data:
             desk.review(Path(config.data), input_col=config.input_col)
-        token = config.token or _kept_token(folder / "token")
-        app = create_app(desk, token=token, host=config.host, port=port)
+        app = create_app(desk, token=token, host=config.host, port=port, users=users)
         name = f"[{config.host}]" if ":" in config.host else config.host
-        address = f"http://{name}:{port}/?token={token}"
-        log.info(f"Open {address}\nPress Ctrl-C to stop the server. Decisions and files are kept in {folder}.")
+        address = f"http://{name}:{port}/{'' if users.hashes() else f'?token={token}'}"
+        log.info(f"Open {address}\nPress Ctrl-C to stop the server. Models, decisions and files are kept in {folder}.")
         if not config.no_browser:
             threading.Timer(0.5, webbrowser.open, [address]).start()
         quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}

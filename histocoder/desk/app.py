@@ -6,29 +6,30 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Annotated
+from urllib.parse import parse_qsl
 
 import pyarrow as pa
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from histocoder import __version__
-from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
-from histocoder.checkpoints.run_folder import run_settings
 from histocoder.data.example_files import CHECKED_COL
-from histocoder.data.languages import Language
+from histocoder.data.languages import NAMES, Language
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, write_table
 from histocoder.desk.cards import Cards, Conflict, Source
-from histocoder.desk.coding import NO_OCCUPATION, Code, Coding, NamedLanguage
+from histocoder.desk.coding import NO_OCCUPATION, Answer, Code, CodeRequest, NamedLanguage
+from histocoder.desk.models import Models, Shown
 from histocoder.desk.uploads import Uploads
+from histocoder.desk.users import Users
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import Columns, next_step
-from histocoder.files import make_folder, sha256
-from histocoder.inference.coder import Coder
+from histocoder.files import make_folder
 
 BODY_BYTES = 1 << 20  # maximum size of a request other than an upload
 UPLOAD_BYTES = 2 << 30
@@ -36,7 +37,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _STATIC = Path(__file__).with_name("static")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "connect-src 'self'; frame-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -47,17 +48,28 @@ _HEADERS = {
 _NO_TOKEN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>histocoder</title>
 <h1>This page needs its token</h1>
 <p>Open the whole address that <code>histocoder serve</code> printed, with <code>?token=…</code>.</p></html>"""
+_SIGN_IN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Sign in · histocoder</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="stylesheet" href="/static/desk.css">
+<main class="sign-in"><h1>histocoder</h1><form class="panel" method="post" action="/sign-in">
+<label for="name">Name</label><input id="name" name="name" autocomplete="username" required autofocus>
+<label for="password">Password</label>
+<input id="password" name="password" type="password" autocomplete="current-password" required>
+<p><button class="primary">Sign in</button></p></form></main></html>"""
+_SIGNED_IN_SECONDS = 30 * 24 * 3600
 
 
 class About(BaseModel):
-    """The model, and what this server does."""
+    """The model in use, None if there is none, and what this server does."""
 
-    model: str
-    system: str
-    num_codes: int
-    most_codes: int  # maximum number of codes of a description
-    no_occupation: Code | None
+    model: str | None
+    system: str = ""
+    num_codes: int = 0
+    most_codes: int = 1  # maximum number of codes of a description
+    no_occupation: Code | None = None
     languages: list[NamedLanguage]
+    sure: float = 1.0  # confidence above which 95 % are right
+    may_train: bool
+    user: str | None  # who has signed in, on a server with users
 
 
 class Improvement(BaseModel):
@@ -68,27 +80,20 @@ class Improvement(BaseModel):
 
 
 class Desk:
-    """The parts of a desk, with the decisions and files that its folder holds.
+    """The parts of a desk, with the models, decisions and files that its folder holds."""
 
-    `model` is the model's name as the user gave it, `model_folder` that of its files, and `run` that of the run that it
-    comes from.
-    """
-
-    def __init__(self, coder: Coder, folder: Path, *, model: str, model_folder: Path, run: Path) -> None:
+    def __init__(self, folder: Path, *, models: Models, double_share: float = 0.0, may_train: bool = True) -> None:
         make_folder(folder / "files")
-        self._model, self._run, self._file = model, run, folder / "corrections.csv"
-        self.name = run.name if Path(model).exists() else model  # as the page shows it
-        self.settings = run_settings(run)
-        model_id = f"{sha256(model_folder / WEIGHTS_FILE)} {sha256(model_folder / CONFIG_FILE)} {coder.precision}"
-        self.coding = Coding(coder, run=run, model_id=model_id)
-        self.cards = Cards(folder / "desk.sqlite", self.coding)
-        self.uploads = Uploads(folder / "files", self.coding, self.cards, settings=self.settings)
+        self.models, self._file, self.may_train = models, folder / "corrections.csv", may_train
+        self.cards = Cards(folder / "desk.sqlite", models, double_share=double_share)
+        self.uploads = Uploads(folder / "files", models, self.cards)
         self._first: int | None = None  # source to review first
 
     def review(self, data: Path, *, input_col: str | None = None) -> None:
         """Make cards of a coded file, which is reviewed first; see `Columns`."""
-        text_col = input_col or self.settings.get("input_col") or "occ1"
-        targets, language_col = self.coding.coder.model.config.target_cols, self.settings.get("language_col")
+        settings = self.models.settings
+        text_col = input_col or settings.get("input_col") or "occ1"
+        targets, language_col = self.models.coding.coder.model.config.target_cols, settings.get("language_col")
         columns = Columns(text_col, target_cols=targets, run_input_col=text_col, run_language_col=language_col)
         self._first = self.cards.add_source(data, data.name, columns).id
 
@@ -96,21 +101,42 @@ class Desk:
     async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
         """Work in the background while the server runs."""
         self.uploads.start()
+        self.models.start()
         yield
         await run_in_threadpool(self.uploads.stop)
+        await run_in_threadpool(self.models.stop)
         self.cards.close()
 
-    def about(self) -> About:
-        """Describe the model and this server."""
-        coder = self.coding.coder
+    def about(self, request: Request) -> About:
+        """Describe the model in use and this server."""
+        user = getattr(request.state, "user", None)
+        if self.models.in_use is None:
+            named = sorted(NAMES.items(), key=lambda one: one[1])
+            languages = [NamedLanguage(code=Language(code), name=name) for code, name in [("unk", "Unknown"), *named]]
+            return About(model=None, languages=languages, may_train=self.may_train, user=user)
+        coding = self.models.coding
+        coder = coding.coder
         return About(
-            model=self.name,
+            model=self.models.name,
             system=coder.system,
             num_codes=len(coder.codes),
             most_codes=coder.formatter.num_blocks,
-            no_occupation=self.coding.titled(NO_OCCUPATION) if NO_OCCUPATION in coder.codes else None,
-            languages=self.coding.languages,
+            no_occupation=coding.titled(NO_OCCUPATION) if NO_OCCUPATION in coder.codes else None,
+            languages=coding.languages,
+            sure=coding.sure,
+            may_train=self.may_train,
+            user=user,
         )
+
+    def code(self, wanted: CodeRequest) -> list[Answer]:
+        """Code descriptions; blank ones get no codes."""
+        return self.models.coding.code(wanted)
+
+    def search(
+        self, q: Annotated[str, Field(max_length=200)], limit: Annotated[int, Field(ge=1, le=100)] = 20
+    ) -> list[Code]:
+        """Search the classification by code or words of the title; whole words come first."""
+        return self.models.coding.search(q, limit)
 
     def sources(self) -> list[Source]:
         """List the coded files that are under review, the one to continue with first."""
@@ -118,11 +144,12 @@ class Desk:
 
     def settled(self) -> pa.Table:
         """Return the settled descriptions as `--corrections` takes them; of several decisions on one, the last."""
-        targets, language_col = self.coding.coder.model.config.target_cols, self.settings.get("language_col")
-        lang_cols = [language_col] if language_col else [] if self.settings else ["lang"]
-        names = [self.settings.get("input_col") or "occ1", *lang_cols, CHECKED_COL, *targets, "who"]
+        targets, settings = self.models.coding.coder.model.config.target_cols, self.models.settings
+        language_col = settings.get("language_col")
+        lang_cols = [language_col] if language_col else [] if settings else ["lang"]
+        names = [settings.get("input_col") or "occ1", *lang_cols, CHECKED_COL, *targets, "who"]
         rows = {}
-        for card in self.cards.settled():
+        for card in self.cards.settled(targets):
             langs, codes = [card.lang] * len(lang_cols), card.codes or []
             cells = [card.text, *langs, "x", *codes, *[None] * (len(targets) - len(codes)), card.who]
             key = description_keys([card.text])[0], *map(Language, langs)
@@ -131,10 +158,29 @@ class Desk:
 
     def improve(self, raw: bool = True) -> Improvement:
         """Write the corrections on the server, and return how to train on them; `raw` leaves formulas as they are."""
+        number, model = self._write(self._file, raw=raw), self.models.in_use or ""
+        next_one = next_step(str(self.models.best(model)), self._file, self.models.run(model))
+        return Improvement(corrections=number, next_step=next_one)
+
+    def _write(self, path: Path, *, raw: bool = True) -> int:
+        """Write the settled descriptions to a file, and return their number."""
         with self.cards.lock:
             settled = self.settled()
-            write_table(self._file, [settled], Form(raw=raw))
-        return Improvement(corrections=len(settled), next_step=next_step(self._model, self._file, self._run))
+            write_table(path, [settled], Form(raw=raw))
+        return len(settled)
+
+    def correct(self, model: str) -> Shown:
+        """Train a model further on the settled descriptions."""
+        if model != self.models.in_use:
+            raise UserError(f"{model} is not in use. Switch to it first.")
+        return self.models.correct(model, self._write)
+
+    def decisions(self) -> FileResponse:
+        """Return who has decided what, as CSV."""
+        path = self._file.with_name("decisions.csv")
+        with self.cards.lock:
+            write_table(path, [pa.Table.from_pandas(self.cards.decisions(), preserve_index=False)], Form())
+        return FileResponse(path, media_type="text/csv; charset=utf-8", filename=path.name)
 
     def export(self, raw: bool = False) -> FileResponse:
         """Return settled descriptions, as CSV for `finetune.py --corrections`; `raw` leaves formulas as they are."""
@@ -142,8 +188,8 @@ class Desk:
         return FileResponse(self._file, media_type="text/csv; charset=utf-8", filename=self._file.name)
 
 
-def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8000) -> FastAPI:
-    """Return the ASGI application of a desk; for token, host and port see `Guard`."""
+def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8000, users: Users) -> FastAPI:
+    """Return the ASGI application of a desk; for token, host, port and users see `Guard`."""
     app = FastAPI(
         title="histocoder",
         version=__version__,
@@ -152,30 +198,50 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
         redoc_url=None,
         lifespan=desk.lifespan,
     )
-    app.middleware("http")(Guard(token=token, host=host, port=port))
+    guard = Guard(token=token, host=host, port=port, users=users)
+    app.middleware("http")(guard)
     _add_errors(app, desk.uploads.as_sent)
     mimetypes.add_type("text/javascript", ".js")  # on Windows a program may have registered another
     app.mount("/static", StaticFiles(directory=_STATIC))
     app.add_api_route("/", lambda: FileResponse(_STATIC / "index.html"), include_in_schema=False)
     app.add_api_route("/docs", lambda: FileResponse(_STATIC / "docs.html"), include_in_schema=False)
-    coding, uploads, cards = desk.coding, desk.uploads, desk.cards
+    app.post("/sign-in", include_in_schema=False)(guard.sign_in)
+    app.post("/sign-out", include_in_schema=False)(guard.sign_out)
+    uploads, cards, models = desk.uploads, desk.cards, desk.models
     app.get("/api/about", tags=["code"])(desk.about)
-    app.post("/api/code", tags=["code"])(coding.code)
-    app.get("/api/codes", tags=["code"])(coding.search)
+    app.post("/api/code", tags=["code"])(desk.code)
+    app.get("/api/codes", tags=["code"])(desk.search)
     app.post("/api/files", tags=["files"], status_code=201)(uploads.send)
     app.get("/api/files", tags=["files"])(uploads.all)
     app.get("/api/files/{file}", tags=["files"])(uploads.get)
     app.get("/api/files/{file}/preview", tags=["files"])(uploads.preview)
     app.post("/api/files/{file}/code", tags=["files"])(uploads.code)
+    app.post("/api/sample", tags=["files"])(uploads.sample)
+    app.get("/api/models", tags=["models"])(models.all)
+    app.get("/api/models/{model}/report", tags=["models"], response_class=FileResponse)(models.report)
+    app.get("/api/models/{model}/log", tags=["models"], response_class=FileResponse)(models.log)
+    app.post("/api/models/{model}/use", tags=["models"])(models.use)
+    if desk.may_train:
+        app.post("/api/files/{file}/check", tags=["models"])(uploads.check)
+        app.post("/api/files/{file}/train", tags=["models"])(uploads.train)
+        app.post("/api/models/{model}/correct", tags=["models"])(desk.correct)
+        app.post("/api/models/{model}/stop", tags=["models"])(models.halt)
+        app.post("/api/models/{model}/resume", tags=["models"])(models.resume)
+        app.delete("/api/models/{model}", tags=["models"])(models.remove)
     app.delete("/api/files/{file}", tags=["files"])(uploads.remove)
     app.get("/api/files/{file}/result", tags=["files"], response_class=FileResponse)(uploads.result)
     app.post("/api/files/{file}/review", tags=["review"])(uploads.to_review)
     app.get("/api/review", tags=["review"])(desk.sources)
     app.get("/api/review/{source}/cards", tags=["review"])(cards.next_cards)
+    app.get("/api/review/{source}/list", tags=["review"])(cards.listing)
+    app.get("/api/review/{source}/agreement", tags=["review"])(cards.agreement)
+    app.get("/api/review/cards/{card}", tags=["review"])(cards.evidence)
     app.post("/api/review/cards/{card}", tags=["review"])(cards.decide)
+    app.post("/api/review/accept", tags=["review"])(cards.accept)
     app.post("/api/review/{source}/undo", tags=["review"])(cards.undo)
     app.get("/api/review/{source}/trust", tags=["review"])(cards.trust)
     app.get("/api/corrections.csv", tags=["review"], response_class=FileResponse)(desk.export)
+    app.get("/api/decisions.csv", tags=["review"], response_class=FileResponse)(desk.decisions)
     app.post("/api/improve", tags=["review"])(desk.improve)
     return app
 
@@ -211,27 +277,56 @@ class Guard:
     say how large it is. The cookie's name has the port, since all ports share cookies.
     """
 
-    def __init__(self, *, token: str, host: str, port: int) -> None:
-        self._token, self._cookie = token, f"histocoder_{port}"
+    def __init__(self, *, token: str, host: str, port: int, users: Users) -> None:
+        self._token, self._cookie, self._users = token, f"histocoder_{port}", users
         self._is_public = not is_loopback(host)
 
     async def __call__(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         """Answer a request, or refuse it; every answer has the headers of security."""
-        given = request.query_params.get("token", "") if request.url.path == "/" else ""
-        tokens = (given, request.headers.get("authorization", "").removeprefix("Bearer "))
+        path, has_users = request.url.path, bool(self._users.hashes())
+        given = request.query_params.get("token", "") if path == "/" and not has_users else ""
         try:
-            self._check(request, *tokens, request.cookies.get(self._cookie, ""))
+            self._check(request)
+            if path != "/sign-in" and not path.startswith("/static/"):
+                request.state.user = self._user(request, given, has_users=has_users)
             response = await call_next(request)
             if given:
                 response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
         except HTTPException as error:
-            is_page = error.status_code == 401 and request.url.path == "/"
-            response = HTMLResponse(_NO_TOKEN, 401) if is_page else _answer(error.status_code, error.detail)
+            page = _SIGN_IN if has_users else _NO_TOKEN
+            is_page = error.status_code == 401 and path == "/"
+            response = HTMLResponse(page, 401) if is_page else _answer(error.status_code, error.detail)
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
         return response
 
-    def _check(self, request: Request, *tokens: str) -> None:
+    def _user(self, request: Request, given: str, *, has_users: bool) -> str | None:
+        """Return who sends a request; raise an HTTPException if nobody is signed in, and the token is missing."""
+        cookie = request.cookies.get(self._cookie, "")
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        user = self._users.signed_in(cookie) if has_users else None
+        tokens = [bearer] if has_users else [given, bearer, cookie]
+        if user or any(secrets.compare_digest(one.encode("utf-8", "replace"), self._token.encode()) for one in tokens):
+            return user or ("program" if has_users else None)
+        raise HTTPException(401, "Sign in again." if has_users else "The token is missing; histocoder serve prints it.")
+
+    async def sign_in(self, request: Request) -> Response:
+        """Sign in a user whose name and password a form has sent."""
+        form = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
+        signed = await run_in_threadpool(self._users.sign_in, form.get("name", ""), form.get("password", ""))
+        if signed is None:
+            return HTMLResponse(_SIGN_IN.replace("<form", "<p role=alert>Name or password are wrong.</p><form"), 401)
+        response = RedirectResponse("/", 303)
+        response.set_cookie(self._cookie, signed, httponly=True, samesite="strict", max_age=_SIGNED_IN_SECONDS)
+        return response
+
+    def sign_out(self) -> Response:
+        """Sign out."""
+        response = RedirectResponse("/", 303)
+        response.delete_cookie(self._cookie)
+        return response
+
+    def _check(self, request: Request) -> None:
         """Raise an HTTPException if a request is refused."""
         headers = request.headers
         host, origin = headers.get("host", ""), headers.get("origin")
@@ -239,8 +334,6 @@ class Guard:
             raise HTTPException(421, "This server does not answer to that host name.")
         if origin is not None and origin.partition("://")[2] != host:
             raise HTTPException(403, "Requests from other sites are refused.")
-        if not any(secrets.compare_digest(token.encode("utf-8", "replace"), self._token.encode()) for token in tokens):
-            raise HTTPException(401, "The token is missing or wrong; histocoder serve prints it.")
         most = UPLOAD_BYTES if request.url.path == "/api/files" else BODY_BYTES
         size = headers.get("content-length", "" if "transfer-encoding" in headers else "0")
         if not size.isdecimal():

@@ -2,23 +2,27 @@
 
 import itertools
 import json
+import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from fastapi import Body
+from fastapi import Body, Request
 from pydantic import BaseModel, Field
 
 from histocoder.data.example_files import CHECKED_COL
-from histocoder.desk.coding import Answer, Code, Coding
+from histocoder.desk.coding import Answer, Code
+from histocoder.desk.models import Models
 from histocoder.errors import UserError
+from histocoder.evaluation.agreement import agreement
 from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded
 from histocoder.files import sha256
+from histocoder.inference.predictions import code_columns
 
 Number = Annotated[int, Field(ge=-1, lt=2**63)]  # of a row, as SQLite can hold it
 Who = Annotated[str, Field(min_length=1, max_length=60)]
@@ -36,7 +40,19 @@ CREATE TABLE IF NOT EXISTS draws (source INTEGER, due INTEGER, place INTEGER);
 CREATE TABLE IF NOT EXISTS decisions (
     id INTEGER PRIMARY KEY AUTOINCREMENT, card INTEGER, who TEXT, at REAL, action TEXT, before TEXT, after TEXT,
     undone INTEGER DEFAULT 0);
+CREATE INDEX IF NOT EXISTS decisions_by_card ON decisions (card);
 """
+_LATER_COLUMNS = {  # table -> columns that earlier versions lack
+    "sources": {"targets": "TEXT"},
+    "cards": {"row": "TEXT DEFAULT '{}'", "double": "INTEGER DEFAULT 0"},
+    "decisions": {"batch": "INTEGER"},
+}
+_NOT_SHOWN = re.compile(r"(pred_|[a-z]*_)?((prob|desc|alt)_.*|conf|source|lang)")  # columns that `predict` adds
+_MOST_SHOWN = 12  # columns of a row
+_BATCH = 500  # cards that are accepted at once
+_AND = " & "  # between the names of two people
+_LIVE = "undone = 0 AND action != 'undone'"
+_SORTS = {"worth": "place", "times": "times DESC, place", "conf": "conf, place", "text": "text, place"}
 
 
 class Card(BaseModel):
@@ -50,9 +66,19 @@ class Card(BaseModel):
     confidence: float
     predicted: list[str]
     version: int  # number of changes so far; a decision names the one that it saw
-    status: Literal["open", "settled", "unsure"]
+    status: Literal["open", "settled", "unsure", "disputed"]
     codes: list[str] | None  # codes that were decided on; None where none were
     who: str | None
+    row: dict[str, str] = {}  # other columns of the first of its rows
+    double: bool = False  # whether two people decide on it, without seeing each other's decisions
+    opinions: list["Opinion"] = []  # their decisions, once both have decided
+
+
+class Opinion(BaseModel):
+    """What one of two people has decided on a card."""
+
+    who: str
+    codes: list[str] | None
 
 
 class Evidence(BaseModel):
@@ -66,9 +92,33 @@ class Evidence(BaseModel):
 class Decision(BaseModel):
     """A reviewer's decision on a card."""
 
-    who: Who
+    who: Who = "program"  # of a server with users: who is signed in, whatever is given here
     version: int  # version of the card that the reviewer saw
     codes: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20)] | None  # None: unsure
+
+
+class Batch(BaseModel):
+    """Cards whose predicted codes are accepted at once, each with the version that the reviewer saw."""
+
+    who: Who = "program"
+    cards: Annotated[dict[int, int], Field(min_length=1, max_length=_BATCH)]
+
+
+class Listing(BaseModel):
+    """Some of the cards that a filter finds."""
+
+    total: int
+    cards: list[Card]
+    titles: dict[str, str]  # of their codes
+
+
+class Agreement(BaseModel):
+    """How far two people agree on the cards that both have decided on."""
+
+    cards: int  # cards for two
+    both: int  # cards on which two have decided
+    disputed: int
+    by_digits: list[dict[str, Any]]  # as `histocoder.evaluation.agreement.agreement` returns them
 
 
 class Source(BaseModel):
@@ -112,12 +162,16 @@ class Conflict(Exception):
 class Cards:
     """The cards of a desk in its database; each decision is on disk before its method returns."""
 
-    def __init__(self, path: Path, coding: Coding) -> None:
-        self._coding = coding
+    def __init__(self, path: Path, models: Models, *, double_share: float = 0.0) -> None:
+        self._models, self._double_share = models, double_share
         self.lock = threading.RLock()
         self._db = sqlite3.connect(path, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         self._db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; {_TABLES}")
+        for table, columns in _LATER_COLUMNS.items():
+            names = {row["name"] for row in self._rows(f"PRAGMA table_info({table})")}
+            for name in columns.keys() - names:
+                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {name} {columns[name]}")
         self._claims: dict[int, tuple[str, float]] = {}  # card -> reviewer, and when
 
     def close(self) -> None:
@@ -141,20 +195,28 @@ class Cards:
         return next(source for source in self.sources() if source.id == number)
 
     def _add(self, path: Path, name: str, digest: str, columns: Columns) -> None:
-        cards = in_order_of_worth(open_coded(path, columns), columns)
+        file = open_coded(path, columns)
+        coded = {columns.input_col, columns.language_col, *code_columns(file.header)}
+        beside = [name for name in file.header if name not in coded and not _NOT_SHOWN.fullmatch(name)][:_MOST_SHOWN]
+        cards = in_order_of_worth(file, columns, beside=beside)
         lang_col = cards.columns[1]
         langs = cards[lang_col].fillna("unk").astype(str) if lang_col != CHECKED_COL else ["unk"] * len(cards)
         codes = cards[list(columns.target_cols)].to_numpy(dtype=object)
         predicted = [json.dumps([code for code in row if not pd.isna(code) and code]) for row in codes]
         texts = cards[columns.input_col].fillna("").astype(str)
-        values = list(zip(texts, langs, predicted, cards["conf"], cards["times"].tolist(), strict=True))
+        others = cards[[f"row_{name}" for name in beside]].set_axis(beside, axis=1).to_dict("records")
+        rows = [json.dumps({name: cell for name, cell in row.items() if not pd.isna(cell)}) for row in others]
+        doubles = np.random.default_rng(int(digest, 16) + 1).random(len(cards)) < self._double_share
+        columns_of_cards = (texts, langs, predicted, cards["conf"], cards["times"].tolist(), rows, doubles.tolist())
+        values = list(zip(*columns_of_cards, strict=True))
         order, draws = order_of_review(cards["times"].to_numpy(), int(digest, 16))
         places = {card: place for place, card in enumerate(order)}
         with self.lock, self._db as db:
-            row = (name, digest, time.time())
-            added = db.execute("INSERT INTO sources (name, sha256, at) VALUES (?, ?, ?)", row).lastrowid
+            row = (name, digest, time.time(), json.dumps(list(columns.target_cols)))
+            added = db.execute("INSERT INTO sources (name, sha256, at, targets) VALUES (?, ?, ?, ?)", row).lastrowid
             db.executemany(
-                "INSERT INTO cards (source, place, text, lang, predicted, conf, times) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO cards (source, place, text, lang, predicted, conf, times, row, double) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 ((added, place, *values[card]) for card, place in places.items()),
             )
             db.executemany("INSERT INTO draws VALUES (?, ?, ?)", ((added, due, places[card]) for due, card in draws))
@@ -166,24 +228,66 @@ class Cards:
         return [Source(**dict(row)) for row in self._rows(query)]
 
     def next_cards(
-        self, source: Number, who: Who, after: Number = -1, count: Annotated[int, Field(ge=1, le=20)] = 5
+        self,
+        request: Request,
+        source: Number,
+        who: Who = "program",
+        after: Number = -1,
+        count: Annotated[int, Field(ge=1, le=20)] = 5,
     ) -> list[Evidence]:
         """Return the next open descriptions, the most worth checking first; others do not get them for a while."""
-        query = "SELECT * FROM cards WHERE source = ? AND status = 'open' AND place > ? ORDER BY place LIMIT ?"
+        who = user_of(request, who)
+        query = f"""SELECT * FROM cards c WHERE source = ? AND status = 'open' AND place > ? AND NOT (double AND EXISTS
+                    (SELECT 1 FROM decisions d WHERE d.card = c.id AND d.who = ? AND {_LIVE})) ORDER BY place LIMIT ?"""
         now = time.monotonic()
         with self.lock:
             self._claims = {card: claim for card, claim in self._claims.items() if now - claim[1] < _CLAIM_SECONDS}
             taken = {card for card, (other, _) in self._claims.items() if other != who}
-            rows = [row for row in self._rows(query, source, after, count + len(taken)) if row["id"] not in taken]
+            rows = [row for row in self._rows(query, source, after, who, count + len(taken)) if row["id"] not in taken]
             self._claims.update({row["id"]: (who, now) for row in rows[:count]})
         return self._with_evidence([_card(row) for row in rows[:count]])
 
+    def evidence(self, request: Request, card: Number, who: Who = "program") -> Evidence:
+        """Return a card, as this reviewer may see it, and what helps to judge it."""
+        return self._with_evidence([self._seen(self._card(card), user_of(request, who))])[0]
+
+    def listing(
+        self,
+        source: Number,
+        q: Annotated[str, Field(max_length=200)] = "",
+        code: Annotated[str, Field(max_length=200)] = "",
+        lang: Annotated[str, Field(max_length=100)] = "",
+        status: Literal["", "open", "settled", "unsure", "disputed"] = "",
+        low: float = 0.0,
+        high: float = 1.0,
+        sort: Literal["worth", "times", "conf", "text"] = "worth",
+        offset: Number = 0,
+        limit: Annotated[int, Field(ge=1, le=_BATCH)] = 50,
+    ) -> Listing:
+        """List the cards whose text has `q`, with a code that begins with `code` and a confidence of `low` to `high`."""
+        where = """source = ? AND text LIKE ? ESCAPE '\\' AND coalesce(codes, predicted) LIKE ? ESCAPE '\\'
+                   AND lang LIKE ? AND status LIKE ? AND conf BETWEEN ? AND ?"""
+        text, prefix = (re.sub(r"([%_\\])", r"\\\1", one) for one in (q, code))
+        values = (source, f"%{text}%", f'%"{prefix}%', lang or "%", status or "%", low, high)
+        order = f"ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
+        with self.lock:
+            total = self._rows(f"SELECT count(*) AS n FROM cards WHERE {where}", *values)[0]["n"]
+            found = [
+                _card(row) for row in self._rows(f"SELECT * FROM cards WHERE {where} {order}", *values, limit, offset)
+            ]
+            cards = [self._with_opinions(card) for card in found]
+        codes = {code for card in cards for code in [*card.predicted, *(card.codes or [])]}
+        titles = {code: self._models.coding.titled(code).title for code in codes}
+        return Listing(total=total, cards=cards, titles={code: title for code, title in titles.items() if title})
+
     def _with_evidence(self, cards: list[Card]) -> list[Evidence]:
-        answers = self._coding.answer([card.text for card in cards], [card.lang for card in cards]) if cards else []
+        answers = (
+            self._models.coding.answer([card.text for card in cards], [card.lang for card in cards]) if cards else []
+        )
         evidence = []
         for card, answer in zip(cards, answers, strict=True):
             known = {code.code: code for code in (*answer.codes, *answer.alternatives)}
-            predicted = [known.get(code) or self._coding.titled(code) for code in card.predicted]
+            predicted = [known.get(code) or self._models.coding.titled(code) for code in card.predicted]
             evidence.append(Evidence(card=card, answer=answer, predicted=predicted))
         return evidence
 
@@ -194,54 +298,147 @@ class Cards:
             raise KeyError(card)
         return _card(found[0])
 
-    def decide(self, card: Number, decision: Decision) -> Card:
+    def _opinions(self, card: int) -> dict[str, list[str] | None]:
+        """Return who has which opinion on a card for two, the last of each person; not how it was settled."""
+        query = f"SELECT who, after FROM decisions WHERE card = ? AND {_LIVE} AND action != 'settled' ORDER BY id"
+        return {row["who"]: json.loads(row["after"])["codes"] for row in self._rows(query, card)}
+
+    def _with_opinions(self, card: Card) -> Card:
+        """Add both opinions to a card on which two people have decided."""
+        if card.double and card.status != "open":
+            card.opinions = [Opinion(who=who, codes=codes) for who, codes in self._opinions(card.id).items()]
+        return card
+
+    def _seen(self, card: Card, who: str) -> Card:
+        """Return a card as a reviewer may see it: of one that another has to decide on, too, with their own opinion."""
+        if card.double and card.status == "open" and who in (opinions := self._opinions(card.id)):
+            codes = opinions[who]
+            return card.model_copy(
+                update={"status": "unsure" if codes is None else "settled", "codes": codes, "who": who}
+            )
+        return self._with_opinions(card)
+
+    def decide(self, request: Request, card: Number, decision: Decision) -> Card:
         """Decide on a card. Status 409: another reviewer has in the meantime; `card` is its present state."""
-        codes = None if decision.codes is None else self._coding.check_codes(decision.codes)
+        codes = None if decision.codes is None else self._models.coding.check_codes(decision.codes)
+        return self._decide(card, decision.version, user_of(request, decision.who), codes)
+
+    def accept(self, request: Request, batch: Batch) -> list[Card]:
+        """Accept the predicted codes of several cards, all or, if another reviewer has decided on one, none."""
+        who = user_of(request, batch.who)
+        with self.lock:
+            before = [self._card(card) for card in batch.cards]
+            for card in before:
+                if card.version != batch.cards[card.id]:
+                    raise Conflict(card)
+            last = self._rows("SELECT coalesce(max(id), 0) AS last FROM decisions")[0]["last"]
+            return [self._decide(card.id, card.version, who, card.predicted, batch=last + 1) for card in before]
+
+    def _decide(self, card: int, version: int, who: str, codes: list[str] | None, *, batch: int | None = None) -> Card:
         with self.lock:
             before = self._card(card)
-            if before.version != decision.version:
+            if before.version != version:
                 raise Conflict(before)
             action = "unsure" if codes is None else "accepted" if set(codes) == set(before.predicted) else "changed"
             status = "unsure" if codes is None else "settled"
-            return self._write(before, who=decision.who, action=action, status=status, codes=codes)
+            after: dict[str, Any] = {"status": status, "codes": codes, "by": who}
+            if before.double and before.status == "open":
+                after = _together(self._opinions(card) | {who: codes})
+            elif before.double:
+                action = "settled"
+            return self._seen(self._write(before, who=who, action=action, said=codes, batch=batch, **after), who)
 
-    def undo(self, source: Number, who: Annotated[Who, Body(embed=True)]) -> Evidence:
-        """Undo this reviewer's last decision. Status 409: somebody else has decided on that card since."""
-        last = """SELECT d.* FROM decisions d JOIN cards c ON c.id = d.card WHERE c.source = ? AND d.who = ?
-                  AND d.undone = 0 AND d.action != 'undone' ORDER BY d.id DESC LIMIT 1"""
+    def undo(self, request: Request, source: Number, who: Annotated[Who, Body(embed=True)] = "program") -> list[Card]:
+        """Undo this reviewer's last decision, or all that were made at once. Status 409: another has decided since."""
+        who = user_of(request, who)
+        last = f"""SELECT d.* FROM decisions d JOIN cards c ON c.id = d.card WHERE c.source = ? AND d.who = ?
+                   AND {_LIVE} ORDER BY d.id DESC LIMIT {_BATCH}"""
         with self.lock:
             found = self._rows(last, source, who)
             if not found:
                 raise UserError("There is nothing to undo.")
-            card = self._card(found[0]["card"])
-            if card.who != who:
-                raise Conflict(card)
-            before = json.loads(found[0]["before"])
-            card = self._write(card, who=who, action="undone", undoes=found[0]["id"], **before)
-        return self._with_evidence([card])[0]
+            one = found[0]
+            undone = [row for row in found if row["batch"] == one["batch"]] if one["batch"] else [one]
+            cards = {row["card"]: self._card(row["card"]) for row in undone}
+            for card in cards.values():
+                if card.who is not None and who not in card.who.split(_AND):
+                    raise Conflict(card)
+            back = []
+            for row in undone:
+                card, before = cards[row["card"]], json.loads(row["before"])
+                self._db.execute("UPDATE decisions SET undone = 1 WHERE id = ?", (row["id"],))
+                after: dict[str, Any] = {**before, "by": before.get("by", who)}
+                if card.double and row["action"] != "settled":
+                    after = _together(self._opinions(card.id))
+                back.append(self._write(card, who=who, action="undone", said=after["codes"], batch=None, **after))
+        return back
 
     def _write(
-        self, card: Card, *, who: str, action: str, status: str, codes: list[str] | None, undoes: int | None = None
+        self,
+        card: Card,
+        *,
+        who: str,
+        action: str,
+        said: list[str] | None,
+        batch: int | None,
+        status: str,
+        codes: list[str] | None,
+        by: str | None,
     ) -> Card:
-        """Change a card, and add the decision."""
+        """Change a card, unless it waits for a second opinion, and add the decision."""
         now, kept = time.time(), None if codes is None else json.dumps(codes)
-        by = (None, None) if status == "open" else (who, now)
-        before, after = {"status": card.status, "codes": card.codes}, {"status": status, "codes": codes}
+        is_decided = status != "open"
+        before = {"status": card.status, "codes": card.codes, "by": card.who}
+        after = {"status": status, "codes": said}
+        is_changed = not (card.double and card.status == status == "open")
         with self._db as db:
             db.execute(
-                "UPDATE cards SET version = version + 1, status = ?, codes = ?, who = ?, at = ? WHERE id = ?",
-                (status, kept, *by, card.id),
+                "UPDATE cards SET version = version + ?, status = ?, codes = ?, who = ?, at = ? WHERE id = ?",
+                (is_changed, status, kept, by if is_decided else None, now if is_decided else None, card.id),
             )
             db.execute(
-                "INSERT INTO decisions (card, who, at, action, before, after) VALUES (?, ?, ?, ?, ?, ?)",
-                (card.id, who, now, action, json.dumps(before), json.dumps(after)),
+                "INSERT INTO decisions (card, who, at, action, before, after, batch) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (card.id, who, now, action, json.dumps(before), json.dumps(after), batch),
             )
-            db.execute("UPDATE decisions SET undone = 1 WHERE id = ?", (undoes,))
         return self._card(card.id)
 
-    def settled(self) -> list[Card]:
-        """Return the settled cards of all sources, the first decision first."""
-        return [_card(row) for row in self._rows("SELECT * FROM cards WHERE status = 'settled' ORDER BY at")]
+    def settled(self, target_cols: Sequence[str]) -> list[Card]:
+        """Return the settled cards of all files with these columns of codes, the first decision first."""
+        query = """SELECT c.* FROM cards c JOIN sources s ON s.id = c.source WHERE c.status = 'settled'
+                   AND coalesce(s.targets, ?1) = ?1 ORDER BY c.at"""
+        return [_card(row) for row in self._rows(query, json.dumps(list(target_cols)))]
+
+    def decisions(self) -> pd.DataFrame:
+        """Return who has decided what, of all files, and what the descriptions are settled as."""
+        query = f"""SELECT s.name AS file, c.text, c.lang, c.double AS for_two, d.who, d.at, d.action, d.after,
+                    c.status, c.codes AS settled FROM decisions d JOIN cards c ON c.id = d.card
+                    JOIN sources s ON s.id = c.source WHERE {_LIVE} ORDER BY s.id, c.place, d.id"""
+        names = ["file", "text", "lang", "for_two", "who", "at", "action", "codes", "status", "settled"]
+        found = pd.DataFrame([tuple(row) for row in self._rows(query)], columns=names, dtype=object)
+        found["codes"] = [" & ".join(json.loads(one)["codes"] or []) for one in found["codes"]]
+        found["settled"] = [" & ".join(json.loads(one or "[]")) for one in found["settled"]]
+        found["at"] = [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) for at in found["at"]]
+        return found.astype(str)
+
+    def agreement(self, source: Number) -> Agreement:
+        """Return how far two people agree on a file's cards, by digit."""
+        with self.lock:
+            cards = [_card(row) for row in self._rows("SELECT * FROM cards WHERE source = ? AND double", source)]
+            pairs = [(card, list(self._opinions(card.id).values())) for card in cards if card.status != "open"]
+        decided = [(card, one, other) for card, (one, other, *_) in pairs if one is not None and other is not None]
+        firsts, seconds, texts = (
+            [one for _, one, _ in decided],
+            [two for *_, two in decided],
+            [c.text for c, *_ in decided],
+        )
+        system = self._models.coding.coder.formatter.system
+        digits = 0 if system.labels is not None else min(system.block_size, 5)
+        return Agreement(
+            cards=len(cards),
+            both=len(pairs),
+            disputed=sum(card.status == "disputed" for card in cards),
+            by_digits=agreement(firsts, seconds, texts, digits=digits, separator=system.separator) if texts else [],
+        )
 
     def trust(self, source: Number) -> Trust:
         """Return how much of a file is settled, and how many of its rows are right."""
@@ -293,6 +490,21 @@ def share_right(sample: Sequence[bool]) -> Estimate:
     return Estimate(mean=sum(sample) / len(sample), low=interval.low, high=interval.high)
 
 
+def _together(opinions: Mapping[str, list[str] | None]) -> dict[str, Any]:
+    """Return the state of a card for two with these opinions: it is open until there are two."""
+    names, codes = list(opinions), list(opinions.values())
+    if len(names) < 2:
+        return {"status": "open", "codes": None, "by": None}
+    is_same = len({None if one is None else frozenset(one) for one in codes}) == 1
+    status = "disputed" if not is_same else "unsure" if codes[0] is None else "settled"
+    return {"status": status, "codes": codes[0] if status == "settled" else None, "by": _AND.join(names)}
+
+
+def user_of(request: Request, given: str) -> str:
+    """Return who has signed in; of a server without users, who is `given`."""
+    return getattr(request.state, "user", None) or given
+
+
 def _card(row: sqlite3.Row) -> Card:
-    codes = None if row["codes"] is None else json.loads(row["codes"])
-    return Card(**dict(row) | {"predicted": json.loads(row["predicted"]), "codes": codes, "confidence": row["conf"]})
+    own = {name: row[name] and json.loads(row[name]) for name in ("predicted", "codes", "row")}
+    return Card(**{**dict(row), **own, "row": own["row"] or {}, "confidence": row["conf"]})

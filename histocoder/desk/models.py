@@ -31,8 +31,11 @@ GIVEN = "given"  # the model of `serve --model`
 _CURRENT = "current"  # file with the id of the model in use
 _BUSY = "is in use by another run"  # what is said where the training of a server that was killed goes on
 _FAILED = "Training failed; the log says why."
-_STAGES = {"Training finished.": "Choosing how to predict", "Writing the report": "Writing the report",
-           "Evaluation finished.": "Learning from the validation rows, too"}  # what a run says -> what it does then
+_STAGES = {
+    "Training finished.": "Choosing how to predict",
+    "Writing the report": "Writing the report",
+    "Evaluation finished.": "Learning from the validation rows, too",
+}  # what a run says -> what it does then
 _OF_REPORT = {  # so that its own styles and scripts work, and reach nothing of the desk
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src data:; sandbox allow-scripts; frame-ancestors 'self'",
@@ -124,6 +127,11 @@ class Models:
         return self._coding
 
     @property
+    def name(self) -> str:
+        """Name of the model in use, as the page shows it."""
+        return self._models[self.in_use].table if self.in_use == GIVEN else str(self.in_use)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Settings of the run of the model in use."""
         return self._coding.settings if self._coding else {}
@@ -145,21 +153,21 @@ class Models:
         """Use a model for all that is coded and reviewed from now on."""
         if self._models[model].state != "done":
             raise UserError(f"{model} is not trained yet.")
-        folder = self._best(model)
+        folder = self.best(model)
         self._use(model, Coder.from_pretrained(folder, self._device, precision=self._precision))
         write_text(self._folder / _CURRENT, model)
         return self.all()
 
     def _use(self, model: str, coder: Coder) -> None:
-        folder = self._best(model)
+        folder = self.best(model)
         model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
         self._coding, self.in_use = Coding(coder, run=self.run(model), model_id=model_id), model
 
     def run(self, model: str) -> Path:
         """Return the folder of a model's run."""
-        return run_of(self._best(model))
+        return run_of(self.best(model))
 
-    def _best(self, model: str) -> Path:
+    def best(self, model: str) -> Path:
         """Return the folder of a model's files."""
         given = self._given if model == GIVEN else None
         return given or self._folder / self._models[model].id / BEST_FOLDER
@@ -193,7 +201,7 @@ class Models:
             raise UserError("Nothing is checked yet. Check codes under Review first.")
         # the decisions of this desk are all in the new file
         others = [one for one in settings.get("corrections") or [] if Path(one).parent != self._folder]
-        words = words_to_correct(self._best(model), [*others, path], run)
+        words = words_to_correct(self.best(model), [*others, path], run)
         return self._add(name, words, file=base.file, table=base.table, base=model, corrections=number)
 
     def _free(self, stem: str) -> str:
@@ -317,7 +325,7 @@ class Models:
         return Shown(
             **model.model_dump(),
             in_use=model.id == self.in_use,
-            codes=read_model_config(self._best(model.id)).num_classes if is_done else None,
+            codes=read_model_config(self.best(model.id)).num_classes if is_done else None,
             has_report=is_done and (run / REPORT_FILE).is_file(),
             figures=figures_of(json.loads(metrics.read_bytes())) if is_done and metrics.is_file() else None,
             progress=None if is_done or model.state == "failed" else self._progress(model, run),

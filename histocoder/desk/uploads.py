@@ -1,5 +1,6 @@
 """Code the files that are sent in, one after the other, in the background."""
 
+import os
 import re
 import secrets
 import shutil
@@ -20,13 +21,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.cells import descriptions_in
-from histocoder.data.crosswalk import CODE_COL, QUALIFIERS, Classes, Crosswalk
+from histocoder.data.crosswalk import CODE_COL, QUALIFIERS, WITHOUT_VALUE, Classes, Crosswalk
 from histocoder.data.languages import chosen_language
 from histocoder.data.output import Form, write_table
 from histocoder.data.table import kind_of, open_table, strings
 from histocoder.desk.cards import Cards, Source
 from histocoder.desk.checks import Check, TrainOptions, check, code_columns, guess_language
 from histocoder.desk.models import Models, Shown
+from histocoder.desk.sample import sample_tables
 from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.review_file import Columns
 from histocoder.files import write_text
@@ -134,7 +136,9 @@ class Uploads:
                     await saved.write(part)
             self._files[file.id] = file
             # a table that can't be read is not kept
-            await run_in_threadpool(Crosswalk if use == "classes" else self._preview, path if use == "classes" else file)
+            await run_in_threadpool(
+                Crosswalk if use == "classes" else self._preview, path if use == "classes" else file
+            )
             self._save(file)
         except BaseException as error:
             self._files.pop(file.id, None)
@@ -143,6 +147,18 @@ class Uploads:
                 raise UserError(f"{name} can't be saved on the server: {error.strerror or error}.") from error
             raise
         return file
+
+    def sample(self) -> list[File]:
+        """Make two files of histocoder's own titles: a coded table to train on, and a table to code."""
+        sent = []
+        for name, use, table in sample_tables():
+            file = File(id=secrets.token_hex(8), name=name, sent=time.time(), use=use)
+            self._path(file).parent.mkdir(parents=True)
+            table.to_csv(self._path(file), index=False)
+            self._files[file.id] = file
+            self._save(file)
+            sent.append(file)
+        return sent
 
     def all(self) -> list[File]:
         """List the files, the last one first."""
@@ -178,7 +194,9 @@ class Uploads:
     def check(self, file: str, options: TrainOptions) -> Check:
         """Prepare a table of training data to try, and list all its problems."""
         sent = self.get(file)
-        return Check.model_validate_json(self.as_sent(check(self._path(sent), options, sheet=sent.sheet).model_dump_json()))
+        return Check.model_validate_json(
+            self.as_sent(check(self._path(sent), options, sheet=sent.sheet).model_dump_json())
+        )
 
     def train(self, file: str, options: TrainOptions) -> Shown:
         """Train a new model on a table."""
@@ -306,14 +324,21 @@ class Uploads:
         """Add the classes of a table that was sent to a coded file; return how many rows have one."""
         assert file.options is not None and file.options.classes is not None
         output, crosswalk = self._output(file), Crosswalk(self._path(self.get(file.options.classes)))
-        coded = open_table(output, (), sheet=file.sheet)
+        plain = output.with_name(f"codes_{output.name}")
+        os.replace(output, plain)
+        coded = open_table(plain, ())
         codes = [name for name in coded.header if re.fullmatch(rf"{config.columns}{CODE_COL}_[1-9]", name)]
+        if not codes:
+            raise UserError(f"The model gives no HISCO codes, for which {crosswalk.file.path.name} has classes.")
         qualifiers = {name: coded.column(name) for name in QUALIFIERS if coded.has(name)}
         prefix = "class_" if {*crosswalk.value_cols} & {*coded.header} else ""
         classes = Classes(crosswalk, coded, codes, qualifiers, prefix)
-        form = Form.like(coded, excel=config.excel)
-        write_table(output, classes.blocks(), form)
-        return [coverage(*one).strip() for one in classes.counts.items()]
+        write_table(output, classes.blocks(), Form.like(coded, excel=config.excel))
+        plain.unlink()
+        found = {
+            name: sum(how not in WITHOUT_VALUE for how in counts.elements()) for name, counts in classes.counts.items()
+        }
+        return [f"{name}: {number:,} rows have a value." for name, number in found.items()]
 
 
 def _summary(coded: Path, prefix: str, sure: float) -> Summary:

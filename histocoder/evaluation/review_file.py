@@ -77,8 +77,11 @@ def open_coded(predictions: Path, columns: Columns, *, sheet: str | None = None)
     return open_table(predictions, named, optional=("conf", "pred_conf", "lang", "pred_lang"), sheet=sheet)
 
 
-def in_order_of_worth(file: TableFile, columns: Columns) -> pd.DataFrame:
-    """Return the distinct descriptions of a coded file in the order of `review`, with the columns that it writes."""
+def in_order_of_worth(file: TableFile, columns: Columns, *, beside: Sequence[str] = ()) -> pd.DataFrame:
+    """Return the distinct descriptions of a coded file in the order of `review`, with the columns that it writes.
+
+    Behind them come the columns `beside`, each under the name `row_…`, of the first row of a description.
+    """
     for notice in file.notices:
         log.info(notice)
     codings = [name.removesuffix("prob_1") for name in file.header if name.endswith("prob_1")]
@@ -96,14 +99,15 @@ def in_order_of_worth(file: TableFile, columns: Columns) -> pd.DataFrame:
             "descriptions."
         )
     parts = []
-    for table in file.tables([*by, *answers, *alternatives, f"{prefix}conf"]):
+    for table in file.tables([*dict.fromkeys([*by, *answers, *alternatives, f"{prefix}conf", *beside])]):
         frame = pd.DataFrame({name: column.to_pandas() for name, column in table.columns.items()}, dtype=object)
         cells = frame.pop(f"{prefix}conf")
         frame["conf"] = pd.to_numeric(cells.str.replace(",", "."), errors="coerce")
         if len(bad := np.flatnonzero(~frame["conf"].between(0, 1) & cells.notna())):
             where = f"{file.path}, line {table.lines(bad[:1])[0]}, {prefix}conf"
             raise UserError(f"{where}: {shown(cells[bad[0]])} is not a number from 0 to 1.")
-        frame = frame[frame["conf"].notna()].assign(times=1)
+        frame = frame.assign(**{f"row_{name}": frame[name] for name in beside}, times=1)
+        frame = frame[frame["conf"].notna()]
         parts.append(_distinct(frame, frame[by]))
     found = pd.concat(parts, ignore_index=True)
     found = _one_spelling(_distinct(found, found[by]), by, [*answers])
@@ -112,7 +116,8 @@ def in_order_of_worth(file: TableFile, columns: Columns) -> pd.DataFrame:
     new_names = dict(zip(by, names, strict=False)) | answers | alternatives
     first = [*names[: len(by)], CHECKED_COL, *dict.fromkeys([*answers.values(), *columns.target_cols])]
     found = found.loc[order].rename(columns=new_names).reset_index(drop=True)
-    return found.reindex(columns=[*first, *alternatives.values(), "conf", "times"]).fillna(
+    last = ["conf", "times", *(f"row_{name}" for name in beside)]
+    return found.reindex(columns=[*first, *alternatives.values(), *last]).fillna(
         dict.fromkeys({*first} - {*new_names.values()}, "")
     )
 

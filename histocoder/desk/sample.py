@@ -1,0 +1,27 @@
+"""A sample to try the desk with, of the titles that histocoder has."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from histocoder.data.titles import HISCO
+
+_LANGUAGES = ("en", "da", "nl", "se")
+_ROWS, _SHARE_TO_CODE, _PLACES = 600, 0.1, ("Northfield", "Westwick", "Southbury", "Easton")
+
+
+def sample_tables() -> Iterator[tuple[str, Literal["train", "code"], pd.DataFrame]]:
+    """Yield name, use and rows of two tables: coded titles to train on; and other titles, as in a census, to code."""
+    titles = pd.read_csv(HISCO, dtype=str)
+    titles = titles[titles["lang"].isin(_LANGUAGES)].rename(columns={"title": "occ1", "hisco": "hisco_1"})
+    rng = np.random.default_rng(0)
+    is_kept = rng.random(len(titles)) < _SHARE_TO_CODE
+    yield "sample_coded.csv", "train", titles[~is_kept]
+    others = titles[is_kept & (titles["lang"] == "en")]
+    shares = 1 / np.arange(2, len(others) + 2)
+    chosen = others.iloc[rng.choice(len(others), _ROWS, p=shares / shares.sum())]
+    rows = {"id": np.arange(1, _ROWS + 1), "occ1": chosen["occ1"].to_numpy(), "age": rng.integers(14, 80, _ROWS)}
+    rows |= {"year": rng.choice([1851, 1861, 1871, 1881], _ROWS), "place": rng.choice(_PLACES, _ROWS)}
+    yield "sample_census.csv", "code", pd.DataFrame(rows)
