@@ -24,7 +24,7 @@ from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, write_table
 from histocoder.desk.cards import Cards, Conflict, Source
 from histocoder.desk.coding import NO_OCCUPATION, Answer, Code, CodeRequest, NamedLanguage
-from histocoder.desk.models import Models, Shown
+from histocoder.desk.models import GIVEN, Model, Models
 from histocoder.desk.uploads import Uploads
 from histocoder.desk.users import Users
 from histocoder.errors import UserError
@@ -110,14 +110,15 @@ class Desk:
     def about(self, request: Request) -> About:
         """Describe the model in use and this server."""
         user = getattr(request.state, "user", None)
-        if self.models.in_use is None:
+        model = self.models.in_use
+        if model is None:
             named = sorted(NAMES.items(), key=lambda one: one[1])
             languages = [NamedLanguage(code=Language(code), name=name) for code, name in [("unk", "Unknown"), *named]]
             return About(model=None, languages=languages, may_train=self.may_train, user=user)
         coding = self.models.coding
         coder = coding.coder
         return About(
-            model=self.models.name,
+            model=model.table if model.id == GIVEN else model.id,
             system=coder.system,
             num_codes=len(coder.codes),
             most_codes=coder.formatter.num_blocks,
@@ -158,8 +159,9 @@ class Desk:
 
     def improve(self, raw: bool = True) -> Improvement:
         """Write the corrections on the server, and return how to train on them; `raw` leaves formulas as they are."""
-        number, model = self._write(self._file, raw=raw), self.models.in_use or ""
-        next_one = next_step(str(self.models.best(model)), self._file, self.models.run(model))
+        number, model = self._write(self._file, raw=raw), self.models.in_use
+        assert model is not None  # else there are no corrections
+        next_one = next_step(str(self.models.best(model.id)), self._file, self.models.run(model.id))
         return Improvement(corrections=number, next_step=next_one)
 
     def _write(self, path: Path, *, raw: bool = True) -> int:
@@ -169,10 +171,8 @@ class Desk:
             write_table(path, [settled], Form(raw=raw))
         return len(settled)
 
-    def correct(self, model: str) -> Shown:
+    def correct(self, model: str) -> Model:
         """Train a model further on the settled descriptions."""
-        if model != self.models.in_use:
-            raise UserError(f"{model} is not in use. Switch to it first.")
         return self.models.correct(model, self._write)
 
     def decisions(self) -> FileResponse:
@@ -218,8 +218,7 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
     app.post("/api/files/{file}/code", tags=["files"])(uploads.code)
     app.post("/api/sample", tags=["files"])(uploads.sample)
     app.get("/api/models", tags=["models"])(models.all)
-    app.get("/api/models/{model}/report", tags=["models"], response_class=FileResponse)(models.report)
-    app.get("/api/models/{model}/log", tags=["models"], response_class=FileResponse)(models.log)
+    app.get("/api/models/{model}/{name}", tags=["models"], response_class=FileResponse)(models.read)
     app.post("/api/models/{model}/use", tags=["models"])(models.use)
     if desk.may_train:
         app.post("/api/files/{file}/check", tags=["models"])(uploads.check)

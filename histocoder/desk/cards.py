@@ -264,7 +264,7 @@ class Cards:
         offset: Number = 0,
         limit: Annotated[int, Field(ge=1, le=_BATCH)] = 50,
     ) -> Listing:
-        """List the cards whose text has `q`, with a code that begins with `code` and a confidence of `low` to `high`."""
+        """List the cards with `q` in their text, a code that begins with `code`, and a confidence in a range."""
         where = """source = ? AND text LIKE ? ESCAPE '\\' AND coalesce(codes, predicted) LIKE ? ESCAPE '\\'
                    AND lang LIKE ? AND status LIKE ? AND conf BETWEEN ? AND ?"""
         text, prefix = (re.sub(r"([%_\\])", r"\\\1", one) for one in (q, code))

@@ -27,7 +27,7 @@ from histocoder.data.output import Form, write_table
 from histocoder.data.table import kind_of, open_table, strings
 from histocoder.desk.cards import Cards, Source
 from histocoder.desk.checks import Check, TrainOptions, check, code_columns, guess_language
-from histocoder.desk.models import Models, Shown
+from histocoder.desk.models import Model, Models
 from histocoder.desk.sample import sample_tables
 from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.review_file import Columns
@@ -136,9 +136,7 @@ class Uploads:
                     await saved.write(part)
             self._files[file.id] = file
             # a table that can't be read is not kept
-            await run_in_threadpool(
-                Crosswalk if use == "classes" else self._preview, path if use == "classes" else file
-            )
+            await run_in_threadpool(self._preview, file)
             self._save(file)
         except BaseException as error:
             self._files.pop(file.id, None)
@@ -173,6 +171,8 @@ class Uploads:
         return self._preview(self.get(file))
 
     def _preview(self, sent: File) -> Preview:
+        if sent.use == "classes":
+            Crosswalk(self._path(sent))  # raises an error if it is none
         input_col, language_col = (self._models.settings.get(name) for name in ("input_col", "language_col"))
         wanted = [*filter(None, (input_col, language_col)), "occ1", "lang"]
         table = open_table(self._path(sent), (), optional=wanted, sheet=sent.sheet)
@@ -198,7 +198,7 @@ class Uploads:
             self.as_sent(check(self._path(sent), options, sheet=sent.sheet).model_dump_json())
         )
 
-    def train(self, file: str, options: TrainOptions) -> Shown:
+    def train(self, file: str, options: TrainOptions) -> Model:
         """Train a new model on a table."""
         sent = self.get(file)
         return self._models.train(self._path(sent), options, file=file, sheet=sent.sheet)
@@ -216,8 +216,8 @@ class Uploads:
 
     def remove(self, file: str) -> list[File]:
         """Delete a file and its codes, and stop coding it; return the other files."""
-        if users := self._models.users_of(file):
-            raise UserError(f"{', '.join(users)} is trained on this table. Delete the model first.")
+        if users := [model.id for model in self._models.all() if model.file == file]:
+            raise UserError(f"{users[0]} is trained on this table. Delete the model first.")
         with self._lock:
             if self._files.pop(file).state != "running":  # else the worker deletes it
                 shutil.rmtree(self._folder / file, ignore_errors=True)

@@ -60,6 +60,17 @@ export const doing = (action) => async (event) => {
   }
 };
 
+// The band of a confidence: from `sure` on, 95 % are right by the model's report.
+export const bands = (sure) => [["sure", sure, 1], ["likely", sure / 2, sure], ["unsure", 0, sure / 2]];
+export const band = (confidence, sure) => (confidence == null ? null : bands(sure).find(([, low]) => confidence >= low)[0]);
+export const bandBadge = (confidence, sure) => confidence == null ? null :
+  el("span", { class: `badge ${band(confidence, sure)}`, title: `confidence ${percent(confidence, 1)}` }, band(confidence, sure));
+
+export function duration(seconds) {
+  if (seconds < 90) return `${Math.ceil(seconds)} s`;
+  return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
 export function bar(share, label, wide = false) {
   const filled = el("i");
   filled.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
@@ -82,14 +93,13 @@ export const languageName = (code) => languages.find((one) => one.code === code)
 export function fillLanguages(all) {
   languages = all;
   for (const select of document.querySelectorAll("select.languages")) {
-    select.replaceChildren(...languageOptions());
+    select.replaceChildren(...languageSelect().children);
     select.onchange = () => localStorage.setItem("language", select.value);
   }
 }
 
-const languageOptions = () => languages.map((one) => el("option", { value: one.code, selected: one.code === usual() }, one.name));
-
-export const languageSelect = (id) => el("select", { id }, languageOptions());
+export const languageSelect = (id, chosen = usual()) =>
+  el("select", { id }, languages.map((one) => el("option", { value: one.code, selected: one.code === chosen }, one.name)));
 
 export function nearest(neighbours) {
   return el("ul", { class: "list near" }, neighbours.map((one) =>

@@ -1,16 +1,24 @@
 // Review cards: the least certain and most frequent descriptions first, and random ones among them, by keys or by mouse.
+import * as listing from "./list.js";
+import * as pair from "./pair.js";
 import { api, bar, codeNames, codeWithBar, count, doing, el, get, languageName, nearest, percent, Refused, say } from "./lib.js";
 
 const KEYS = [["↵", "accept the codes"], ["1–9", "choose an alternative"], ["⇧ 1–9", "add it as a further code"], ["/", "search the codes"],
-  ["0", "no occupation"], ["?", "unsure"], ["u", "undo"], ["← →", "move"]];
-let about, source, cards = [], at = 0, chosen = [], note = "", isBusy = false, isOver = false;
+  ["0", "no occupation"], ["n", "not sure"], ["u", "undo"], ["← →", "move"], ["?", "show or hide this list"]];
+let about, source, way = "cards", helps = false, cards = [], at = 0, chosen = [], note = "", isBusy = false, isOver = false;
 
-const who = () => localStorage.getItem("who");
+const who = () => about.user || localStorage.getItem("who");
 const usesKeys = () => localStorage.getItem("keys") !== "off";
 const present = () => cards[at];
 
-export function start(all) {
-  about = all;
+const views = { cards: [document.querySelector("#desk .desk")], list: [get("listing"), listing], pair: [get("pair"), pair] };
+
+export function use(now) {
+  about = now;
+}
+
+export function start() {
+  for (const name of Object.keys(views)) get(`as-${name}`).onclick = doing(() => turn(name));
   document.addEventListener("keydown", key);
   get("who-form").onsubmit = doing(() => {
     const name = get("who").value.trim();
@@ -21,6 +29,7 @@ export function start(all) {
 }
 
 export const show = doing(async () => {
+  if (!about.model) return;
   get("who-form").hidden = Boolean(who());
   get("desk").hidden = !who();
   if (!who()) return get("who").focus();
@@ -31,13 +40,34 @@ export const show = doing(async () => {
   isOver = false;
   if (!source) {
     get("trust").replaceChildren();
+    await turn("cards");
     return get("card").replaceChildren(el("div", { class: "panel" }, el("p", {}, "There is no coded file to review yet. Code one under ",
       el("a", { href: "#files" }, "Files"), " and choose Review there.")));
   }
+  get("as-pair").hidden = !(await api(`review/${source.id}/agreement`)).cards;
   await fetchMore();
   choose(0);
   await trust(sources);
+  await turn(get("as-pair").hidden && way === "pair" ? "cards" : way);
 });
+
+// Show the file one card at a time, as a list, or what two coders make of it.
+async function turn(name) {
+  way = name;
+  for (const [other, [part, module]] of Object.entries(views)) {
+    get(`as-${other}`).setAttribute("aria-pressed", String(other === name));
+    part.hidden = other !== name;
+    if (other === name) await module?.show({ about, source, who: who(), open: openCard, changed: () => trust() });
+  }
+}
+
+// Show a card that was found in a list.
+const openCard = async (id) => {
+  const one = await api(`review/cards/${id}?who=${encodeURIComponent(who())}`);
+  cards = [...cards.slice(0, at), one, ...cards.slice(at).filter((other) => other.card.id !== id)];
+  await turn("cards");
+  choose(at);
+};
 
 let fetching = null;
 
@@ -79,10 +109,13 @@ const alternatives = (one) => one.answer.alternatives.filter((code) => !one.pred
 
 function draw() {
   const one = present(), { card, answer } = one;
-  const state = card.status === "open" ? null : el("span", { class: "badge" }, card.status === "unsure" ? `unsure: ${card.who}` : `settled: ${card.who}`);
+  const state = card.status === "open" ? null : el("span", { class: "badge" }, `${card.status === "disputed" ? "to settle" : card.status}: ${card.who}`);
+  const others = Object.entries(card.row);
   get("card").replaceChildren(el("div", { class: "panel" },
     el("p", { class: "quiet" }, `No. ${count(card.place + 1)} of ${count(source.cards)} · occurs in ${count(card.times)} ${card.times === 1 ? "row" : "rows"} · ${languageName(card.lang)} `, state),
     el("h2", { class: "text", tabindex: "-1" }, card.text),
+    others.length ? el("dl", { class: "beside", title: card.times > 1 ? `of the first of ${count(card.times)} rows` : null }, others.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))) : null,
+    card.opinions.length ? el("ul", { class: "notices" }, card.opinions.map((said) => el("li", {}, `${said.who}: `, said.codes ? codeNames(said.codes.map(named(one))) : "not sure"))) : null,
     note ? el("p", { class: "notice", role: "alert" }, note) : null,
     el("h3", {}, "Codes"),
     el("ul", { class: "chosen" }, chosen.length ? chosen.map((code) => el("li", {}, codeWithBar(code),
@@ -90,7 +123,7 @@ function draw() {
     el("div", { class: "row actions" },
       el("button", { class: "primary", onclick: doing(() => decide(own())) }, "Accept", el("kbd", {}, "↵")),
       el("button", { onclick: doing(() => decide([about.no_occupation.code])), disabled: !about.no_occupation, title: about.no_occupation ? null : "This classification has no code for it" }, "No occupation", el("kbd", {}, "0")),
-      el("button", { onclick: doing(() => decide(null)) }, "Unsure", el("kbd", {}, "?")),
+      el("button", { onclick: doing(() => decide(null)) }, "Not sure", el("kbd", {}, "n")),
       el("button", { onclick: doing(undo) }, "Undo", el("kbd", {}, "u")),
       el("button", { "aria-label": "Previous", onclick: doing(() => move(-1)), disabled: at === 0 }, "←"),
       el("button", { "aria-label": "Next, without a decision", onclick: doing(() => move(1)) }, "→")),
@@ -163,7 +196,7 @@ const own = () => chosen.map((code) => code.code);
 const decide = (codes) => alone(async () => {
   const one = present();
   if (!one) return;
-  if (codes && !codes.length) return say("No code is chosen. Choose one, or press 0 for no occupation or ? for unsure.");
+  if (codes && !codes.length) return say("No code is chosen. Choose one, or say that there is no occupation, or that you are not sure.");
   try {
     one.card = await api(`review/cards/${one.card.id}`, { json: { who: who(), version: one.card.version, codes } });
   } catch (error) {
@@ -199,7 +232,9 @@ async function forward() {
 const move = (by) => alone(async () => at + by >= 0 && go(at + by));
 
 const undo = () => alone(async () => {
-  const back = await api(`review/${source.id}/undo`, { json: { who: who() } });
+  const undone = await api(`review/${source.id}/undo`, { json: { who: who() } });
+  if (undone.length > 1) return say(`Undone: ${count(undone.length)} decisions`);
+  const back = await api(`review/cards/${undone[0].id}?who=${encodeURIComponent(who())}`);
   const place = cards.findIndex((one) => one.card.id === back.card.id);
   if (place < 0) cards.splice(at, 0, back);
   else cards[place] = back;
@@ -209,17 +244,23 @@ const undo = () => alone(async () => {
 });
 
 function key(event) {
-  if (get("review").hidden || get("desk").hidden || event.ctrlKey || event.altKey || event.metaKey || !usesKeys()) return;
+  if (get("review").hidden || get("desk").hidden || way !== "cards" || event.ctrlKey || event.altKey || event.metaKey || !usesKeys()) return;
   if (event.target.closest("input, textarea, select")) return;
   if (event.key === "Enter" && event.target.closest("button, a")) return;
   if (event.repeat) return; // a key that is held down decides once
   const digit = event.code.match(/^(?:Digit|Numpad)([1-9])$/);
   const other = digit && present() && alternatives(present())[digit[1] - 1];
-  const actions = { Enter: () => decide(own()), 0: () => decide([about.no_occupation.code]), "?": () => decide(null), u: undo, ArrowLeft: () => move(-1), ArrowRight: () => move(1), "/": () => get("search")?.focus() };
+  const actions = { Enter: () => decide(own()), 0: () => decide([about.no_occupation.code]), "?": toggleHelp, n: () => decide(null), u: undo, ArrowLeft: () => move(-1), ArrowRight: () => move(1), "/": () => get("search")?.focus() };
   const action = event.key === "/" || event.key === "?" ? actions[event.key] : other ? () => toggle(other, event.shiftKey) : actions[event.key];
   if (!action || (event.key === "0" && !about.no_occupation)) return;
   event.preventDefault();
   doing(action)();
+}
+
+function toggleHelp() {
+  helps = !helps;
+  get("keys").hidden = !helps;
+  get("key-help").setAttribute("aria-expanded", String(helps));
 }
 
 async function trust(sources) {
@@ -237,9 +278,12 @@ async function trust(sources) {
     now.right ? el("p", {}, el("span", { class: "figure" }, percent(now.right.mean)), `of the file's rows are right as the model coded them, by ${count(now.random_cards)} cards drawn at random; 95\u00a0% interval ${percent(now.right.low)} to ${percent(now.right.high)}`)
       : now.random_cards_needed ? el("p", { class: "quiet" },
         `Every third card is drawn at random. After ${now.random_cards_needed} of them, this shows how many of the file's rows are right: ${count(now.random_cards)} so far.`) : null,
-    el("p", {}, el("a", { href: "/api/corrections.csv", download: true }, "Export settled descriptions (CSV)")),
-    el("dl", { class: "keys" }, KEYS.flatMap(([name, meaning]) => [el("dt", {}, el("kbd", {}, name)), el("dd", {}, meaning)])),
-    el("label", { class: "inline" }, keys, " Use these keys"),
-    el("p", { class: "quiet" }, `You are ${who()}. `, el("button", { class: "plain", onclick: () => (localStorage.removeItem("who"), show()) }, "Change")),
+    el("p", {}, "Export: ", el("a", { href: "/api/corrections.csv", download: true }, "what is settled"), " · ", el("a", { href: "/api/decisions.csv", download: true }, "who decided what")),
+    el("p", {}, "Enough is checked? ", el("a", { href: "#models" }, "Train again")),
+    el("div", { class: "by-keys" }, el("button", { id: "key-help", "aria-expanded": String(helps), "aria-controls": "keys", onclick: toggleHelp }, "Keys ", el("kbd", {}, "?")),
+      el("div", { id: "keys", hidden: !helps },
+        el("dl", { class: "keys" }, KEYS.flatMap(([name, meaning]) => [el("dt", {}, el("kbd", {}, name)), el("dd", {}, meaning)])),
+        el("label", { class: "inline" }, keys, " Use these keys"))),
+    about.user ? null : el("p", { class: "quiet" }, `You are ${who()}. `, el("button", { class: "plain", onclick: () => (localStorage.removeItem("who"), show()) }, "Change")),
   ].filter(Boolean));
 }
