@@ -40,6 +40,7 @@ class TrainOptions(BaseModel):
     drop_bad_labels: bool = False
     blank_means_no_occupation: bool = False
     titles: Literal["auto", "none"] = "auto"
+    quick: bool = False  # whether to train for three epochs alone
 
 
 class Check(BaseModel):
@@ -62,7 +63,7 @@ def check(dataset: Path, options: TrainOptions, *, sheet: str | None = None) -> 
     with TemporaryDirectory() as name, gathering() as said:
         folder = Path(name) / "prepared"
         try:
-            how = options.model_dump() | {"target_cols": tuple(options.target_cols)}
+            how = options.model_dump(exclude={"quick"}) | {"target_cols": tuple(options.target_cols)}
             record = prepare(PrepareConfig(dataset=str(dataset), sheet=sheet, save_path=name, **how), folder)
         except UserError as error:
             first, *others = str(error).split("\n- ")

@@ -34,6 +34,8 @@ from histocoder.data.corrections import read_corrections
 from histocoder.desk import app
 from histocoder.desk.app import Desk, create_app
 from histocoder.desk.cards import order_of_review, share_right
+from histocoder.desk.models import Models
+from histocoder.desk.users import Users
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.inference.predict_file import predict_file
@@ -60,12 +62,17 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Coder, Path]:
 
 
 @contextmanager
-def served(coder: tuple[Coder, Path], folder: Path, data: Path | None = None, **columns: str) -> Iterator[TestClient]:
+def served(
+    coder: tuple[Coder, Path], folder: Path, data: Path | None = None, double_share: float = 0.0, **columns: str
+) -> Iterator[TestClient]:
     model, run = coder
-    desk = Desk(model, folder, model=str(run), model_folder=run, run=run)
+    models = Models(folder / "models", device="cpu", precision="auto")
+    models.give(model, run, name=run.name)
+    desk = Desk(folder, models=models, double_share=double_share)
     if data is not None:
         desk.review(data, **columns)
-    with TestClient(create_app(desk, token=TOKEN), base_url="http://127.0.0.1:8000", headers=HEADERS) as client:
+    app = create_app(desk, token=TOKEN, users=Users(folder / "users.json", TOKEN))
+    with TestClient(app, base_url="http://127.0.0.1:8000", headers=HEADERS) as client:
         yield client
 
 
@@ -301,7 +308,7 @@ def test_reviewers_never_overwrite_silently(client: TestClient):
     assert refused.status_code == 409 and refused.json()["card"]["who"] == "Bo"
     assert decide(client, refused.json()["card"], "Anna", codes=["77610"]).json()["codes"] == ["77610"]
     assert client.post("/api/review/1/undo", json={"who": "Bo"}).status_code == 409
-    back = client.post("/api/review/1/undo", json={"who": "Anna"}).json()["card"]
+    (back,) = client.post("/api/review/1/undo", json={"who": "Anna"}).json()
     assert back["codes"] == ["61110"] and back["version"] == 3
     assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 422
 

@@ -60,6 +60,7 @@ function welcome(models) {
 async function sample() {
   const [coded] = await api("sample", { method: "POST" });
   await choose(coded, { titles: "none" }); // which are what the sample is made of
+  get("quick").checked = true;
 }
 
 // The columns of a table, checked while one looks.
@@ -73,13 +74,14 @@ async function choose(file, more = {}) {
   const box = (name, text, checked) => el("label", { class: "inline" }, el("input", { type: "checkbox", name, value: text, checked }), ` ${text}`);
   const codes = el("fieldset", { class: "choose" }, el("legend", {}, "Codes are in"), preview.columns.map((name) => box("codes", name, preview.target_cols.includes(name))));
   const fixes = el("fieldset", { class: "choose" }, el("legend", {}, "If codes do not fit"), Object.entries(FIXES).map(([name, [, text]]) => box(name, text, false)));
+  const quick = el("input", { type: "checkbox", id: "quick" });
   const found = el("div", { "aria-live": "polite" });
   const [rows, mark] = firstRows(preview);
   const train = el("button", { class: "primary", type: "submit", disabled: true }, "Train a model");
   const options = () => ({
     input_col: input.value, language_col: column.value || null, language: column.value ? "unk" : language.value,
     target_cols: [...codes.querySelectorAll(":checked")].map((one) => one.value),
-    ...Object.fromEntries(Object.keys(FIXES).map((name) => [name, fixes.querySelector(`[name=${name}]`).checked])), ...more,
+    ...Object.fromEntries(Object.keys(FIXES).map((name) => [name, fixes.querySelector(`[name=${name}]`).checked])), quick: quick.checked, ...more,
   });
   let asked = 0;
   const check = doing(async () => {
@@ -114,6 +116,7 @@ async function choose(file, more = {}) {
       el("label", {}, "Languages are in ", column),
       el("label", {}, preview.language_col ? "Language " : "Language, guessed from the descriptions ", language)),
     codes, fixes, found,
+    el("label", { class: "inline" }, quick, " Quick trial: three passes over the table"),
     el("div", { class: "row" }, train, el("button", { type: "button", onclick: () => (form.hidden = true) }, "Not now"))]);
   form.onsubmit = doing(async () => {
     await api(`files/${file.id}/train`, { json: options() });
