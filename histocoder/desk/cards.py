@@ -253,7 +253,9 @@ class Cards:
 
     def listing(
         self,
+        request: Request,
         source: Number,
+        who: Who = "program",
         q: Annotated[str, Field(max_length=200)] = "",
         code: Annotated[str, Field(max_length=200)] = "",
         lang: Annotated[str, Field(max_length=100)] = "",
@@ -272,10 +274,8 @@ class Cards:
         order = f"ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
         with self.lock:
             total = self._rows(f"SELECT count(*) AS n FROM cards WHERE {where}", *values)[0]["n"]
-            found = [
-                _card(row) for row in self._rows(f"SELECT * FROM cards WHERE {where} {order}", *values, limit, offset)
-            ]
-            cards = [self._with_opinions(card) for card in found]
+            rows = self._rows(f"SELECT * FROM cards WHERE {where} {order}", *values, limit, offset)
+            cards = [self._seen(_card(row), user_of(request, who)) for row in rows]
         codes = {code for card in cards for code in [*card.predicted, *(card.codes or [])]}
         titles = {code: self._models.coding.titled(code).title for code in codes}
         return Listing(total=total, cards=cards, titles={code: title for code, title in titles.items() if title})
@@ -432,7 +432,7 @@ class Cards:
             [c.text for c, *_ in decided],
         )
         system = self._models.coding.coder.formatter.system
-        digits = 0 if system.labels is not None else min(system.block_size, 5)
+        digits = 0 if system.labels is not None else min(system.block_size - 1, 4)
         return Agreement(
             cards=len(cards),
             both=len(pairs),

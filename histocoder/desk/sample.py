@@ -18,8 +18,8 @@ def sample_tables() -> Iterator[tuple[str, Literal["train", "code"], pd.DataFram
     titles = titles[titles["lang"].isin(_LANGUAGES)].rename(columns={"title": "occ1", "hisco": "hisco_1"})
     rng = np.random.default_rng(0)
     is_kept = rng.random(len(titles)) < _SHARE_TO_CODE
-    yield "sample_coded.csv", "train", titles[~is_kept]
-    others = titles[is_kept & (titles["lang"] == "en")]
+    yield "sample_coded.csv", "train", titles[~is_kept].sample(frac=1, random_state=0)
+    others = titles[is_kept & (titles["lang"] == "en")].sample(frac=1, random_state=0)
     shares = 1 / np.arange(2, len(others) + 2)
     chosen = others.iloc[rng.choice(len(others), _ROWS, p=shares / shares.sum())]
     rows = {"id": np.arange(1, _ROWS + 1), "occ1": chosen["occ1"].to_numpy(), "age": rng.integers(14, 80, _ROWS)}

@@ -269,7 +269,9 @@ class Uploads:
         coder = self._models.coding.coder
         chosen_language(options.language, coder.model.config.languages)  # raises an error if it is not one
         paths: dict[str, Any] = {"input": str(self._path(file)), "output": str(self._output(file))}
-        config = PredictConfig(**paths, mode=coder.mode, sheet=file.sheet, **options.model_dump(exclude={"known", "classes"}))
+        config = PredictConfig(
+            **paths, mode=coder.mode, sheet=file.sheet, **options.model_dump(exclude={"known", "classes"})
+        )
         table = open_table(self._path(file), config.settings_of_columns, sheet=file.sheet)
         names, prefix = [*TableCoder(coder, config).schema.names, SOURCE_COL], ""
         while any(f"{prefix}{name}" in table.header for name in names):

@@ -93,13 +93,14 @@ export const languageName = (code) => languages.find((one) => one.code === code)
 export function fillLanguages(all) {
   languages = all;
   for (const select of document.querySelectorAll("select.languages")) {
-    select.replaceChildren(...languageSelect().children);
+    select.replaceChildren(...languageOptions(usual()));
     select.onchange = () => localStorage.setItem("language", select.value);
   }
 }
 
-export const languageSelect = (id, chosen = usual()) =>
-  el("select", { id }, languages.map((one) => el("option", { value: one.code, selected: one.code === chosen }, one.name)));
+const languageOptions = (chosen) => languages.map((one) => el("option", { value: one.code, selected: one.code === chosen }, one.name));
+
+export const languageSelect = (id, chosen) => el("select", { id }, languageOptions(languages.some((one) => one.code === chosen) ? chosen : usual()));
 
 export function nearest(neighbours) {
   return el("ul", { class: "list near" }, neighbours.map((one) =>

@@ -44,7 +44,7 @@ async function load() {
   const [low, high] = (given.get("conf") || "0,1").split(",");
   given.delete("conf");
   const query = new URLSearchParams([...given].filter(([, value]) => value));
-  for (const [name, value] of Object.entries({ low, high, offset, limit: PAGE })) query.set(name, value);
+  for (const [name, value] of Object.entries({ who: at.who, low, high, offset, limit: PAGE })) query.set(name, value);
   found = await api(`review/${at.source.id}/list?${query}`);
   get("list-total").textContent = `${count(found.total)} descriptions`;
   const all = el("input", { type: "checkbox", onchange: () => {

@@ -11,6 +11,7 @@ const FIXES = {
 // What a run says -> what it does from then on, and the share of the time that is over by then.
 const STAGES = [["Training finished.", "Choosing how to predict", 0.8], ["Writing the report", "Writing the report", 0.86],
   ["Evaluation finished.", "Learning from the validation rows, too", 0.9]];
+const STEPS = /^steps +([\d,]+) in /m;
 const BUSY = ["queued", "running"];
 let about, timer, open = null;
 
@@ -159,12 +160,14 @@ async function detail(model) {
     return answer.ok ? answer.text() : null;
   };
   if (model.state === "done") return { metrics: JSON.parse(await text("metrics.json")) };
-  return model.state === "queued" ? {} : progress(await text("training.log") || "", await text("logs.csv") || "");
+  if (model.state === "queued") return {};
+  const said = (await text("training.log")) || "";
+  return progress(said, STEPS.test(said) ? (await text("logs.csv")) || "" : "");
 }
 
 function progress(said, logs) {
   const number = (pattern) => Number(said.match(pattern)?.[1].replaceAll(",", "") || 0);
-  const steps = number(/^steps +([\d,]+) in /m), perStep = number(/= ([\d,]+) rows a step/);
+  const steps = number(STEPS), perStep = number(/= ([\d,]+) rows a step/);
   const [names, ...rows] = logs.trim().split("\n").map((line) => line.split(","));
   const get = (row, name) => Number(row[names.indexOf(name)] || NaN);
   if (!steps || !rows.length) return { stage: steps ? "Learning" : "Reading the table", share: 0, curve: [] };
@@ -224,7 +227,7 @@ function panel(model, found, improve) {
     failed: () => [act(model, "Try again", "/resume"), remove(model)],
     done: () => [
       model.in_use ? null : act(model, "Switch to this model", "/use", { kind: "primary", ...switched }),
-      found.metrics ? el("button", { "data-key": `${model.id}-report`, "aria-expanded": String(open === model.id), "aria-label": `Report: ${model.id}`,
+      found.metrics ? el("button", { "data-key": `${model.id}-report`, "aria-expanded": String(open === model.id),
         onclick: doing(() => ((open = open === model.id ? null : model.id), draw())) }, open === model.id ? "Close the report" : "Report") : null,
       model.in_use ? null : remove(model)],
   }[model.state]().filter((one) => one && (about.may_train || !/Stop|Resume|Try|Delete/.test(one.textContent)));

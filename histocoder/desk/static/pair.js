@@ -22,7 +22,7 @@ export async function show(at) {
     el("h2", {}, `To settle: ${count(now.disputed)}`),
     el("ul", { class: "list settle" }, list.cards.map((card) => el("li", {},
       el("button", { class: "plain open", onclick: doing(() => at.open(card.id)) }, card.text),
-      el("span", { class: "buttons" }, card.opinions.map((said) => said.codes ? el("button", { onclick: settle(card, said.codes), "aria-label": `Settle ${card.text} as ${name(said.codes)}` }, `${said.who}: ${name(said.codes)}`)
+      el("span", { class: "buttons" }, card.opinions.map((said) => said.codes ? el("button", { onclick: settle(card, said.codes) }, `${said.who}: ${name(said.codes)}`)
         : el("span", { class: "quiet" }, `${said.who}: not sure`)))))),
   ]);
 }
