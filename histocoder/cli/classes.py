@@ -30,7 +30,7 @@ def run_classes(config: ClassesFlags) -> None:
     usual = (CODE_COL, f"{CODE_COL}_1", *QUALIFIERS)
     file = open_table(config.input, columns, optional=usual, sheet=config.sheet)
     codes = [*map(file.column, config.code_cols or _code_columns(file))]
-    added = classes_of(codes, config, config.table, prefix=config.columns)
+    added = classes_of(codes, config, config.table, codes=None, prefix=config.columns, expect=False)
     check_kept(file, output)
     names = [field.name for classes in added for field in classes.fields]
     check_new_columns(names, path=file.path, taken=file.header, prefix=f"class_{config.columns}")

@@ -10,11 +10,10 @@ import pandas as pd
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE, local_folder
-from histocoder.checkpoints.run_folder import CHECKPOINTS_FOLDER, METRICS_FILE, run_of
+from histocoder.checkpoints.run_folder import METRICS_FILE, run_of
 from histocoder.cli.arguments import config_of
 from histocoder.cli.flags import PredictFlags
 from histocoder.config import PredictConfig
-from histocoder.config.model import ALL_LANGUAGES
 from histocoder.data.codes import LabelRules
 from histocoder.data.languages import chosen_language
 from histocoder.data.output import check_output
@@ -49,18 +48,21 @@ def run_predict(config: PredictFlags) -> None:
         of_model = {"sha256": sha256(folder / WEIGHTS_FILE), "config_sha256": sha256(folder / CONFIG_FILE)}
         model_id = f"{' '.join(of_model.values())} {coder.precision} {known_id}"
         told = predict_file(coder, how, model_id=model_id, known=known, say=log.info)
-        mode = config.mode or coder.mode
+        mode, own = config.mode or coder.mode, coder.model.config
         log.info(f"Coded {config.input} into {config.output} in mode {mode}.")
         if distributed.is_primary():
-            settings = {"mode": mode, "min_confidence": config.min_confidence, "precision": coder.precision}
+            about: dict[str, Any] = {
+                "system": coder.system,
+                "model": {"folder": config.model, **of_model},
+                "mode": mode,
+            }
+            about |= {"precision": coder.precision, "min_confidence": config.min_confidence}
             if mode == "flat":
-                own = coder.model.config.thresholds or {ALL_LANGUAGES: coder.model.config.default_threshold}
-                settings["thresholds"] = own if config.threshold is None else config.threshold
+                usual = own.thresholds or own.default_threshold
+                about["threshold"] = usual if config.threshold is None else config.threshold
             if known_file is not None:
-                settings["known"] = {"file": known_file.name, "sha256": fingerprint(known_file)}
-            validation = _validation(folder, mode, config.min_confidence)
-            about = {"system": coder.system, "model": {"folder": config.model, **of_model}, **settings, **validation}
-            methods = write_provenance("predict", config, {**about, **told})
+                about["known"] = {"file": known_file.name, "sha256": fingerprint(known_file)}
+            methods = write_provenance("predict", config, {**about, "validation": _validation(folder, mode), **told})
             log.info(f"Wrote {provenance_file(config.output)}, with this methods paragraph: {methods}")
         return
     distinct = coder.distinct(config.texts, config.language)
@@ -70,18 +72,13 @@ def run_predict(config: PredictFlags) -> None:
     print(table.reset_index().to_string(index=False, na_rep="", float_format="{:.2f}".format))
 
 
-def _validation(folder: Path, mode: str, min_confidence: float) -> dict[str, Any]:
-    """Return what the run's report says of the accuracy in a mode; nothing if it is of another, or of another model."""
+def _validation(folder: Path, mode: str) -> dict[str, Any]:
+    """Return the accuracy in the report of a model's run, which is of its last model; nothing if in another mode."""
     path = run_of(folder) / METRICS_FILE
     metrics = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if metrics.get("mode") != mode or folder.parent.name == CHECKPOINTS_FOLDER:
+    if metrics.get("mode") != mode:
         return {}
-    found, curve = metrics["answer"]["overall"], metrics["answer"]["production"]
-    told = {"descriptions": metrics["num_rows"], "accuracy": round(found["accuracy"], 4)}
-    sure = [
-        one for one, conf in zip(curve["accuracy"], curve["conf"], strict=True) if (conf or 0) >= min_confidence > 0
-    ]
-    return {"validation": told | ({"accuracy_from_min_confidence": round(sure[-1], 4)} if sure else {})}
+    return {"rows": metrics["num_rows"], "accuracy": round(metrics["answer"]["overall"]["accuracy"], 4)}
 
 
 def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:

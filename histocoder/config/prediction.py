@@ -125,14 +125,9 @@ class PredictConfig(PredictOptions, FileOptions, ClassOptions):
         metavar="FILE",
     )
 
-    @property
-    def has_classes(self) -> bool:
-        """Whether codes get classes or groups."""
-        return bool(self.classes or self.levels)
-
     def check(self) -> None:
         require(
-            not self.has_classes or self.mode != "full",
+            not (self.classes or self.levels) or self.mode != "full",
             "--classes and --levels are of codes, and --mode full writes none; choose another mode.",
         )
         for name in ("value_cols", "scale_cols", *self.settings_of_qualifiers.values()):

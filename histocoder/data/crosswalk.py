@@ -156,9 +156,9 @@ class Classes:
         self, values: Crosswalk | Groups, code_cols: Sequence[str], options: ClassOptions, *, prefix: str, expect: bool
     ) -> None:
         self.values, self._code_cols, self._options, self._prefix = values, [*code_cols], options, prefix
-        self._has_candidates = expect
+        self._expect = expect  # whether there are CANDIDATES and SHARES
         self._qualifier_cols: dict[str, str] = {}  # status, relation or product -> its column, where the table has one
-        numbers = [f"_{i}" if len(self._code_cols) > 1 else "" for i in range(1, len(self._code_cols) + 1)]
+        numbers = [f"_{i}" if len(code_cols) > 1 else "" for i in range(1, len(code_cols) + 1)]
         self._names = [[f"{prefix}{value}{number}" for value in values.value_cols] for number in numbers]
         self._counts: dict[str, Counter[str]] = {}
         self._sums: dict[str, np.ndarray] = {}  # column of numbers -> number of rows that have one, and their sum
@@ -171,7 +171,7 @@ class Classes:
             for value, name in zip(values.value_cols, names, strict=True):
                 ends = ("prob",) if value in values.classes else _OF_SCALES if value in values.scales else ()
                 found.append(pa.field(name, pa.string()))
-                if self._has_candidates and number == 0:
+                if self._expect and number == 0:
                     found += [pa.field(f"{name}_{end}", pa.float64()) for end in ends]
         return found
 
@@ -191,13 +191,15 @@ class Classes:
                 found[name] = np.array([values[key][i].value for key in keys], dtype=object)
                 if value in (*self.values.classes, *self.values.scales):
                     self._counts.setdefault(name, Counter()).update(values[key][i].how for key in keys)
-        if self._has_candidates:
-            found |= self._expected(table, given, found)
+        if self._expect:
+            found |= self._expected_values(table, given, found)
         for one in self.fields:
             table = table.append_column(one, pa.array(found[one.name], one.type, from_pandas=True))
         return table
 
-    def _expected(self, table: pa.Table, given: list[list[str | None]], found: dict[str, Any]) -> dict[str, np.ndarray]:
+    def _expected_values(
+        self, table: pa.Table, given: list[list[str | None]], found: dict[str, Any]
+    ) -> dict[str, np.ndarray]:
         """Return the columns of numbers, each of shape (n,), for the n rows of a table; NaN where there is none."""
         candidates, p = table[CANDIDATES].combine_chunks(), table[SHARES].combine_chunks().flatten().to_numpy()
         rows = pc.list_parent_indices(candidates).to_numpy()
@@ -261,24 +263,18 @@ class Classes:
 
 
 def classes_of(
-    code_cols: Sequence[str],
-    options: ClassOptions,
-    table: str | None,
-    *,
-    prefix: str,
-    codes: Collection[str] | None = None,
-    expect: bool = False,
+    code_cols: Sequence[str], options: ClassOptions, table: str | None, *, codes: Collection[str] | None, **how: Any
 ) -> list[Classes]:
-    """Return what is to be added to columns of codes: values of a table, if there is one, and groups.
+    """Return what is added to columns of codes: values of a table, if there is one, and groups.
 
-    `codes` are all that may occur, if they are known; `expect` says whether tables have `CANDIDATES` and `SHARES`.
+    `codes` are all that may occur, if they are known; see `Classes` for `how`.
     """
     values: list[Crosswalk | Groups] = [Crosswalk(table, options)] if table else []
     if options.levels:
-        if (system := system_of(code_cols[0].removeprefix(prefix), codes)) is None:
+        if (system := system_of(code_cols[0].removeprefix(how["prefix"]), codes)) is None:
             raise UserError("--levels are of HISCO and OCC1950, and the model's codes are neither; omit it.")
         values.append(Groups(system, options.levels))
-    return [Classes(one, code_cols, options, prefix=prefix, expect=expect) for one in values]
+    return [Classes(one, code_cols, options, **how) for one in values]
 
 
 def covered(counts: Mapping[str, int]) -> tuple[int, int]:

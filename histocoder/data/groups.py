@@ -46,8 +46,8 @@ def titles_of(codes: Collection[str]) -> dict[str, str]:
 
     Examples
     --------
-    >>> titles_of(["61110", "64100", "61000"])
-    {'61110': 'farmer', '64100': 'fishermen (unit group)', '61000': 'farmers (minor group)'}
+    >>> titles_of(["61110", "78390", "61000"])
+    {'61110': 'farmer', '78390': 'cigarette makers (unit group)', '61000': 'farmers (minor group)'}
     """
     own, found = _titles("hisco"), dict[str, str]()
     for code in codes if system_of("", codes) else ():

@@ -14,14 +14,14 @@ from histocoder import __version__
 from histocoder.config.settings import Settings, recorded, settings_of
 from histocoder.data.crosswalk import covered
 from histocoder.data.table import fingerprint
+from histocoder.errors import counted
 from histocoder.files import write_text
 
 BIBTEX = f"""@software{{histocoder,
   title = {{histocoder}},
   author = {{{{The histocoder developers}}}},
   version = {{{__version__}}},
-  year = {{2026}},
-  license = {{Apache-2.0}}
+  year = {{2026}}
 }}
 @misc{{occcanine,
   title = {{Breaking the HISCO Barrier: Automatic Occupational Standardization with OccCANINE}},
@@ -42,20 +42,11 @@ def provenance_file(output: str | Path) -> Path:
 
 
 def write_provenance(command: str, config: Settings, told: Mapping[str, Any]) -> str:
-    """Write where an output comes from, and return its methods paragraph.
+    """Write where the output of a command comes from, and return a methods paragraph.
 
-    A table that is coded twice in the same way has the same provenance: it has no times, no paths but those that the
-    user gave, and no settings that leave the output as it is.
-
-    Parameters
-    ----------
-    command : str
-        Name of the `histocoder` command.
-    config : Settings
-        Its settings, among them `input` and `output`.
-    told : mapping
-        What else is to be known, in this order; the paragraph is made of `system`, `model`, `mode`, `min_confidence`,
-        `counts`, `validation`, `expected_accuracy` and `classes`, where these are given.
+    An input that is coded twice in the same way has the same provenance: it has no times, and no paths but those that
+    the user gave in the command. `told` is written after these; the paragraph is made of its `system`, `model`, `mode`,
+    `min_confidence`, `counts`, `validation`, `expected_accuracy` and `classes`, where they are given.
     """
     values = recorded(config)
     versions = {"histocoder": __version__, "torch": version("torch"), "python": platform.python_version()}
@@ -90,17 +81,17 @@ def _sentences(told: Mapping[str, Any]) -> Iterator[str]:
         share = _percent(counts["coded"] / counts["rows"])
         parts = [f"Of {counts['rows']:,} rows, {counts['coded']:,} ({share}) are coded"]
         if "known" in counts:
-            parts.append(f"{counts['known']:,} have the codes of the same description coded by hand")
+            known = counted(counts["known"], "row has", "rows have")
+            parts.append(f"{known} the codes of the same description coded by hand")
         why = f", since its confidence is below {least:g}" if least else ""
-        parts += [f"{counts['unsure']:,} get no code from the model{why}"] if counts["unsure"] else []
-        parts += [f"{counts['blank']:,} have no description"] if counts["blank"] else []
+        unsure, blank = counts["unsure"], counts["blank"]
+        parts += [f"the model gives no code to {counted(unsure, 'row', 'rows')}{why}"] if unsure else []
+        parts += [f"{counted(blank, 'row has', 'rows have')} no description"] if blank else []
         yield f"{'; '.join(parts)}."
     if found := told.get("validation"):
-        sure = found.get("accuracy_from_min_confidence")
-        of_sure = f", and {_percent(sure)} of those with this confidence or more" if sure else ""
         yield (
-            f"On {found['descriptions']:,} rows of validation data, {_percent(found['accuracy'])} of the model's "
-            f"answers are exactly right{of_sure}."
+            f"On {found['rows']:,} rows of validation data, {_percent(found['accuracy'])} of the answers of the last "
+            "model of its training run are exactly right."
         )
     if "coded" in (conf := told.get("expected_accuracy", {})):
         yield (
@@ -112,9 +103,11 @@ def _sentences(told: Mapping[str, Any]) -> Iterator[str]:
         by = ", ".join([*columns["codes"], *(name for kind, name in columns.items() if kind != "codes")])
         for name, counts in classes["counts"].items():
             coded, with_value = covered(counts)
+            if not coded:
+                continue
             sure = classes["means"].get(f"{name}_prob")
             mean = f" ({_percent(sure['mean'])} expected to be right)" if sure else ""
-            parts.append(f"{name} for {_percent(with_value / max(coded, 1))} of {coded:,} rows with a code{mean}")
+            parts.append(f"{name} for {_percent(with_value / coded)} of {coded:,} rows with a code{mean}")
         table = f"{classes['table']} (SHA-256 {classes['sha256'][:12]}…)"
         yield f"By {by}, {table} gave {', '.join(parts)}."
 

@@ -97,7 +97,7 @@ def predict_file(
             tell = bar.update if progress is None else lambda num_coded: progress(num_coded, num_rows)
             blocks = table.chunks(chunk_rows=block_rows)
             prefix, size = str(parts / f"codes-{identity}"), _BATCHES * config.batch_size
-            told = _Told(config, tables.schema.names)
+            told = _Told(tables.schema.names, config.columns)
             coded = map(told.add, _coded_blocks(tables, blocks, prefix=prefix, size=size, tell=tell))
             for notice in write_table(output, coded, form) if distributed.is_primary() else coded:
                 say(notice)
@@ -109,34 +109,31 @@ def predict_file(
 
 
 class _Told:
-    """Counts the rows of coded blocks by what became of them."""
+    """Counts the rows of coded blocks by what became of them; the columns of codes have the names of a schema."""
 
-    def __init__(self, config: PredictConfig, names: Sequence[str]) -> None:
-        conf, source = f"{config.columns}conf", f"{config.columns}{SOURCE_COL}"
-        self._conf = conf if conf in names else None  # mode full has none
+    def __init__(self, names: Sequence[str], prefix: str) -> None:
         self._code = next(iter(code_columns(names)), names[0])
-        self._source = source if source in names else None
-        self._counts: Counter[str] = Counter()
-        self._sums: Counter[str] = Counter()  # of the confidence in rows that the model answered, and in those it coded
+        self._conf, self._source = (one if one in names else None for one in (f"{prefix}conf", f"{prefix}{SOURCE_COL}"))
+        self._counts, self._sums = Counter[str](), Counter[str]()  # the latter of confidence
 
     def add(self, block: pa.Table) -> pa.Table:
         """Count a block's rows, and return it."""
         is_coded = block[self._code].is_valid().to_numpy()
-        is_asked = is_coded if self._conf is None else block[self._conf].is_valid().to_numpy()
+        conf = np.where(is_coded, 1.0, np.nan) if self._conf is None else block[self._conf].to_numpy()  # mode full
+        is_asked = ~np.isnan(conf)
         parts = {"rows": np.ones_like(is_coded), "coded": is_coded, "unsure": is_asked & ~is_coded, "blank": ~is_asked}
+        is_known = np.zeros_like(is_coded)
         if self._source is not None:
-            parts["known"] = pc.equal(block[self._source], "known").fill_null(False).to_numpy()
+            parts["known"] = is_known = pc.equal(block[self._source], "known").fill_null(False).to_numpy()
         self._counts.update({name: int(part.sum()) for name, part in parts.items()})
-        if self._conf is not None:
-            answered = is_asked & ~parts.get("known", np.zeros_like(is_asked))
-            for name, part in (("answered", answered), ("coded", answered & is_coded)):
-                self._sums.update({f"{name} rows": part.sum(), name: block[self._conf].to_numpy()[part].sum()})
+        for name, part in (("answered", is_asked & ~is_known), ("coded", is_coded & ~is_known)):
+            self._sums.update({f"{name} rows": int(part.sum()), name: conf[part].sum()})
         return block
 
     def numbers(self) -> dict[str, Any]:
         """Return the counts, and the mean confidence in rows that the model answered, and in those that it coded."""
-        means = {name: self._sums[name] / (self._sums[f"{name} rows"] or np.nan) for name in ("answered", "coded")}
-        accuracy = {name: round(float(mean), 4) for name, mean in means.items() if np.isfinite(mean)}
+        names = [name for name in ("answered", "coded") if self._conf and self._sums[f"{name} rows"]]
+        accuracy = {name: round(float(self._sums[name] / self._sums[f"{name} rows"]), 4) for name in names}
         return {"counts": dict(self._counts), "expected_accuracy": accuracy}
 
 
