@@ -95,7 +95,7 @@ def _sentences(told: Mapping[str, Any]) -> Iterator[str]:
         )
     if "coded" in (conf := told.get("expected_accuracy", {})):
         yield (
-            f"Its mean confidence in the codes of this file is {_percent(conf['coded'])}, the share that is expected "
+            f"The mean confidence in the codes of this file is {_percent(conf['coded'])}, the share that is expected "
             "to be right if the file is like the validation data."
         )
     for classes in told.get("classes", ()):
