@@ -1,6 +1,5 @@
 """Code the files that are sent in, one after the other, in the background."""
 
-import os
 import re
 import secrets
 import shutil
@@ -21,9 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.cells import descriptions_in
-from histocoder.data.crosswalk import CODE_COL, QUALIFIERS, WITHOUT_VALUE, Classes, Crosswalk
+from histocoder.data.crosswalk import Crosswalk
 from histocoder.data.languages import chosen_language
-from histocoder.data.output import Form, write_table
 from histocoder.data.table import kind_of, open_table, strings
 from histocoder.desk.cards import Cards, Source
 from histocoder.desk.checks import Check, TrainOptions, check, code_columns, guess_language
@@ -269,9 +267,10 @@ class Uploads:
         coder = self._models.coding.coder
         chosen_language(options.language, coder.model.config.languages)  # raises an error if it is not one
         paths: dict[str, Any] = {"input": str(self._path(file)), "output": str(self._output(file))}
-        config = PredictConfig(
-            **paths, mode=coder.mode, sheet=file.sheet, **options.model_dump(exclude={"known", "classes"})
-        )
+        if options.classes:
+            paths["classes"] = str(self._path(self.get(options.classes)))
+        chosen = options.model_dump(exclude={"known", "classes"})
+        config = PredictConfig(**paths, mode=coder.mode, sheet=file.sheet, **chosen)
         table = open_table(self._path(file), config.settings_of_columns, sheet=file.sheet)
         names, prefix = [*TableCoder(coder, config).schema.names, SOURCE_COL], ""
         while any(f"{prefix}{name}" in table.header for name in names):
@@ -304,8 +303,6 @@ class Uploads:
             config = self._config(file, file.options)
             predict_file(coding.coder, config, **how, progress=count)
             file.rows_done = file.num_rows or 0
-            if file.options.classes:
-                said += self._add_classes(file, config)
             file.summary = _summary(self._output(file), config.columns, coding.sure)
             state, message, file.notices = "done", "", [self.as_sent(line) for line in said]
         except Cancelled:
@@ -321,26 +318,6 @@ class Uploads:
                 self._save(file)
             else:
                 shutil.rmtree(self._folder / file.id, ignore_errors=True)
-
-    def _add_classes(self, file: File, config: PredictConfig) -> list[str]:
-        """Add the classes of a table that was sent to a coded file; return how many rows have one."""
-        assert file.options is not None and file.options.classes is not None
-        output, crosswalk = self._output(file), Crosswalk(self._path(self.get(file.options.classes)))
-        plain = output.with_name(f"codes_{output.name}")
-        os.replace(output, plain)
-        coded = open_table(plain, ())
-        codes = [name for name in coded.header if re.fullmatch(rf"{config.columns}{CODE_COL}_[1-9]", name)]
-        if not codes:
-            raise UserError(f"The model gives no HISCO codes, for which {crosswalk.file.path.name} has classes.")
-        qualifiers = {name: coded.column(name) for name in QUALIFIERS if coded.has(name)}
-        prefix = "class_" if {*crosswalk.value_cols} & {*coded.header} else ""
-        classes = Classes(crosswalk, coded, codes, qualifiers, prefix)
-        write_table(output, classes.blocks(), Form.like(coded, excel=config.excel))
-        plain.unlink()
-        found = {
-            name: sum(how not in WITHOUT_VALUE for how in counts.elements()) for name, counts in classes.counts.items()
-        }
-        return [f"{name}: {number:,} rows have a value." for name, number in found.items()]
 
 
 def _summary(coded: Path, prefix: str, sure: float) -> Summary:
