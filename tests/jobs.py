@@ -132,9 +132,10 @@ class Torchrun:
 
 
 @contextmanager
-def serving(model: Path, *flags: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(model: Path | None, *flags: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server, and its address."""
-    command = [sys.executable, "-m", "histocoder", "serve", "--model", model, "--no-browser", *flags]
+    given = () if model is None else ("--model", model)
+    command = [sys.executable, "-m", "histocoder", "serve", *given, "--no-browser", *flags]
     started = subprocess.Popen([*map(str, command)], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
     try:
         assert started.stdout is not None

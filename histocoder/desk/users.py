@@ -1,6 +1,5 @@
 """The users of a desk, each with a password, and the cookies by which they are signed in."""
 
-import base64
 import hashlib
 import hmac
 import json
@@ -8,6 +7,7 @@ import os
 import secrets
 import threading
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from histocoder.errors import UserError
 from histocoder.files import write_text
@@ -46,13 +46,13 @@ class Users:
 
     def signed_in(self, cookie: str) -> str | None:
         """Return whose cookie it is; None if it is nobody's. It ends with the password and with the server's token."""
-        name = base64.urlsafe_b64decode(cookie.partition(".")[0] + "==").decode(errors="replace") if cookie else ""
+        name = unquote(cookie.rpartition(".")[0])
         is_right = name in self.hashes() and hmac.compare_digest(cookie.encode(), self._cookie(name).encode())
         return name if is_right else None
 
     def _cookie(self, name: str) -> str:
         signature = hmac.digest(self._secret, f"{name}\n{self.hashes()[name]}".encode(), "sha256").hex()
-        return f"{base64.urlsafe_b64encode(name.encode()).decode().rstrip('=')}.{signature}"
+        return f"{quote(name, safe='')}.{signature}"
 
 
 def _hash(password: str, salt: str) -> str:

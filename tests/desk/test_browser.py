@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from conftest import free_port, run, shared
 from jobs import serving, wait_until
@@ -21,6 +22,8 @@ webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import Select  # noqa: E402
+
+from histocoder.data.titles import HISCO  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 CHROMIUM, DRIVER = (
@@ -46,6 +49,8 @@ class Page:
         theme = {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", theme)
         self.driver.get(address)
+        if width < 500:
+            self.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
         self.one("#code-language option")
 
     def one(self, selector: str) -> Any:
@@ -150,7 +155,7 @@ def test_reviews_survive_sigkill(model: Path, coded: Path, tmp_path: Path):
             page.press(*keys)
             wait_until(lambda: len(decisions(model)) == before + 1 and page.text("#card .text") != shown)
 
-        for key in ("", "1", "0", "?", "") * 2:
+        for key in ("", "1", "0", "n", "") * 2:
             decide(*((key, Keys.ENTER) if key in ("", "1") else (key,)))
         page.press("u")
         wait_until(lambda: len(decisions(model)) == 11)
@@ -192,6 +197,63 @@ def test_no_part_is_inaccessible_or_too_wide(model: Path, coded: Path, tmp_path:
         assert page.problems() == []
         page.begin_review("Anna")
         assert page.problems() == []
-        page.go("improve")
-        page.one("#improving pre")
+        assert page.one("#card kbd").is_displayed() == (width > 500)
+        page.click("#as-list")
+        page.one("#list-rows li")
         assert page.problems() == []
+        page.go("models")
+        page.one("#made .name")
+        assert page.problems() == []
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, True), (390, False)])
+def test_an_empty_workspace_leads_to_classes(tmp_path: Path, width: int, dark: bool):
+    if CHROMIUM is None or DRIVER is None or not Path(AXE).is_file():
+        pytest.skip("there is no chromium with its chromedriver, or no axe-core; make test-browser installs them")
+    classes = tmp_path / "classes.csv"
+    codes = pd.read_csv(HISCO, dtype=str)["hisco"].unique()
+    pd.DataFrame({"hisco": codes, "hisclass": range(len(codes))}).to_csv(classes, index=False)
+    flags = ("--workspace", tmp_path / "desk", "--port", 0, "--double-share", 0.3)
+    with serving(None, *flags) as (_, address), browsing(address, tmp_path, width=width, dark=dark) as page:
+
+        def see(selector: str, text: str = "") -> None:
+            wait_until(lambda: text in page.text(selector) and bool(page.text(selector)))
+            assert page.problems() == []
+
+        see("#welcome", "some hundreds of rows")
+        page.click("#sample")
+        see("#train-form", "can be trained on")
+        page.click("#train-form button.primary")
+        see("#made", "Learning")
+        see("#made", "right, of")
+        page.click("#made [data-key$=report]")
+        page.driver.switch_to.frame(page.one("iframe"))
+        assert "sample_coded-1" in page.text("h1")
+        page.driver.switch_to.default_content()
+        page.go("code")
+        page.click("#example")
+        see("#answers", "3 descriptions")
+        page.go("files")
+        page.click("#sent button")
+        page.one("#crosswalk").send_keys(str(classes))
+        wait_until(lambda: Select(page.one("#classes")).first_selected_option.text == "classes.csv")
+        see("#file-form", "classes.csv")
+        page.click("#file-form button.primary")
+        see("#sent .figures", "600")
+        page.click("#sent a.button")
+        coded = tmp_path / "sample_census_coded.csv"
+        wait_until(coded.exists)
+        assert pd.read_csv(coded, dtype=str)["hisclass"].notna().mean() > 0.9
+        page.click("#sent .primary")
+        page.one("#who").send_keys("Anna", Keys.ENTER)
+        see("#trust .figure", "0 of 600")
+        assert "place" in page.text("#card .beside")
+        page.click("#as-list")
+        page.click("#list-rows .all input")
+        page.click("#accept-many")
+        wait_until(lambda: "Accepted" in page.text("#status"))
+        page.click("#as-pair")
+        see("#pair", "are for two people")
+        page.go("models")
+        see("#made", "Train again with")
+        assert page.driver.get_log("browser") == []

@@ -379,3 +379,79 @@ def test_serve_says_what_it_needs(
     assert "--port is 99999; it must lie between 0 and 65535" in ends("--port", "99999")
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert "pip install 'histocoder[serve]'" in ends()
+
+
+def test_lists_are_searched_and_accepted_at_once(client: TestClient):
+    def texts(**wanted: Any) -> list[str]:
+        return [card["text"] for card in client.get("/api/review/1/list", params=wanted).json()["cards"]]
+
+    assert texts(sort="text") == ["<b>x</b>", "=1+1", "baker", "smith"]
+    assert (
+        texts(q="%") == texts(code="9%") == []
+        and texts(q="AK") == ["baker"]
+        and texts(code="6", sort="text")[0] == "<b>x</b>"
+    )
+    assert texts(low=0.55, high=0.7) == ["baker"] and texts(lang="en", sort="conf")[0] == "smith"
+    cards = {card["id"]: card["version"] for card in client.get("/api/review/1/list").json()["cards"]}
+    some = {"who": "Anna", "cards": dict(list(cards.items())[:3])}
+    assert len(client.post("/api/review/accept", json=some).json()) == 3
+    assert client.post("/api/review/accept", json=some | {"who": "Bo"}).status_code == 409
+    assert len(texts(status="settled")) == 3
+    assert len(client.post("/api/review/1/undo", json={"who": "Anna"}).json()) == 3
+    assert len(texts(status="open")) == 4
+    assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 422
+
+
+def test_two_coders_decide_alone(coder: tuple[Coder, Path], tmp_path: Path):
+    data = tmp_path / "coded.csv"
+    data.write_text(CODED)
+    with served(coder, tmp_path / "desk", data=data, double_share=1) as client:
+        mine, theirs = cards(client, "Anna"), cards(client, "Bo")
+        assert len(mine) == 4 and theirs == []  # which Anna has before her
+        seen = decide(client, mine[0], "Anna", codes=["61110"]).json()
+        assert (seen["status"], seen["codes"], seen["version"]) == ("settled", ["61110"], 0)
+        hidden = client.get(f"/api/review/cards/{mine[0]['id']}?who=Bo").json()["card"]
+        assert (hidden["status"], hidden["codes"], hidden["opinions"]) == ("open", None, [])
+        assert client.get("/api/corrections.csv").text.count("\n") == 1  # it waits for Bo
+        assert decide(client, mine[0], "Bo", codes=["61110"]).json()["who"] == "Anna & Bo"
+        decide(client, mine[1], "Anna", codes=["61110"])
+        disputed = decide(client, mine[1], "Bo", codes=["61115"]).json()
+        assert disputed["status"] == "disputed" and [one["who"] for one in disputed["opinions"]] == ["Anna", "Bo"]
+        found = client.get("/api/review/1/agreement").json()
+        assert (found["cards"], found["both"], found["disputed"]) == (4, 2, 1)
+        assert [(one["digits"], one["share"]) for one in found["by_digits"]][-2:] == [(4, 1.0), (None, 0.5)]
+        (reopened,) = client.post("/api/review/1/undo", json={"who": "Bo"}).json()
+        assert client.get(f"/api/review/cards/{mine[1]['id']}?who=Bo").json()["card"]["status"] == "open"
+        disputed = decide(client, reopened, "Bo", codes=["61115"]).json()
+        assert decide(client, disputed, "Cy", codes=["61115"]).json()["who"] == "Cy"
+        assert client.get("/api/review/1/agreement").json()["by_digits"][-1]["share"] == 0.5  # as they decided
+        assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 409
+        said = pd.read_csv(io.StringIO(client.get("/api/decisions.csv").text), dtype=str)
+    of_two = said[said["text"] == mine[1]["text"]]
+    assert of_two[["who", "action", "codes", "settled"]].to_numpy().tolist() == [
+        ["Anna", "changed", "61110", "61115"],
+        ["Bo", "changed", "61115", "61115"],
+        ["Cy", "settled", "61115", "61115"],
+    ]
+
+
+def test_earlier_desks_are_opened(coder: tuple[Coder, Path], tmp_path: Path):
+    (tmp_path / "desk").mkdir()
+    with sqlite3.connect(tmp_path / "desk" / "desk.sqlite") as db:
+        db.executescript("""
+            CREATE TABLE sources (id INTEGER PRIMARY KEY, name TEXT, sha256 TEXT UNIQUE, at REAL);
+            CREATE TABLE cards (
+                id INTEGER PRIMARY KEY, source INTEGER, place INTEGER, text TEXT, lang TEXT, predicted TEXT, conf REAL,
+                times INTEGER, version INTEGER DEFAULT 0, status TEXT DEFAULT 'open', codes TEXT, who TEXT, at REAL);
+            CREATE TABLE decisions (
+                id INTEGER PRIMARY KEY AUTOINCREMENT, card INTEGER, who TEXT, at REAL, action TEXT, before TEXT,
+                after TEXT, undone INTEGER DEFAULT 0);
+            INSERT INTO sources VALUES (1, 'a.csv', 'x', 1);
+            INSERT INTO cards
+                VALUES (1, 1, 0, 'farmer', 'en', '["61110"]', 0.5, 1, 1, 'settled', '["61115"]', 'Anna', 2);
+            INSERT INTO decisions VALUES (1, 1, 'Anna', 2, 'changed', '{"status": "open", "codes": null}', '{}', 0);
+        """)
+    db.close()
+    with served(coder, tmp_path / "desk") as client:
+        assert client.post("/api/improve").json()["corrections"] == 1
+        assert client.post("/api/review/1/undo", json={"who": "Anna"}).json()[0]["status"] == "open"

@@ -1,0 +1,182 @@
+"""Models that the desk trains, in processes of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from conftest import TITLES
+from jobs import wait_until
+
+pytest.importorskip("fastapi")
+from starlette.testclient import TestClient
+
+from histocoder.desk.app import Desk, create_app
+from histocoder.desk.checks import guess_language
+from histocoder.desk.models import Models
+from histocoder.desk.users import Users
+
+TOKEN = "0123456789abcdef"
+OPTIONS = {"input_col": "beruf", "target_cols": ["hisco"], "language": "en", "quick": True, "titles": "none"}
+NOTES = ["", " (deceased)", " (retired)", "'s apprentice", " and dealer", ", journeyman", " of the parish", " master"]
+
+
+@contextmanager
+def served(folder: Path, *, may_train: bool = True) -> Iterator[TestClient]:
+    models = Models(folder / "models", device="cpu", precision="auto")
+    models.use_again()
+    app = create_app(
+        Desk(folder, models=models, may_train=may_train), token=TOKEN, users=Users(folder / "users.json", TOKEN)
+    )
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with TestClient(app, base_url="http://127.0.0.1:8000", headers=headers) as client:
+        yield client
+
+
+def table() -> bytes:
+    """Descriptions with codes, two of which have lost their zeros."""
+    rows = [f'"{title}{note}",{code}' for title, code in (TITLES | {"clerk": "3930"}).items() for note in NOTES]
+    return "\n".join(["beruf,hisco", *rows]).encode()
+
+
+def send(client: TestClient, content: bytes, name: str, use: str) -> str:
+    return client.post("/api/files", params={"name": name, "use": use}, content=content).json()["id"]
+
+
+def wait_for(client: TestClient, model: str, *states: str) -> dict[str, Any]:
+    def now() -> dict[str, Any]:
+        return next(one for one in client.get("/api/models").json() if one["id"] == model)
+
+    wait_until(lambda: now()["state"] not in {"queued", "running", "stopped"} - {*states})
+    assert now()["state"] in states, client.get(f"/api/models/{model}/training.log").text
+    return now()
+
+
+def test_an_empty_desk_trains_and_codes(tmp_path: Path):
+    with served(tmp_path) as client:
+        assert client.get("/api/about").json()["model"] is None
+        refused = client.post("/api/code", json={"texts": ["farmer"]})
+        assert refused.status_code == 422 and "no model yet" in refused.json()["detail"]
+        file = send(client, table(), "codes of a parish.csv", "train")
+        preview = client.get(f"/api/files/{file}/preview").json()
+        assert (preview["input_col"], preview["target_cols"], preview["language"]) == ("beruf", ["hisco"], "en")
+        wrong = client.post(f"/api/files/{file}/check", json={**OPTIONS, "input_col": "berufe"}).json()
+        assert len(wrong["problems"]) == 2 and wrong["fixes"] == {"input_col": "beruf", "zero_pad_codes": True}
+        assert wrong["problems"][1].startswith("codes of a parish.csv: 8 rows have labels that do not fit")
+        found = client.post(f"/api/files/{file}/check", json={**OPTIONS, "zero_pad_codes": True}).json()
+        assert (found["problems"], found["train"] + found["val"], found["codes"]) == ([], 72, 9)
+        options = {**OPTIONS, "zero_pad_codes": True}
+        model = client.post(f"/api/files/{file}/train", json=options).json()["id"]
+        assert model == "codes-of-a-parish-1"
+        wait_for(client, model, "running")
+        assert client.post(f"/api/models/{model}/stop").json()["state"] == "stopped"
+        assert client.post(f"/api/models/{model}/resume").json()["state"] in ("queued", "running")
+        other = client.post(f"/api/files/{file}/train", json={**OPTIONS, "target_cols": ["code"]}).json()["id"]
+        wait_until(lambda: "rows a step" in client.get(f"/api/models/{model}/training.log").text)
+    with served(tmp_path) as client:  # which resumes
+        wait_for(client, model, "done")
+        wait_until(lambda: client.get("/api/about").json()["model"] == model)
+        failed = wait_for(client, other, "failed")
+        assert "has no column 'code'" in failed["message"]
+        (farmer,) = client.post("/api/code", json={"texts": ["farmer"], "lang": "en"}).json()
+        assert [one["code"] for one in farmer["known"]] == ["61110"] and client.get("/api/codes?q=0393").json()
+        report = client.get(f"/api/models/{model}/report.html")
+        assert "sandbox" in report.headers["content-security-policy"] and report.headers["x-frame-options"] != "DENY"
+        assert client.get(f"/api/models/{model}/model.json").status_code == 422
+        assert client.delete(f"/api/files/{file}").status_code == 422  # it is what models are trained on
+        assert [one["id"] for one in client.delete(f"/api/models/{other}").json()] == [model]
+        assert client.delete(f"/api/models/{model}").status_code == 422
+        corrects(client, model)
+    with served(tmp_path, may_train=False) as client:
+        assert client.get("/api/about").json()["model"] == f"{model[:-1]}2"
+        assert client.post(f"/api/files/{file}/train", json=options).status_code in (404, 405)
+
+
+def corrects(client: TestClient, model: str) -> None:
+    """Review a file, train further, and switch to the new model."""
+    assert client.post(f"/api/models/{model}/correct").json()["detail"].startswith("Nothing is checked yet")
+    file = send(client, b"beruf,age\n" + b"".join(f"ploughman {i},{i}\n".encode() for i in range(30)), "b.csv", "code")
+    client.post(f"/api/files/{file}/code", json={"input_col": "beruf", "language": "en"})
+    wait_until(lambda: client.get(f"/api/files/{file}").json()["state"] == "done")
+    summary = client.get(f"/api/files/{file}").json()["summary"]
+    assert summary["rows"] == 30 and summary["blank"] == 0
+    source = client.post(f"/api/files/{file}/review").json()["id"]
+    found = client.get(f"/api/review/{source}/list?limit=100").json()
+    assert found["total"] == 30 and set(found["cards"][0]["row"]) == {"age"}
+    for card in found["cards"]:
+        client.post(f"/api/review/cards/{card['id']}", json={"version": 0, "codes": ["62120"]})
+    better = client.post(f"/api/models/{model}/correct").json()
+    assert (better["id"], better["base"], better["corrections"]) == (f"{model[:-1]}2", model, 30)
+    wait_for(client, better["id"], "done")
+    metrics = client.get(f"/api/models/{better['id']}/metrics.json").json()
+    assert metrics["corrections"]["validation"]["before"] and metrics["corrections"]["held_out"]
+    assert client.get("/api/about").json()["model"] == model
+    used = client.post(f"/api/models/{better['id']}/use").json()
+    assert [one["in_use"] for one in used] == [True, False]
+
+
+def test_the_sample_is_whole(tmp_path: Path):
+    with served(tmp_path) as client:
+        coded, census = client.post("/api/sample").json()
+        assert (coded["use"], census["use"]) == ("train", "code")
+        preview = client.get(f"/api/files/{coded['id']}/preview").json()
+    assert preview["target_cols"] == ["hisco_1"] and preview["language_col"] == "lang"
+    one, other = (pd.read_csv(tmp_path / "files" / f["id"] / f["name"], dtype=str) for f in (coded, census))
+    assert not {*one["occ1"][one["lang"] == "en"]} & {*other["occ1"]} and [*other] == [
+        "id",
+        "occ1",
+        "age",
+        "year",
+        "place",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("texts", "lang"),
+    [
+        (["smedemester", "husmand og væver"], "da"),
+        (["boot and shoe maker"], "en"),
+        (["timmermansknecht", "zonder beroep"], "nl"),
+        (["", " "], "unk"),
+    ],
+)
+def test_languages_are_guessed(texts: list[str], lang: str):
+    assert guess_language(texts) == lang
+
+
+def test_users_decide_by_their_names(tmp_path: Path):
+    users = Users(tmp_path / "users.json", TOKEN)
+    for name in ("Anna", "Bo"):
+        users.add(name, f"password of {name}")
+    with served(tmp_path) as client:
+        client.headers.pop("Authorization")
+        assert "Name" in client.get("/").text and client.get("/api/about").status_code == 401
+        assert client.get(f"/?token={TOKEN}").status_code == 401  # a name is asked for
+        begun = time.monotonic()
+        assert client.post("/sign-in", data={"name": "Bo", "password": "wrong"}).status_code == 401
+        assert time.monotonic() - begun > 0.02
+        assert (
+            client.post("/sign-in", data={"name": "Bo"}, headers={"Origin": "http://evil.example"}).status_code == 403
+        )
+        assert client.post("/sign-in", data={"name": "Bo", "password": "password of Bo"}).status_code == 200
+        assert client.get("/api/about").json()["user"] == "Bo"
+        cookie = client.cookies["histocoder_8000"]
+        client.cookies.clear()
+        for forged in (
+            cookie[:-1] + ("0" if cookie[-1] != "0" else "1"),
+            "é",
+            f"Anna.{cookie.partition('.')[2]}",
+            TOKEN,
+        ):
+            assert client.get("/api/about", headers={"Cookie": f"histocoder_8000={forged}".encode()}).status_code == 401
+        users.add("Bo", "another password")
+        assert client.get("/api/about", headers={"Cookie": f"histocoder_8000={cookie}"}).status_code == 401
+        program = client.get("/api/about", headers={"Authorization": f"Bearer {TOKEN}"}).json()
+        assert program["user"] == "program"
+    assert "password" not in (tmp_path / "users.json").read_text()
+    assert users.sign_in("Nobody", "x") is None
