@@ -135,11 +135,10 @@ def review(hands: Hands, truth: dict[str, str], cards: int) -> tuple[list[str], 
 
 def improve(hands: Hands) -> str:
     """Run the command that the page shows; return what the run says that it has brought."""
-    hands.click("nav a[href='#improve']")
-    hands.wait(lambda: hands.text("#improving pre"))
-    command = hands.text("#improving pre")
-    said = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return "\n".join(line for line in said.splitlines() if line.startswith("Of the same "))
+    hands.click("nav a[href='#models']")
+    hands.click("#made [data-key*='Train again']")
+    hands.wait(lambda: "Before → after" in hands.text("#made"))
+    return hands.text("#made article:first-child .notices")
 
 
 def compare(folder: Path, held_out: pd.DataFrame, reviewed: pd.Series, language: str) -> None:
@@ -148,7 +147,7 @@ def compare(folder: Path, held_out: pd.DataFrame, reviewed: pd.Series, language:
     print(f"reviewed cards stand for {reviewed.sum():,} of {len(held_out):,} rows, right before: {100 * share:.1f} %")
     rest = held_out[~reviewed]
     texts, true = rest[TEXT].tolist(), rest[CODE].to_numpy()
-    later = Coder.from_pretrained(folder / "out-2" / "best", "cpu").predict(texts, language)[CODE]
+    later = Coder.from_pretrained(folder / "out" / "desk" / "models" / "out-1" / "best", "cpu").predict(texts, language)[CODE]
     rights = [before[~reviewed].to_numpy() == true, later.to_numpy() == true]
     of_before, of_after = (shares(right, texts) for right in rights)
     for kind, number in (("rows", len(texts)), ("texts", len(set(texts)))):

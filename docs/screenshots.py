@@ -128,9 +128,9 @@ def main() -> None:
             page.one("nav a[href='#review']").click()
             page.wait("#trust", "of the file's rows are right as")
             page.shoot("desk-review", 740)
-            page.one("nav a[href='#improve']").click()
-            page.wait("#improving", "finetune")
-            page.shoot("desk-improve", 480)
+            page.one("nav a[href='#models']").click()
+            page.wait("#made", "Train again with")
+            page.shoot("desk-models", 480)
 
         page.driver.get((ROOT / "demo" / "report.html").as_uri())
         page.shoot("report", 640, width=960)
