@@ -6,7 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from histocoder.data.languages import NAMES, Language
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, write_table
 from histocoder.desk.cards import Cards, Conflict, Source
-from histocoder.desk.coding import NO_OCCUPATION, Answer, Code, CodeRequest, NamedLanguage
+from histocoder.desk.coding import NO_OCCUPATION, Answer, Code, CodeRequest, NamedLanguage, named_languages
 from histocoder.desk.models import GIVEN, Model, Models
 from histocoder.desk.uploads import Uploads
 from histocoder.desk.users import Users
@@ -109,24 +109,19 @@ class Desk:
 
     def about(self, request: Request) -> About:
         """Describe the model in use and this server."""
-        user = getattr(request.state, "user", None)
-        model = self.models.in_use
-        if model is None:
-            named = sorted(NAMES.items(), key=lambda one: one[1])
-            languages = [NamedLanguage(code=Language(code), name=name) for code, name in [("unk", "Unknown"), *named]]
-            return About(model=None, languages=languages, may_train=self.may_train, user=user)
-        coding = self.models.coding
-        coder = coding.coder
+        server: dict[str, Any] = {"may_train": self.may_train, "user": getattr(request.state, "user", None)}
+        if (model := self.models.in_use) is None:
+            return About(model=None, languages=named_languages(map(Language, NAMES)), **server)
+        coding, coder = self.models.coding, self.models.coding.coder
         return About(
             model=model.table if model.id == GIVEN else model.id,
             system=coder.system,
             num_codes=len(coder.codes),
             most_codes=coder.formatter.num_blocks,
             no_occupation=coding.titled(NO_OCCUPATION) if NO_OCCUPATION in coder.codes else None,
-            languages=coding.languages,
+            languages=named_languages(set(coder.model.config.languages) - {"unk"} or map(Language, NAMES)),
             sure=coding.sure,
-            may_train=self.may_train,
-            user=user,
+            **server,
         )
 
     def code(self, wanted: CodeRequest) -> list[Answer]:

@@ -104,23 +104,6 @@ class Batch(BaseModel):
     cards: Annotated[dict[int, int], Field(min_length=1, max_length=_BATCH)]
 
 
-class Listing(BaseModel):
-    """Some of the cards that a filter finds."""
-
-    total: int
-    cards: list[Card]
-    titles: dict[str, str]  # of their codes
-
-
-class Agreement(BaseModel):
-    """How far two people agree on the cards that both have decided on."""
-
-    cards: int  # cards for two
-    both: int  # cards on which two have decided
-    disputed: int
-    by_digits: list[dict[str, Any]]  # as `histocoder.evaluation.agreement.agreement` returns them
-
-
 class Source(BaseModel):
     """A coded file to review."""
 
@@ -265,7 +248,7 @@ class Cards:
         sort: Literal["worth", "times", "conf", "text"] = "worth",
         offset: Number = 0,
         limit: Annotated[int, Field(ge=1, le=_BATCH)] = 50,
-    ) -> Listing:
+    ) -> dict[str, Any]:
         """List the cards with `q` in their text, a code that begins with `code`, and a confidence in a range."""
         where = """source = ? AND text LIKE ? ESCAPE '\\' AND coalesce(codes, predicted) LIKE ? ESCAPE '\\'
                    AND lang LIKE ? AND status LIKE ? AND conf BETWEEN ? AND ?"""
@@ -278,7 +261,7 @@ class Cards:
             cards = [self._seen(_card(row), user_of(request, who)) for row in rows]
         codes = {code for card in cards for code in [*card.predicted, *(card.codes or [])]}
         titles = {code: self._models.coding.titled(code).title for code in codes}
-        return Listing(total=total, cards=cards, titles={code: title for code, title in titles.items() if title})
+        return {"total": total, "cards": cards, "titles": {code: title for code, title in titles.items() if title}}
 
     def _with_evidence(self, cards: list[Card]) -> list[Evidence]:
         answers = (
@@ -420,25 +403,19 @@ class Cards:
         found["at"] = [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) for at in found["at"]]
         return found.astype(str)
 
-    def agreement(self, source: Number) -> Agreement:
-        """Return how far two people agree on a file's cards, by digit."""
+    def agreement(self, source: Number) -> dict[str, Any]:
+        """Return how far two people agree on a file's cards for two: their number, and those both decided on."""
         with self.lock:
             cards = [_card(row) for row in self._rows("SELECT * FROM cards WHERE source = ? AND double", source)]
-            pairs = [(card, list(self._opinions(card.id).values())) for card in cards if card.status != "open"]
-        decided = [(card, one, other) for card, (one, other, *_) in pairs if one is not None and other is not None]
-        firsts, seconds, texts = (
-            [one for _, one, _ in decided],
-            [two for *_, two in decided],
-            [c.text for c, *_ in decided],
-        )
+            pairs = [(card.text, *self._opinions(card.id).values()) for card in cards if card.status != "open"]
+        decided = [(text, one, other) for text, one, other, *_ in pairs if one is not None and other is not None]
+        numbers = {"cards": len(cards), "both": len(pairs), "disputed": sum(one.status == "disputed" for one in cards)}
+        if not decided:
+            return numbers | {"by_digits": []}
+        texts, firsts, seconds = zip(*decided, strict=True)
         system = self._models.coding.coder.formatter.system
         digits = 0 if system.labels is not None else min(system.block_size - 1, 4)
-        return Agreement(
-            cards=len(cards),
-            both=len(pairs),
-            disputed=sum(card.status == "disputed" for card in cards),
-            by_digits=agreement(firsts, seconds, texts, digits=digits, separator=system.separator) if texts else [],
-        )
+        return numbers | {"by_digits": agreement(firsts, seconds, texts, digits=digits, separator=system.separator)}
 
     def trust(self, source: Number) -> Trust:
         """Return how much of a file is settled, and how many of its rows are right."""

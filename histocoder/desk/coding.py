@@ -3,7 +3,7 @@
 import json
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -97,13 +97,6 @@ class Coding:
             self.known.add(examples)
             self.neighbours = Neighbours(examples)
 
-    @property
-    def languages(self) -> list[NamedLanguage]:
-        """Languages that the model knows; all of them where it does not say."""
-        codes = sorted(set(self.coder.model.config.languages) - {"unk"}) or list(NAMES)
-        named = [NamedLanguage(code=code, name=NAMES.get(Language(code).iso, code)) for code in codes]
-        return [NamedLanguage(code="unk", name="Unknown"), *sorted(named, key=lambda one: one.name)]
-
     def titled(self, code: str, probability: float | None = None) -> Code:
         return Code(code=code, title=self._titles.get(code), probability=probability)
 
@@ -175,6 +168,12 @@ class Coding:
     def _codes(self, prediction: Prediction, row: int) -> list[Code]:
         pairs = zip(prediction.codes[row], prediction.probs[row], strict=True)
         return [self.titled(code, float(prob)) for code, prob in pairs if code is not None]
+
+
+def named_languages(codes: Iterable[str]) -> list[NamedLanguage]:
+    """Return languages by their names, behind the unknown one."""
+    named = [NamedLanguage(code=code, name=NAMES.get(Language(code).iso, code)) for code in codes]
+    return [NamedLanguage(code="unk", name="Unknown"), *sorted(named, key=lambda one: one.name)]
 
 
 def sure_of(run: Path) -> float:

@@ -19,6 +19,7 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from histocoder.config import SOURCE_COL, PredictConfig
+from histocoder.config.prediction import ClassOptions
 from histocoder.data.cells import descriptions_in
 from histocoder.data.crosswalk import Crosswalk
 from histocoder.data.languages import chosen_language
@@ -64,15 +65,6 @@ class Preview(BaseModel):
     notices: list[str]
 
 
-class Summary(BaseModel):
-    """What was coded."""
-
-    rows: int
-    blank: int  # rows without a description
-    unsure: int  # rows with a code that is less sure than the report's threshold
-    sure: float  # this threshold
-
-
 class File(BaseModel):
     """A file, and how far it is."""
 
@@ -88,7 +80,7 @@ class File(BaseModel):
     num_rows: int | None = None
     rows_done: float = 0
     message: str = ""
-    summary: Summary | None = None
+    summary: dict[str, float] = {}  # numbers of `rows`, of `blank` ones, and of those less sure than `sure`
     notices: list[str] = []
 
 
@@ -133,8 +125,7 @@ class Uploads:
                 async for part in request.stream():
                     await saved.write(part)
             self._files[file.id] = file
-            # a table that can't be read is not kept
-            await run_in_threadpool(self._preview, file)
+            await run_in_threadpool(self.preview, file.id)  # a table that can't be read is not kept
             self._save(file)
         except BaseException as error:
             self._files.pop(file.id, None)
@@ -166,11 +157,9 @@ class Uploads:
 
     def preview(self, file: str) -> Preview:
         """Return the first rows, and what their columns probably hold."""
-        return self._preview(self.get(file))
-
-    def _preview(self, sent: File) -> Preview:
+        sent = self.get(file)
         if sent.use == "classes":
-            Crosswalk(self._path(sent))  # raises an error if it is none
+            Crosswalk(self._path(sent), ClassOptions())  # raises an error if it is none
         input_col, language_col = (self._models.settings.get(name) for name in ("input_col", "language_col"))
         wanted = [*filter(None, (input_col, language_col)), "occ1", "lang"]
         table = open_table(self._path(sent), (), optional=wanted, sheet=sent.sheet)
@@ -192,9 +181,8 @@ class Uploads:
     def check(self, file: str, options: TrainOptions) -> Check:
         """Prepare a table of training data to try, and list all its problems."""
         sent = self.get(file)
-        return Check.model_validate_json(
-            self.as_sent(check(self._path(sent), options, sheet=sent.sheet).model_dump_json())
-        )
+        found = check(self._path(sent), options, sheet=sent.sheet)
+        return Check.model_validate_json(self.as_sent(found.model_dump_json()))
 
     def train(self, file: str, options: TrainOptions) -> Model:
         """Train a new model on a table."""
@@ -254,7 +242,7 @@ class Uploads:
         write_text(self._folder / file.id / _RECORD, file.model_dump_json())
 
     def _queue(self, file: File) -> None:
-        file.state, file.message, file.rows_done, file.notices, file.summary = "queued", "", 0, [], None
+        file.state, file.message, file.rows_done, file.notices, file.summary = "queued", "", 0, [], {}
         self._save(file)
         self._worker.submit(self._work, file)
 
@@ -320,8 +308,7 @@ class Uploads:
                 shutil.rmtree(self._folder / file.id, ignore_errors=True)
 
 
-def _summary(coded: Path, prefix: str, sure: float) -> Summary:
-    """Count the rows of a coded file."""
+def _summary(coded: Path, prefix: str, sure: float) -> dict[str, float]:
     name = f"{prefix}conf"
     conf = pd.to_numeric(open_table(coded, (name,)).read([name]).columns[name].to_pandas(), errors="coerce")
-    return Summary(rows=len(conf), blank=int(conf.isna().sum()), unsure=int((conf < sure).sum()), sure=sure)
+    return {"rows": len(conf), "blank": int(conf.isna().sum()), "unsure": int((conf < sure).sum()), "sure": sure}

@@ -134,7 +134,7 @@ function panel(file) {
     failed: "Not coded.",
     done: "Coded.",
   };
-  const sum = file.state === "done" && file.summary;
+  const sum = file.state === "done" && file.summary.rows ? file.summary : null;
   return el("article", { class: "panel file" },
     el("span", { class: "name" }, file.name),
     el("span", { class: "buttons" }, (actions[file.state] || actions.new)(file)),
