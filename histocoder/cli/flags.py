@@ -26,7 +26,7 @@ class NamedModel(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeFlags(Settings):
-    """How a model computes."""
+    """Device and precision of a model."""
 
     device: str = free("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     precision: str = free(

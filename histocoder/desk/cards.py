@@ -75,7 +75,7 @@ class Card(BaseModel):
 
 
 class Opinion(BaseModel):
-    """What one of two people has decided on a card."""
+    """Decision of one of two people on a card."""
 
     who: str
     codes: list[str] | None

@@ -44,7 +44,7 @@ class TrainOptions(BaseModel):
 
 
 class Check(BaseModel):
-    """What preparing a table has found; without problems, it can be trained on."""
+    """Findings of preparing a table; without problems, it can be trained on."""
 
     problems: list[str] = []
     fixes: dict[str, Any] = {}  # options with which it can be prepared, where there are any
