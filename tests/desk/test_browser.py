@@ -24,6 +24,7 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import Select  # noqa: E402
 
 from histocoder.data.titles import HISCO  # noqa: E402
+from histocoder.desk.users import Users  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 CHROMIUM, DRIVER = (
@@ -36,7 +37,15 @@ AXE = os.environ.get("AXE_CORE", "")
 class Page:
     """A browser at the desk."""
 
-    def __init__(self, address: str, downloads: Path, width: int = 1280, *, dark: bool = False) -> None:
+    def __init__(
+        self,
+        address: str,
+        downloads: Path,
+        width: int = 1280,
+        *,
+        dark: bool = False,
+        first: str = "#code-language option",
+    ) -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM
         for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
@@ -51,7 +60,7 @@ class Page:
         self.driver.get(address)
         if width < 500:
             self.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
-        self.one("#code-language option")
+        self.one(first)
 
     def one(self, selector: str) -> Any:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
@@ -204,6 +213,23 @@ def test_no_part_is_inaccessible_or_too_wide(model: Path, coded: Path, tmp_path:
         page.go("models")
         page.one("#made .name")
         assert page.problems() == []
+
+
+def test_users_sign_in_and_out(model: Path, coded: Path, tmp_path: Path):
+    (model / "desk").mkdir()
+    Users(model / "desk" / "users.json", "").add("Anna", "a password")
+    with serving(model, "--port", 0, "--data", coded) as (_, address):
+        assert "token" not in address
+        with browsing(address, tmp_path, first="#name") as page:
+            page.one("#name").send_keys("Anna")
+            page.one("#password").send_keys("a password", Keys.ENTER)
+            page.one("#code-language option")
+            page.go("review")
+            wait_until(lambda: bool(page.text("#trust .figure")))
+            page.press(Keys.ENTER)
+            wait_until(lambda: decisions(model) == [("Anna", "accepted")])
+            page.click("#signed-in button")
+            page.one("#password")
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, True), (390, False)])

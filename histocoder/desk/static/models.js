@@ -131,7 +131,7 @@ async function choose(file, more = {}) {
 }
 
 // Flags, in the words of this page.
-const inWords = (text) => Object.values(FIXES).reduce((now, [flag, words]) => now.replaceAll(flag, `“${words}”`), text);
+const inWords = (text) => Object.values(FIXES).reduce((now, [flag, words]) => now.replaceAll(flag, `“${words}”`), text.replace("; --titles none leaves them out", ""));
 
 function checked(result, apply) {
   if (result.problems.length) {
