@@ -1,6 +1,6 @@
 """Take the pictures of docs/pictures from the demo, in chromium: make screenshots.
 
-The steps are those of docs/teamwork.md: a file is coded, two people review it, and the desk says how to train on that.
+The steps are those of docs/teamwork.md: a file is coded, two people review it, and the desk offers to train on that.
 """
 
 from __future__ import annotations
@@ -113,14 +113,15 @@ def main() -> None:
             page.one("#texts").send_keys("wine and spirit merchant\nfarmer and innkeeper")
             page.one("#code-form button").click()
             page.one(".answer")
-            page.shoot("desk-code", 920)
+            page.driver.execute_script("document.querySelector('.answer').open = true")
+            page.shoot("desk-code", 860)
 
             page.one("nav a[href='#files']").click()
             page.one("#file").send_keys(str(census))
             page.one("#file-form button.primary").click()
-            page.wait(".file", "Coded.")
-            page.shoot("desk-files", 480)
-            page.one(".file button[aria-label^='Review']").click()
+            page.wait("#sent .file", "Coded.")
+            page.shoot("desk-files", 560)
+            page.one("#sent button[aria-label^='Review']").click()
             page.one("#who").send_keys("first reviewer", Keys.ENTER)
             page.wait("#card", "No. 1 of")
             review_as_second(address, truth)
@@ -130,7 +131,7 @@ def main() -> None:
             page.shoot("desk-review", 740)
             page.one("nav a[href='#models']").click()
             page.wait("#made", "Train again with")
-            page.shoot("desk-models", 480)
+            page.shoot("desk-models", 600)
 
         page.driver.get((ROOT / "demo" / "report.html").as_uri())
         page.shoot("report", 640, width=960)

@@ -47,8 +47,7 @@ _LATER_COLUMNS = {  # table -> columns that earlier versions lack
     "cards": {"row": "TEXT DEFAULT '{}'", "double": "INTEGER DEFAULT 0"},
     "decisions": {"batch": "INTEGER"},
 }
-_NOT_SHOWN = re.compile(r"(pred_|[a-z]*_)?((prob|desc|alt)_.*|conf|source|lang)")  # columns that `predict` adds
-_MOST_SHOWN = 12  # columns of a row
+_MOST_SHOWN = 12  # columns of a row, of those before the codes
 _BATCH = 500  # cards that are accepted at once
 _AND = " & "  # between the names of two people
 _LIVE = "undone = 0 AND action != 'undone'"
@@ -179,8 +178,8 @@ class Cards:
 
     def _add(self, path: Path, name: str, digest: str, columns: Columns) -> None:
         file = open_coded(path, columns)
-        coded = {columns.input_col, columns.language_col, *code_columns(file.header)}
-        beside = [name for name in file.header if name not in coded and not _NOT_SHOWN.fullmatch(name)][:_MOST_SHOWN]
+        own = file.header[: file.header.index(next(iter(code_columns(file.header)), file.header[-1]))]
+        beside = [name for name in own if name not in (columns.input_col, columns.language_col, "lang")][:_MOST_SHOWN]
         cards = in_order_of_worth(file, columns, beside=beside)
         lang_col = cards.columns[1]
         langs = cards[lang_col].fillna("unk").astype(str) if lang_col != CHECKED_COL else ["unk"] * len(cards)
@@ -259,7 +258,8 @@ class Cards:
             total = self._rows(f"SELECT count(*) AS n FROM cards WHERE {where}", *values)[0]["n"]
             rows = self._rows(f"SELECT * FROM cards WHERE {where} {order}", *values, limit, offset)
             cards = [self._seen(_card(row), user_of(request, who)) for row in rows]
-        codes = {code for card in cards for code in [*card.predicted, *(card.codes or [])]}
+        given = [one for card in cards for one in (card.predicted, card.codes, *(said.codes for said in card.opinions))]
+        codes = {code for one in given for code in one or ()}
         titles = {code: self._models.coding.titled(code).title for code in codes}
         return {"total": total, "cards": cards, "titles": {code: title for code, title in titles.items() if title}}
 

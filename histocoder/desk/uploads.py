@@ -292,7 +292,7 @@ class Uploads:
             predict_file(coding.coder, config, **how, progress=count)
             file.rows_done = file.num_rows or 0
             file.summary = _summary(self._output(file), config.columns, coding.sure)
-            state, message, file.notices = "done", "", [self.as_sent(line) for line in said]
+            state, message, file.notices = "done", "", self.as_sent("\n".join(said)).splitlines()
         except Cancelled:
             state, message = "queued", ""
         except UserError as error:

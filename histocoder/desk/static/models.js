@@ -35,7 +35,8 @@ async function draw() {
   const news = models.find((one) => one.in_use)?.id;
   if (news && !about.model) dispatchEvent(new Event("model"));
   const details = await Promise.all(models.map(about.may_train || models.length ? detail : () => ({})));
-  const corrections = news ? (await api("improve", { method: "POST" })) : null;
+  const corrections = news ? await api("improve", { method: "POST" }) : null;
+  if (models.some((one) => one.corrections && one.corrections === corrections?.corrections)) corrections.learned = true;
   welcome(models);
   const focused = document.activeElement?.dataset?.key;
   get("made").replaceChildren(...models.map((model, i) => panel(model, details[i], corrections)));
@@ -270,7 +271,7 @@ function beforeAfter(model, found) {
 
 // What to do with the model that is in use.
 function next(model, improve) {
-  const number = improve?.corrections || 0;
+  const number = improve?.learned ? 0 : improve?.corrections || 0;
   const links = el("p", {}, el("a", { href: "#files" }, "Code a file"), " · ", el("a", { href: "#code" }, "Code a few descriptions"), " · ", el("a", { href: "#review" }, "Review"));
   const settled = number ? `${count(number)} checked descriptions are settled under Review. ` : "";
   const exported = number ? el("a", { href: "/api/corrections.csv", download: true }, "Export them as CSV") : null;

@@ -128,7 +128,7 @@ function draw() {
       el("button", { "aria-label": "Previous", onclick: doing(() => move(-1)), disabled: at === 0 }, "←"),
       el("button", { "aria-label": "Next, without a decision", onclick: doing(() => move(1)) }, "→")),
     el("div", { class: "columns" },
-      el("div", {}, el("h3", {}, "Alternatives"), choices(alternatives(one), true)),
+      el("div", {}, el("h3", {}, "Alternatives"), alternatives(one).length ? choices(alternatives(one), true) : el("p", { class: "quiet" }, "None reaches 0.5\u00a0%.")),
       el("div", {},
         el("label", { for: "search" }, "Search codes by number or title ", el("kbd", {}, "/")),
         el("input", { type: "search", id: "search", autocomplete: "off", oninput: doing(search), onkeydown: inSearch }),
