@@ -1,10 +1,10 @@
-"""The work cycle of `histocoder serve` in a browser: train, code, review, train on the corrections, compare.
+"""The work cycle of `histocoder serve` in a browser: train, code, review, train again, compare.
 
-A fifth of the distinct descriptions of a table is held out, as in accuracy.py, and a model is trained on the others. A
-script then uses the page as a person would: it uploads the held-out descriptions, reviews the first cards by keyboard
-with the true codes, and trains on the decisions. Both models code the held-out rows that were not reviewed. At the end
-it counts in how many of 2,000 random samples the page's interval contains the true share. Run `make test-browser`
-first, which installs the browser.
+A fifth of the distinct descriptions of a table is held out, as in accuracy.py. A script then uses the page as a person
+would, from an empty workspace on: it trains on the others, uploads the held-out descriptions, reviews the first cards
+by keyboard with the true codes, and trains again with the decisions. Both models code the held-out rows that were not
+reviewed. At the end it counts in how many of 2,000 random samples the page's interval contains the true share. Run
+`make test-browser` first, which installs the browser.
 
 python benchmarks/desk.py --data english --cards 100 --folder desk-walk
 """
@@ -76,34 +76,32 @@ class Hands:
         WebDriverWait(self.driver, _PATIENCE, poll_frequency=0.05).until(lambda _: until())
 
 
-def train(train_rows: pd.DataFrame, folder: Path, language: str) -> None:
-    train_rows.to_csv(folder / "train.csv", index=False)
-    flags = (
-        "--target-cols",
-        CODE,
-        "--language",
-        language,
-        "--zero-pad-codes",
-        "--titles",
-        "none",
-        "--encoder",
-        "ngram",
-    )
-    command = ("finetune.py", "--dataset", folder / "train.csv", *flags, "--save-path", folder / "out")
-    with (folder / "training.log").open("w") as log:
-        subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, stdout=log, stderr=log, check=True)
+def train(hands: Hands, path: Path) -> str:
+    """Train a model on a table, with what the page guesses and offers to correct; return the model's figures."""
+    hands.clicks += 2  # on the page and in the browser's file dialog
+    hands.driver.find_element(By.CSS_SELECTOR, "#coded-table").send_keys(str(path))
+    hands.wait(lambda: hands.text("#train-form .good, #train-form .notice"))
+    if hands.driver.find_elements(By.CSS_SELECTOR, "#apply"):
+        hands.click("#apply")
+    hands.wait(lambda: hands.text("#train-form .good"))
+    hands.click("#train-form button.primary")
+    hands.wait(lambda: hands.text(".made .figures"))
+    return hands.text(".made .figures")
 
 
 def code_file(hands: Hands, path: Path, language: str) -> None:
     hands.click("nav a[href='#files']")
-    hands.clicks += 1  # in the browser's file dialog
+    hands.clicks += 2  # on the page and in the browser's file dialog
     hands.driver.find_element(By.CSS_SELECTOR, "#file").send_keys(str(path))
     hands.wait(lambda: hands.text("#file-form table"))
     if hands.driver.execute_script("return document.querySelector('#file-language').value") != language:
         hands.choose("#file-language", language)
     hands.click("#file-form button.primary")
-    hands.wait(lambda: "Coded." in hands.text(".file"))
-    hands.click(".file [aria-label^='Review']")
+    hands.wait(lambda: "Coded." in hands.text("#sent .file"))
+
+
+def begin_review(hands: Hands) -> None:
+    hands.click("#sent [aria-label^='Review']")
     hands.wait(lambda: hands.driver.switch_to.active_element.get_attribute("id") == "who")
     hands.press(*"Anna", Keys.ENTER)
     hands.wait(lambda: hands.card()["text"])
@@ -134,20 +132,24 @@ def review(hands: Hands, truth: dict[str, str], cards: int) -> tuple[list[str], 
 
 
 def improve(hands: Hands) -> str:
-    """Run the command that the page shows; return what the run says that it has brought."""
+    """Train again, and return what the page says that it has brought."""
     hands.click("nav a[href='#models']")
     hands.click("#made [data-key*='Train again']")
     hands.wait(lambda: "Before → after" in hands.text("#made"))
     return hands.text("#made article:first-child .notices")
 
 
+def _model(folder: Path, number: int) -> Path:
+    return folder / "desk" / "models" / f"coded-{number}" / "best"
+
+
 def compare(folder: Path, held_out: pd.DataFrame, reviewed: pd.Series, language: str) -> None:
-    before = Coder.from_pretrained(folder / "out" / "best", "cpu").predict(held_out[TEXT], language)[CODE]
+    before = Coder.from_pretrained(_model(folder, 1), "cpu").predict(held_out[TEXT], language)[CODE]
     share = (before == held_out[CODE])[reviewed].mean()
     print(f"reviewed cards stand for {reviewed.sum():,} of {len(held_out):,} rows, right before: {100 * share:.1f} %")
     rest = held_out[~reviewed]
     texts, true = rest[TEXT].tolist(), rest[CODE].to_numpy()
-    later = Coder.from_pretrained(folder / "out" / "desk" / "models" / "out-1" / "best", "cpu").predict(texts, language)[CODE]
+    later = Coder.from_pretrained(_model(folder, 2), "cpu").predict(texts, language)[CODE]
     rights = [before[~reviewed].to_numpy() == true, later.to_numpy() == true]
     of_before, of_after = (shares(right, texts) for right in rights)
     for kind, number in (("rows", len(texts)), ("texts", len(set(texts)))):
@@ -158,7 +160,7 @@ def compare(folder: Path, held_out: pd.DataFrame, reviewed: pd.Series, language:
 
 def coverage(folder: Path, held_out: pd.DataFrame, language: str, *, num_samples: int = 2000) -> None:
     """Print how good the page's estimate is after some cards, with the true codes, over many random samples."""
-    coded = Coder.from_pretrained(folder / "out" / "best", "cpu").predict(held_out[TEXT], language)
+    coded = Coder.from_pretrained(_model(folder, 1), "cpu").predict(held_out[TEXT], language)
     coded = coded.assign(text=held_out[TEXT], times=1, right=coded[CODE] == held_out[CODE])
     cards = coded.groupby("text").agg({"times": "sum", "conf": "first", "right": lambda right: right.mean() >= 0.5})
     cards = cards.assign(worth=cards["times"] * (1 - cards["conf"])).sort_values("worth", ascending=False)
@@ -196,10 +198,9 @@ def main() -> None:
         times[what], moment = time.monotonic() - moment, time.monotonic()
         print(f"{what}: {times[what] / 60:.1f} min", flush=True)
 
-    if not (folder / "out" / "report.html").exists():
-        train(rows, folder, language)
-        passed("train")
-    command = ["-m", "histocoder", "serve", "--model", folder / "out" / "best", "--no-browser", "--port", 0]
+    shutil.rmtree(folder / "desk", ignore_errors=True)
+    rows.to_csv(folder / "coded.csv", index=False)
+    command = ["-m", "histocoder", "serve", "--workspace", folder / "desk", "--no-browser", "--port", 0]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     server = subprocess.Popen(
         [sys.executable, *map(str, command)], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
@@ -208,8 +209,11 @@ def main() -> None:
         assert server.stdout is not None
         hands = Hands(next(line for line in server.stdout if line.startswith("Open ")).split()[1], folder)
         passed("start the server and the browser")
+        print(train(hands, folder / "coded.csv"))
+        passed(f"train on {len(rows):,} rows, {hands.clicks} clicks")
         code_file(hands, folder / "archive.csv", language)
-        passed(f"code {len(held_out):,} rows, {hands.clicks} clicks and {hands.keys} keys")
+        passed(f"code {len(held_out):,} rows, {hands.clicks} clicks and {hands.keys} keys since the start")
+        begin_review(hands)
         keys, clicks = hands.keys, hands.clicks
         reviewed, ways = review(hands, truth, args.cards)
         passed(

@@ -264,10 +264,8 @@ class Cards:
         return {"total": total, "cards": cards, "titles": {code: title for code, title in titles.items() if title}}
 
     def _with_evidence(self, cards: list[Card]) -> list[Evidence]:
-        answers = (
-            self._models.coding.answer([card.text for card in cards], [card.lang for card in cards]) if cards else []
-        )
-        evidence = []
+        texts, langs = [card.text for card in cards], [card.lang for card in cards]
+        answers, evidence = self._models.coding.answer(texts, langs) if cards else [], []
         for card, answer in zip(cards, answers, strict=True):
             known = {code.code: code for code in (*answer.codes, *answer.alternatives)}
             predicted = [known.get(code) or self._models.coding.titled(code) for code in card.predicted]
@@ -286,20 +284,14 @@ class Cards:
         query = f"SELECT who, after FROM decisions WHERE card = ? AND {_LIVE} AND action != 'settled' ORDER BY id"
         return {row["who"]: json.loads(row["after"])["codes"] for row in self._rows(query, card)}
 
-    def _with_opinions(self, card: Card) -> Card:
-        """Add both opinions to a card on which two people have decided."""
-        if card.double and card.status != "open":
-            card.opinions = [Opinion(who=who, codes=codes) for who, codes in self._opinions(card.id).items()]
-        return card
-
     def _seen(self, card: Card, who: str) -> Card:
-        """Return a card as a reviewer may see it: of one that another has to decide on, too, with their own opinion."""
-        if card.double and card.status == "open" and who in (opinions := self._opinions(card.id)):
-            codes = opinions[who]
-            return card.model_copy(
-                update={"status": "unsure" if codes is None else "settled", "codes": codes, "who": who}
-            )
-        return self._with_opinions(card)
+        """Return a card as a reviewer may see it: one for two has their own opinion, or once both decided, both."""
+        opinions = self._opinions(card.id) if card.double else {}
+        if card.double and card.status != "open":
+            card.opinions = [Opinion(who=one, codes=codes) for one, codes in opinions.items()]
+        elif who in opinions:
+            card.codes, card.who, card.status = opinions[who], who, "unsure" if opinions[who] is None else "settled"
+        return card
 
     def decide(self, request: Request, card: Number, decision: Decision) -> Card:
         """Decide on a card. Status 409: another reviewer has in the meantime; `card` is its present state."""
@@ -329,7 +321,7 @@ class Cards:
                 after = _together(self._opinions(card) | {who: codes})
             elif before.double:
                 action = "settled"
-            return self._seen(self._write(before, who=who, action=action, said=codes, batch=batch, **after), who)
+            return self._seen(self._write(before, after, who=who, action=action, said=codes, batch=batch), who)
 
     def undo(self, request: Request, source: Number, who: Annotated[Who, Body(embed=True)] = "program") -> list[Card]:
         """Undo this reviewer's last decision, or all that were made at once. Status 409: another has decided since."""
@@ -353,35 +345,33 @@ class Cards:
                 after: dict[str, Any] = {**before, "by": before.get("by", who)}
                 if card.double and row["action"] != "settled":
                     after = _together(self._opinions(card.id))
-                back.append(self._write(card, who=who, action="undone", said=after["codes"], batch=None, **after))
+                back.append(self._write(card, after, who=who, action="undone", said=after["codes"]))
         return back
 
     def _write(
         self,
         card: Card,
+        after: dict[str, Any],
         *,
         who: str,
         action: str,
         said: list[str] | None,
-        batch: int | None,
-        status: str,
-        codes: list[str] | None,
-        by: str | None,
+        batch: int | None = None,
     ) -> Card:
-        """Change a card, unless it waits for a second opinion, and add the decision."""
-        now, kept = time.time(), None if codes is None else json.dumps(codes)
-        is_decided = status != "open"
+        """Give a card another status, other codes and who decided `by` them, and add what was `said` as a decision."""
+        now, kept, is_open = time.time(), after["codes"] and json.dumps(after["codes"]), after["status"] == "open"
         before = {"status": card.status, "codes": card.codes, "by": card.who}
-        after = {"status": status, "codes": said}
-        is_changed = not (card.double and card.status == status == "open")
+        is_changed = not (card.double and is_open and card.status == "open")  # else it waits for a second opinion
+        by = (None, None) if is_open else (after["by"], now)
+        decided = {"status": after["status"], "codes": said}
         with self._db as db:
             db.execute(
                 "UPDATE cards SET version = version + ?, status = ?, codes = ?, who = ?, at = ? WHERE id = ?",
-                (is_changed, status, kept, by if is_decided else None, now if is_decided else None, card.id),
+                (is_changed, after["status"], kept, *by, card.id),
             )
             db.execute(
                 "INSERT INTO decisions (card, who, at, action, before, after, batch) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (card.id, who, now, action, json.dumps(before), json.dumps(after), batch),
+                (card.id, who, now, action, json.dumps(before), json.dumps(decided), batch),
             )
         return self._card(card.id)
 
@@ -392,10 +382,14 @@ class Cards:
         return [_card(row) for row in self._rows(query, json.dumps(list(target_cols)))]
 
     def decisions(self) -> pd.DataFrame:
-        """Return who has decided what, of all files, and what the descriptions are settled as."""
+        """Return who has decided what, of all files, and what the descriptions are settled as.
+
+        Of cards for two it has those on which both have decided.
+        """
         query = f"""SELECT s.name AS file, c.text, c.lang, c.double AS for_two, d.who, d.at, d.action, d.after,
                     c.status, c.codes AS settled FROM decisions d JOIN cards c ON c.id = d.card
-                    JOIN sources s ON s.id = c.source WHERE {_LIVE} ORDER BY s.id, c.place, d.id"""
+                    JOIN sources s ON s.id = c.source WHERE {_LIVE} AND NOT (c.double AND c.status = 'open')
+                    ORDER BY s.id, c.place, d.id"""
         names = ["file", "text", "lang", "for_two", "who", "at", "action", "codes", "status", "settled"]
         found = pd.DataFrame([tuple(row) for row in self._rows(query)], columns=names, dtype=object)
         found["codes"] = [" & ".join(json.loads(one)["codes"] or []) for one in found["codes"]]

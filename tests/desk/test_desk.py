@@ -412,7 +412,8 @@ def test_two_coders_decide_alone(coder: tuple[Coder, Path], tmp_path: Path):
         assert (seen["status"], seen["codes"], seen["version"]) == ("settled", ["61110"], 0)
         hidden = client.get(f"/api/review/cards/{mine[0]['id']}?who=Bo").json()["card"]
         assert (hidden["status"], hidden["codes"], hidden["opinions"]) == ("open", None, [])
-        assert client.get("/api/corrections.csv").text.count("\n") == 1  # it waits for Bo
+        for name in ("corrections", "decisions"):
+            assert client.get(f"/api/{name}.csv").text.count("\n") == 1  # it waits for Bo
         assert decide(client, mine[0], "Bo", codes=["61110"]).json()["who"] == "Anna & Bo"
         decide(client, mine[1], "Anna", codes=["61110"])
         disputed = decide(client, mine[1], "Bo", codes=["61115"]).json()
