@@ -213,7 +213,7 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
     app.post("/api/files/{file}/code", tags=["files"])(uploads.code)
     app.post("/api/sample", tags=["files"])(uploads.sample)
     app.get("/api/models", tags=["models"])(models.all)
-    app.get("/api/models/{model}/{name}", tags=["models"], response_class=FileResponse)(models.read)
+    app.get("/api/models/{model}/{name}", tags=["models"], response_class=Response)(models.read)
     app.post("/api/models/{model}/use", tags=["models"])(models.use)
     if desk.may_train:
         app.post("/api/files/{file}/check", tags=["models"])(uploads.check)

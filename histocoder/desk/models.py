@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
-from fastapi.responses import FileResponse
+from fastapi import Response
 from pydantic import BaseModel
 
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
@@ -195,15 +195,15 @@ class Models:
             shutil.rmtree(self._folder / model, ignore_errors=True)
         return self.all()
 
-    def read(
-        self, model: str, name: Literal["report.html", "metrics.json", "logs.csv", "training.log"]
-    ) -> FileResponse:
+    def read(self, model: str, name: Literal["report.html", "metrics.json", "logs.csv", "training.log"]) -> Response:
         """Return a file of a model's run: its report, the numbers of both, and what training has said."""
-        files = {"report.html": REPORT_FILE, "metrics.json": METRICS_FILE, "logs.csv": LOG_FILE}
-        path = self._log(model) if name == "training.log" else self.run(model) / files[name]
+        kinds = {"report.html": (REPORT_FILE, "text/html"), "metrics.json": (METRICS_FILE, "application/json")}
+        file, kind = kinds.get(name, (LOG_FILE, "text/plain"))
+        path = self._log(model) if name == "training.log" else self.run(model) / file
         if not path.is_file():
             raise KeyError(name)
-        return FileResponse(path, headers=_OF_REPORT if name == "report.html" else None)
+        # at once, since logs grow
+        return Response(path.read_bytes(), media_type=kind, headers=_OF_REPORT if name == "report.html" else None)
 
     def _log(self, model: str) -> Path:
         return self._folder / f"{self._models[model].id}.log"
