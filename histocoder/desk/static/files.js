@@ -87,13 +87,16 @@ async function choose(file) {
 
 async function list() {
   clearTimeout(timer);
+  const isBusy = () => !get("files").hidden && files.some((file) => ["queued", "running"].includes(file.state));
+  if (isBusy()) timer = setTimeout(doing(list), 5000); // also after an error
   files = await api("files");
+  clearTimeout(timer);
   const shown = files.filter((file) => file.use === "code");
   get("sent-title").hidden = !shown.length;
   const focused = document.activeElement?.dataset?.key;
   get("sent").replaceChildren(...shown.map(panel));
   if (focused) get("sent").querySelector(`[data-key="${focused}"]`)?.focus();
-  if (!get("files").hidden && files.some((file) => ["queued", "running"].includes(file.state))) timer = setTimeout(doing(list), 1000);
+  if (isBusy()) timer = setTimeout(doing(list), 1000);
 }
 
 const button = (file, text, action, kind = "") =>

@@ -13,7 +13,7 @@ const STAGES = [["Training finished.", "Choosing how to predict", 0.8], ["Writin
   ["Evaluation finished.", "Learning from the validation rows, too", 0.9]];
 const STEPS = /^steps +([\d,]+) in /m;
 const BUSY = ["queued", "running"];
-let about, timer, open = null;
+let about, timer, busy = false, open = null;
 
 export function start() {}
 
@@ -29,9 +29,19 @@ export function hide() {
   clearTimeout(timer);
 }
 
+// While a model is trained, again and again, also after an error.
 async function draw() {
   clearTimeout(timer);
+  try {
+    await drawNow();
+  } finally {
+    if (!get("models").hidden && busy) timer = setTimeout(doing(draw), 2000);
+  }
+}
+
+async function drawNow() {
   const models = await api("models");
+  busy = models.some((one) => BUSY.includes(one.state));
   const news = models.find((one) => one.in_use)?.id;
   if (news && !about.model) dispatchEvent(new Event("model"));
   const details = await Promise.all(models.map(about.may_train || models.length ? detail : () => ({})));
@@ -41,7 +51,6 @@ async function draw() {
   const focused = document.activeElement?.dataset?.key;
   get("made").replaceChildren(...models.map((model, i) => panel(model, details[i], corrections)));
   if (focused) get("made").querySelector(`[data-key="${focused}"]`)?.focus();
-  if (!get("models").hidden && models.some((one) => BUSY.includes(one.state))) timer = setTimeout(doing(draw), 2000);
 }
 
 function welcome(models) {
