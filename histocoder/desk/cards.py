@@ -1,23 +1,23 @@
 """Review coded files card by card: each distinct description is a card, and each decision is kept in SQLite."""
 
-import itertools
 import json
 import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from fastapi import Body, Request
+from fastapi import Body, Query, Request
 from pydantic import BaseModel, Field
 
 from histocoder.data.example_files import CHECKED_COL
 from histocoder.desk.coding import Answer, Code
 from histocoder.desk.models import Models
+from histocoder.desk.trust import FEWEST, Trust, order_of_review, share_right
 from histocoder.errors import UserError
 from histocoder.evaluation.agreement import agreement
 from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded
@@ -27,8 +27,6 @@ from histocoder.inference.predictions import code_columns
 Number = Annotated[int, Field(ge=-1, lt=2**63)]  # of a row, as SQLite can hold it
 Who = Annotated[str, Field(min_length=1, max_length=60)]
 _CLAIM_SECONDS = 180.0  # time for which a card that one reviewer was given is not given to another
-_EVERY, _DRAWS = 3, 2000  # every third card is from the random sample, which has at most so many draws
-_FEWEST = 30  # settled cards of the random sample before which no estimate is given
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sources (id INTEGER PRIMARY KEY, name TEXT, sha256 TEXT UNIQUE, at REAL);
 CREATE TABLE IF NOT EXISTS cards (
@@ -96,7 +94,22 @@ class Decision(BaseModel):
     codes: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20)] | None  # None: unsure
 
 
-class Batch(BaseModel):
+class Filter(BaseModel):
+    """Filter of a list of cards, and its order."""
+
+    who: Who = "program"
+    q: Annotated[str, Field(max_length=200)] = ""  # part of the text
+    code: Annotated[str, Field(max_length=200)] = ""  # beginning of a code
+    lang: Annotated[str, Field(max_length=100)] = ""
+    status: Literal["", "open", "settled", "unsure", "disputed"] = ""
+    low: float = 0.0  # bounds of the confidence
+    high: float = 1.0
+    sort: Literal["worth", "times", "conf", "text"] = "worth"
+    offset: Number = 0
+    limit: Annotated[int, Field(ge=1, le=_BATCH)] = 50
+
+
+class Accepted(BaseModel):
     """Cards whose predicted codes are accepted at once, each with the version that the reviewer saw."""
 
     who: Who = "program"
@@ -110,27 +123,6 @@ class Source(BaseModel):
     name: str
     cards: int
     settled: int
-
-
-class Estimate(BaseModel):
-    """A share, with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-class Trust(BaseModel):
-    """State of the review of a file."""
-
-    rows: int
-    rows_settled: int
-    cards: int
-    cards_settled: int
-    cards_unsure: int
-    random_cards: int  # settled cards of the random sample
-    random_cards_needed: int = _FEWEST  # number of them before which there is no estimate
-    right: Estimate | None  # share of the file's rows that are right as the model coded them
 
 
 class Conflict(Exception):
@@ -233,31 +225,25 @@ class Cards:
         """Return a card, as this reviewer may see it, and what helps to judge it."""
         return self._with_evidence([self._seen(self._card(card), user_of(request, who))])[0]
 
-    def listing(
-        self,
-        request: Request,
-        source: Number,
-        who: Who = "program",
-        q: Annotated[str, Field(max_length=200)] = "",
-        code: Annotated[str, Field(max_length=200)] = "",
-        lang: Annotated[str, Field(max_length=100)] = "",
-        status: Literal["", "open", "settled", "unsure", "disputed"] = "",
-        low: float = 0.0,
-        high: float = 1.0,
-        sort: Literal["worth", "times", "conf", "text"] = "worth",
-        offset: Number = 0,
-        limit: Annotated[int, Field(ge=1, le=_BATCH)] = 50,
-    ) -> dict[str, Any]:
-        """List the cards with `q` in their text, a code that begins with `code`, and a confidence in a range."""
+    def listing(self, request: Request, source: Number, wanted: Annotated[Filter, Query()]) -> dict[str, Any]:
+        """List the cards that a filter finds, as a reviewer may see them, with the titles of their codes."""
         where = """source = ? AND text LIKE ? ESCAPE '\\' AND coalesce(codes, predicted) LIKE ? ESCAPE '\\'
                    AND lang LIKE ? AND status LIKE ? AND conf BETWEEN ? AND ?"""
-        text, prefix = (re.sub(r"([%_\\])", r"\\\1", one) for one in (q, code))
-        values = (source, f"%{text}%", f'%"{prefix}%', lang or "%", status or "%", low, high)
-        order = f"ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
+        text, prefix = (re.sub(r"([%_\\])", r"\\\1", one) for one in (wanted.q, wanted.code))
+        values = (
+            source,
+            f"%{text}%",
+            f'%"{prefix}%',
+            wanted.lang or "%",
+            wanted.status or "%",
+            wanted.low,
+            wanted.high,
+        )
+        order, who = f"ORDER BY {_SORTS[wanted.sort]} LIMIT ? OFFSET ?", user_of(request, wanted.who)
         with self.lock:
             total = self._rows(f"SELECT count(*) AS n FROM cards WHERE {where}", *values)[0]["n"]
-            rows = self._rows(f"SELECT * FROM cards WHERE {where} {order}", *values, limit, offset)
-            cards = [self._seen(_card(row), user_of(request, who)) for row in rows]
+            rows = self._rows(f"SELECT * FROM cards WHERE {where} {order}", *values, wanted.limit, wanted.offset)
+            cards = [self._seen(_card(row), who) for row in rows]
         given = [one for card in cards for one in (card.predicted, card.codes, *(said.codes for said in card.opinions))]
         codes = {code for one in given for code in one or ()}
         titles = {code: self._models.coding.titled(code).title for code in codes}
@@ -298,7 +284,7 @@ class Cards:
         codes = None if decision.codes is None else self._models.coding.check_codes(decision.codes)
         return self._decide(card, decision.version, user_of(request, decision.who), codes)
 
-    def accept(self, request: Request, batch: Batch) -> list[Card]:
+    def accept(self, request: Request, batch: Accepted) -> list[Card]:
         """Accept the predicted codes of several cards, all or, if another reviewer has decided on one, none."""
         who = user_of(request, batch.who)
         with self.lock:
@@ -423,42 +409,7 @@ class Cards:
             sample = self._rows(drawn, source, found.pop("last"))
         num_random = len({row["id"] for row in sample})
         right = [set(json.loads(row["codes"])) == set(json.loads(row["predicted"])) for row in sample]
-        return Trust(**found, random_cards=num_random, right=share_right(right) if num_random >= _FEWEST else None)
-
-
-def order_of_review(times: np.ndarray, seed: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Draw a random sample of a file's rows, and put its cards among the others.
-
-    Rows are drawn with replacement, so that cards are drawn with probabilities proportional to their frequency, `times`
-    of shape (n,). Every third card of the review is the next one drawn that has no earlier place; the others stay in
-    their order. Return the index of the card at each place of the review; and each draw, in order: the place from which
-    it counts, and the index of its card.
-    """
-    cards: dict[int, None] = {}
-    draws: list[tuple[int, int]] = []
-
-    def draw() -> Iterator[int]:
-        for card in np.random.default_rng(seed).choice(len(times), _DRAWS, p=times / times.sum()).tolist():
-            draws.append((len(cards), card))
-            yield card
-
-    sample, others = draw(), iter(range(len(times)))
-    while len(cards) < len(times):
-        turn = itertools.chain(sample, others) if len(cards) % _EVERY == _EVERY - 1 else others
-        cards[next(card for card in turn if card not in cards)] = None
-    return list(cards), draws
-
-
-def share_right(sample: Sequence[bool]) -> Estimate:
-    """Estimate the share of right rows from those drawn (see `order_of_review`), which are right or not.
-
-    The share of rows drawn with replacement is an unbiased estimate (Hansen and Hurwitz 1943), and binomial, so that
-    its interval is Wilson's (1927).
-    """
-    from scipy.stats import binomtest
-
-    interval = binomtest(sum(sample), len(sample)).proportion_ci(method="wilson")
-    return Estimate(mean=sum(sample) / len(sample), low=interval.low, high=interval.high)
+        return Trust(**found, random_cards=num_random, right=share_right(right) if num_random >= FEWEST else None)
 
 
 def _together(opinions: Mapping[str, list[str] | None]) -> dict[str, Any]:

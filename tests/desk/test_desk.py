@@ -33,8 +33,8 @@ from histocoder.data.codes import LabelRules
 from histocoder.data.corrections import read_corrections
 from histocoder.desk import app
 from histocoder.desk.app import Desk, create_app
-from histocoder.desk.cards import order_of_review, share_right
 from histocoder.desk.models import Models
+from histocoder.desk.trust import order_of_review, share_right
 from histocoder.desk.users import Users
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
