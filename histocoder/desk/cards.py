@@ -230,22 +230,14 @@ class Cards:
         where = """source = ? AND text LIKE ? ESCAPE '\\' AND coalesce(codes, predicted) LIKE ? ESCAPE '\\'
                    AND lang LIKE ? AND status LIKE ? AND conf BETWEEN ? AND ?"""
         text, prefix = (re.sub(r"([%_\\])", r"\\\1", one) for one in (wanted.q, wanted.code))
-        values = (
-            source,
-            f"%{text}%",
-            f'%"{prefix}%',
-            wanted.lang or "%",
-            wanted.status or "%",
-            wanted.low,
-            wanted.high,
-        )
+        given = (f"%{text}%", f'%"{prefix}%', wanted.lang or "%", wanted.status or "%", wanted.low, wanted.high)
         order, who = f"ORDER BY {_SORTS[wanted.sort]} LIMIT ? OFFSET ?", user_of(request, wanted.who)
         with self.lock:
-            total = self._rows(f"SELECT count(*) AS n FROM cards WHERE {where}", *values)[0]["n"]
-            rows = self._rows(f"SELECT * FROM cards WHERE {where} {order}", *values, wanted.limit, wanted.offset)
+            total = self._rows(f"SELECT count(*) AS n FROM cards WHERE {where}", source, *given)[0]["n"]
+            rows = self._rows(f"SELECT * FROM cards WHERE {where} {order}", source, *given, wanted.limit, wanted.offset)
             cards = [self._seen(_card(row), who) for row in rows]
-        given = [one for card in cards for one in (card.predicted, card.codes, *(said.codes for said in card.opinions))]
-        codes = {code for one in given for code in one or ()}
+        sets = [one for card in cards for one in (card.predicted, card.codes, *(said.codes for said in card.opinions))]
+        codes = {code for one in sets for code in one or ()}
         titles = {code: self._models.coding.titled(code).title for code in codes}
         return {"total": total, "cards": cards, "titles": {code: title for code, title in titles.items() if title}}
 
