@@ -96,6 +96,7 @@ def code_file(hands: Hands, path: Path, language: str) -> None:
     hands.wait(lambda: hands.text("#file-form table"))
     if hands.driver.execute_script("return document.querySelector('#file-language').value") != language:
         hands.choose("#file-language", language)
+    hands.wait(lambda: hands.driver.find_element(By.CSS_SELECTOR, "#file-form button.primary").is_displayed())
     hands.click("#file-form button.primary")
     hands.wait(lambda: "Coded." in hands.text("#sent .file"))
 
