@@ -256,9 +256,6 @@ class Classes:
             lines.append(
                 f"  {name}: {exact} of {coded:,} rows with a code by exact matches, {all_ways} with fallbacks ({each})"
             )
-        lines += [
-            f"  {name}: {one['mean']:.3f} on average, {one['rows']:,} rows" for name, one in told["means"].items()
-        ]
         return [f"Classes of {told['table']} (SHA-256 {told['sha256'][:12]}) by {', '.join(self._matched)}:", *lines]
 
 

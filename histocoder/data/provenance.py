@@ -17,20 +17,7 @@ from histocoder.data.table import fingerprint
 from histocoder.errors import counted
 from histocoder.files import write_text
 
-BIBTEX = f"""@software{{histocoder,
-  title = {{histocoder}},
-  author = {{{{The histocoder developers}}}},
-  version = {{{__version__}}},
-  year = {{2026}}
-}}
-@misc{{occcanine,
-  title = {{Breaking the HISCO Barrier: Automatic Occupational Standardization with OccCANINE}},
-  author = {{Dahl, Christian M{{\\o}}ller and Johansen, Torben and Vedel, Christian}},
-  year = {{2024}},
-  eprint = {{2402.13604}},
-  archivePrefix = {{arXiv}}
-}}
-"""
+BIBTEX = Path(__file__).with_name("cite.bib").read_text(encoding="utf-8").replace("VERSION", __version__)
 """Entries for histocoder, and for the paper whose model it trains."""
 
 
