@@ -129,6 +129,7 @@ class ClassesFlags(ClassOptions):
     def check(self) -> None:
         """Raise a UserError unless there is something to add."""
         require(bool(self.table or self.levels), "Give a table of classes with --table, or groups with --levels.")
+        self.check_table(self.table, "--table")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,7 @@ def test_codes_without_titles_have_their_groups():
     assert [system_of(name) for name in ("OCC1950_1", "hisco")] == ["occ1950", "hisco"]
 
 
-def test_a_first_model_has_titles_and_does_not_learn_from_them(table: Path, tmp_path: Path):
+def test_titles_of_groups_are_shown_not_learned(table: Path, tmp_path: Path):
     table.write_text(table.read_text().replace("79100", "78390"))
     run(*finetune(table, tmp_path / "out", "--max-steps", 2))
     config = read_model_config(tmp_path / "out")
