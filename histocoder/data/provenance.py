@@ -90,13 +90,12 @@ def _sentences(told: Mapping[str, Any]) -> Iterator[str]:
         by = ", ".join([*columns["codes"], *(name for kind, name in columns.items() if kind != "codes")])
         for name, counts in classes["counts"].items():
             coded, with_value = covered(counts)
-            if not coded:
-                continue
-            sure = classes["means"].get(f"{name}_prob")
-            mean = f" ({_percent(sure['mean'])} expected to be right)" if sure else ""
-            parts.append(f"{name} for {_percent(with_value / coded)} of {coded:,} rows with a code{mean}")
-        table = f"{classes['table']} (SHA-256 {classes['sha256'][:12]}…)"
-        yield f"By {by}, {table} gave {', '.join(parts)}."
+            prob = classes["means"].get(f"{name}_prob", {"rows": 0})
+            mean = f" ({_percent(prob['mean'])} expected to be right)" if prob["rows"] else ""
+            of = counted(coded, "row", "rows")
+            parts += [f"{name} for {_percent(with_value / coded)} of {of} with a code{mean}"] if coded else []
+        if parts:
+            yield f"By {by}, {classes['table']} (SHA-256 {classes['sha256'][:12]}…) gave {', '.join(parts)}."
 
 
 def _percent(share: float) -> str:
