@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from histocoder.config import PRECISIONS, PredictConfig, Settings
 from histocoder.config.prediction import (
     COLUMNS_HELP,
-    NONE_CELLS,
     OUTPUT_HELP,
     RAW_HELP,
     SHEET_HELP,
     TABLE_HELP,
     BatchOptions,
+    ClassOptions,
 )
 from histocoder.config.settings import free, require
 
@@ -41,7 +41,7 @@ class PredictFlags(PredictConfig, ModelFlags):
     """Code descriptions, or a table of them."""
 
     texts: tuple[str, ...] = free((), "descriptions to code", metavar="TEXT", flags=("texts",))
-    overwrite: bool = free(False, "replace an existing --output")
+    overwrite: bool = free(False, "replace an existing --output", is_recorded=False)
     known: str | None = free(
         None,
         "hand-coded descriptions, which keep their codes; auto: the training data of the model's run",
@@ -103,14 +103,13 @@ class ReviewFlags(NamedModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassesFlags(Settings):
-    """Give the codes of a table social classes, by a table of classes that you have downloaded."""
+class ClassesFlags(ClassOptions):
+    """Give the codes of a table social classes, by a table of classes that you have downloaded, and groups."""
 
-    table: str = free(
+    table: str | None = free(
         None,
         "table of classes with the column hisco, and status, relation and product where they matter",
         metavar="FILE",
-        is_required=True,
     )
     input: str = free(
         None,
@@ -121,20 +120,16 @@ class ClassesFlags(Settings):
     output: str = free(None, OUTPUT_HELP, metavar="FILE", is_required=True)
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
     code_cols: tuple[str, ...] | None = free(
-        None, "columns of HISCO codes (default: hisco_1, hisco_2 and so on, or hisco)", metavar="COL"
-    )
-    status_col: str | None = free(None, "column of status (default: status, if there is one)", metavar="COL")
-    relation_col: str | None = free(None, "column of relation (default: relation, if there is one)", metavar="COL")
-    product_col: str | None = free(None, "column of product (default: product, if there is one)", metavar="COL")
-    value_cols: tuple[str, ...] | None = free(
-        None, "columns of --table to add (default: all but those above)", metavar="COL"
-    )
-    none: tuple[str, ...] = free(
-        NONE_CELLS, f"cells that mean none, besides blank ones (default: {' '.join(NONE_CELLS)})", metavar="CELL"
+        None, "columns of codes (default: hisco_1, hisco_2 and so on, or hisco; else occ1950's)", metavar="COL"
     )
     columns: str = free("", COLUMNS_HELP, metavar="PREFIX")
-    overwrite: bool = free(False, "replace an existing --output")
+    overwrite: bool = free(False, "replace an existing --output", is_recorded=False)
     raw: bool = free(False, RAW_HELP)
+
+    def check(self) -> None:
+        """Raise a UserError unless there is something to add."""
+        require(bool(self.table or self.levels), "Give a table of classes with --table, or groups with --levels.")
+        self.check_table(self.table, "--table")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from histocoder.config.settings import Settings, free, require
 
 MODES = ("combined", "greedy", "flat", "topk", "full")
+LEVELS = ("major", "minor", "unit")
+QUALIFIERS = ("status", "relation", "product")  # what a class may depend on besides the code, the weightiest first
 SOURCE_COL = "source"  # column of the source of a row's codes; see `known`
 NONE_CELLS = ("-1", "-9", "999")  # what the HSN's tables write for no class, no status, no relation and no product
 TABLE_HELP = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
@@ -83,5 +85,55 @@ class FileOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictConfig(PredictOptions, FileOptions):
+class ClassOptions(Settings):
+    """Values that are added to codes: those of a table of classes, and groups."""
+
+    value_cols: tuple[str, ...] | None = free(
+        None, "columns of the table of classes to add (default: all that are not matched)", metavar="COL"
+    )
+    scale_cols: tuple[str, ...] | None = free(
+        None, "those of them that are scales (default: hiscam… and numbers with decimals)", metavar="COL"
+    )
+    none: tuple[str, ...] = free(
+        NONE_CELLS, f"cells that mean none, besides blank ones (default: {' '.join(NONE_CELLS)})", metavar="CELL"
+    )
+    status_col: str | None = free(None, "column of status (default: status, if there is one)", metavar="COL")
+    relation_col: str | None = free(None, "column of relation (default: relation, if there is one)", metavar="COL")
+    product_col: str | None = free(None, "column of product (default: product, if there is one)", metavar="COL")
+    levels: tuple[str, ...] | None = free(
+        None, "groups of HISCO or OCC1950 to add, with titles: major, minor, unit", metavar="LEVEL"
+    )
+
+    def check(self) -> None:
+        strange = [level for level in self.levels or () if level not in LEVELS]
+        require(not strange, f"--levels {' '.join(strange)}: there is no such level; choose among {', '.join(LEVELS)}.")
+
+    def check_table(self, table: str | None, flag: str) -> None:
+        """Raise a UserError for a setting that does nothing without a table of classes, which the flag names."""
+        for name in ("value_cols", "scale_cols", "none", *(f"{name}_col" for name in QUALIFIERS)):
+            is_usual = getattr(self, name) == getattr(ClassOptions, name)
+            require(bool(table) or is_usual, f"--{name.replace('_', '-')} needs {flag}; add it, or omit this one.")
+
+    @property
+    def settings_of_qualifiers(self) -> dict[str, str]:
+        """Columns of the input that are named for status, relation and product -> the settings that name them."""
+        named = {f"{name}_col": getattr(self, f"{name}_col") for name in QUALIFIERS}
+        return {column: setting for setting, column in named.items() if column}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictConfig(PredictOptions, FileOptions, ClassOptions):
     """Settings of `histocoder predict`."""
+
+    classes: str | None = free(
+        None,
+        "table of social classes to add: hisco, values, and status, relation, product if it has them",
+        metavar="FILE",
+    )
+
+    def check(self) -> None:
+        require(
+            not (self.classes or self.levels) or self.mode != "full",
+            "--classes and --levels are of codes, and --mode full writes none; choose another mode.",
+        )
+        self.check_table(self.classes, "--classes")

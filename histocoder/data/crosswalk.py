@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from histocoder.config.prediction import NONE_CELLS
-from histocoder.data.cells import read_code
-from histocoder.data.table import CHUNK_ROWS, TableFile, open_table, strings
+from histocoder.config.prediction import QUALIFIERS, ClassOptions
+from histocoder.data.cells import named, read_code
+from histocoder.data.groups import GROUPS, code_in, group_of, system_of
+from histocoder.data.table import fingerprint, open_table, strings
 from histocoder.errors import UserError
 
-CODE_COL, QUALIFIERS = "hisco", ("status", "relation", "product")
-"""Columns of a crosswalk that are matched; of the qualifiers, a later one is left out before an earlier one."""
+CODE_COL = "hisco"
+"""Column of a crosswalk that is matched, as are those of `QUALIFIERS`, of which a later one is left out first."""
 EXACT, AGREED = "exact", "all rows of the code agree"
 AMBIGUOUS, NO_VALUE, UNKNOWN, NO_CODE = "ambiguous", "no value in the table", "code not in the table", "no code"
 WITHOUT_VALUE = (AMBIGUOUS, NO_VALUE, UNKNOWN, NO_CODE)
-_HISCO_DIGITS = 5
+CANDIDATES, SHARES = "histocoder:candidates", "histocoder:shares"
+"""Columns of the codes that a row may have and of their probabilities, from which expected values are computed."""
+_DECIMALS, _OF_SCALES = 4, ("mean", "sd", "share")
+_NUMBER = re.compile(r"-?\d+([.,]\d+)?")
 
 
 class Found(NamedTuple):
@@ -41,10 +48,8 @@ class Crosswalk:
     ----------
     path : str or Path
         Table with the column `hisco`, and `status`, `relation` and `product` where its values depend on them.
-    value_cols : sequence of str
-        Columns of values; by default all others.
-    none : collection of str
-        Cells that mean that there is no value, status, relation or product, besides blank ones.
+    options : ClassOptions
+        `value_cols`, `scale_cols` and `none`.
 
     Raises
     ------
@@ -52,11 +57,12 @@ class Crosswalk:
         If the table can't be read, or has no such columns.
     """
 
-    def __init__(
-        self, path: str | Path, value_cols: Sequence[str] | None = None, *, none: Collection[str] = NONE_CELLS
-    ) -> None:
+    qualifiers = QUALIFIERS
+
+    def __init__(self, path: str | Path, options: ClassOptions) -> None:
         self.file = open_table(path, [CODE_COL], optional=QUALIFIERS)
-        self._none = none
+        self.notices = self.file.notices
+        self._none, value_cols, scale_cols = options.none, options.value_cols, options.scale_cols
         self.keys = {name: self.file.column(name) for name in (CODE_COL, *QUALIFIERS) if self.file.has(name)}
         if value_cols:
             values = [self.file.column(name, "value_cols") for name in value_cols]
@@ -75,6 +81,16 @@ class Crosswalk:
                 for own in ((code,), (code, *qualifiers)) if code else ():
                     for some, cell in zip(self._values.setdefault(own, [set() for _ in row]), row, strict=True):
                         some.add(self._cell(cell))
+        self.identity = {"table": self.file.path.name, "sha256": fingerprint(path)}
+        scales = filter(self._is_scale, self.value_cols) if scale_cols is None else scale_cols
+        self.scales = [self.file.column(name, "scale_cols") for name in scales]
+        self.classes = [name for name in self.value_cols if name not in self.scales]
+
+    def _is_scale(self, name: str) -> bool:
+        i = self.value_cols.index(name)
+        cells = {cell for values in self._values.values() for cell in values[i] if cell is not None}
+        has_decimals = any("." in cell or "," in cell for cell in cells)
+        return (name.lower().startswith("hiscam") or has_decimals) and all(map(_NUMBER.fullmatch, cells))
 
     def find(
         self, code: str | None, status: str | None = None, relation: str | None = None, product: str | None = None
@@ -98,9 +114,8 @@ class Crosswalk:
 
     def _key(self, code: str | None, *qualifiers: str | None) -> list[str | None]:
         """Return a code with its leading zeros, and qualifiers without; None where there is none."""
-        digits = read_code(code or "")
         cells = [None if cell is None else self._cell(read_code(cell).lstrip("0")) for cell in qualifiers]
-        return [(digits.zfill(_HISCO_DIGITS) if digits.isdecimal() else digits) or None, *cells]
+        return [code_in(code), *cells]
 
 
 def _found(values: set[str | None], how: str) -> Found:
@@ -111,38 +126,159 @@ def _found(values: set[str | None], how: str) -> Found:
     return Found(value, NO_VALUE if value is None else how)
 
 
-@dataclass
+class Groups:
+    """Groups of codes on some levels, with their titles, which are found as the values of a `Crosswalk` are."""
+
+    qualifiers = ()
+
+    def __init__(self, system: str, levels: Sequence[str]) -> None:
+        if system == "occ1950" and {*levels} != {"major"}:
+            raise UserError("OCC1950 has major groups alone; give --levels major.")
+        self._system, self.classes, self.scales, self.notices = system, [*levels], list[str](), list[str]()
+        self.value_cols = [name for level in levels for name in (level, f"{level}_title")]
+        self.identity = {"table": f"groups of {system.upper()}", "sha256": fingerprint(GROUPS)}
+
+    def find(self, code: str | None, *_: str | None) -> list[Found]:
+        """Return the number of each level's group, and its title."""
+        known = code_in(code)
+        pairs = [(None, None) if known is None else group_of(self._system, level, known) for level in self.classes]
+        why = NO_CODE if known is None else NO_VALUE if known.startswith("-") else UNKNOWN
+        return [Found(value, EXACT if value else why) for pair in pairs for value in pair]
+
+
 class Classes:
-    """The columns that a crosswalk adds to a table; `counts` has their rows by how each value was found."""
+    """The columns that a crosswalk or groups add to a table of codes, and how many rows have which.
 
-    crosswalk: Crosswalk
-    file: TableFile
-    code_cols: Sequence[str]
-    qualifier_cols: Mapping[str, str]  # status, relation or product -> its column, where the table has one
-    prefix: str = ""  # that of the names of the new columns
-    counts: dict[str, Counter[str]] = field(init=False)
+    With `CANDIDATES`, a row's possible first codes and their probabilities p, these columns follow those of values:
 
-    def __post_init__(self) -> None:
-        self.counts = {name: Counter() for names in self._names for name in names}
+    - `…_prob` of a class: the sum of p over the codes that have the class that is written;
+    - `…_mean`, `…_sd` of a scale: mean and standard deviation of its values, weighted by p, over codes with one;
+    - `…_share` of a scale: the sum of p over the codes that have a value, on which the former rest.
+    """
+
+    def __init__(
+        self, values: Crosswalk | Groups, code_cols: Sequence[str], options: ClassOptions, *, prefix: str, expect: bool
+    ) -> None:
+        self.values, self._code_cols, self._options, self._prefix = values, [*code_cols], options, prefix
+        self._expect = expect  # whether there are CANDIDATES and SHARES
+        self._qualifier_cols: dict[str, str] = {}  # status, relation or product -> its column, where the table has one
+        numbers = [f"_{i}" if len(code_cols) > 1 else "" for i in range(1, len(code_cols) + 1)]
+        self._names = [[f"{prefix}{value}{number}" for value in values.value_cols] for number in numbers]
+        self._counts: dict[str, Counter[str]] = {}
+        self._sums: dict[str, np.ndarray] = {}  # column of numbers -> number of rows that have one, and their sum
 
     @property
-    def _names(self) -> list[list[str]]:
-        """Names of the new columns of each column of codes, which have its number if there are several."""
-        several = len(self.code_cols) > 1
-        numbers = [f"_{number}" if several else "" for number in range(1, len(self.code_cols) + 1)]
-        return [[f"{self.prefix}{value}{number}" for value in self.crosswalk.value_cols] for number in numbers]
+    def fields(self) -> list[pa.Field]:
+        """The new columns, in their order."""
+        found, values = [], self.values
+        for number, names in enumerate(self._names):
+            for value, name in zip(values.value_cols, names, strict=True):
+                ends = ("prob",) if value in values.classes else _OF_SCALES if value in values.scales else ()
+                found.append(pa.field(name, pa.string()))
+                if self._expect and number == 0:
+                    found += [pa.field(f"{name}_{end}", pa.float64()) for end in ends]
+        return found
 
-    def blocks(self) -> Iterator[pa.Table]:
-        """Yield the table in blocks, with the new columns behind its own."""
-        path, columns = self.file.path, [*self.code_cols, *self.qualifier_cols.values()]
-        for table in self.file.chunks(chunk_rows=CHUNK_ROWS):
-            cells = {name: strings(table[name], f"{path}, column {name!r},").to_pylist() for name in columns}
-            given = [cells.get(self.qualifier_cols.get(name, ""), [None] * len(table)) for name in QUALIFIERS]
-            block = table
-            for code_col, names in zip(self.code_cols, self._names, strict=True):
-                keys = list(zip(cells[code_col], *given, strict=True))
-                found = {key: self.crosswalk.find(*key) for key in set(keys)}
-                for i, name in enumerate(names):
-                    block = block.append_column(name, pa.array([found[key][i].value for key in keys], pa.string()))
-                    self.counts[name].update(found[key][i].how for key in keys)
-            yield block
+    def append(self, table: pa.Table) -> pa.Table:
+        """Return a table with the new columns behind its own."""
+        for name in self.values.qualifiers:  # the input's column, else that of what is predicted
+            usual = (getattr(self._options, f"{name}_col") or name, f"{self._prefix}{name}")
+            if columns := [column for own in usual for column in named(own, table.column_names)]:
+                self._qualifier_cols[name] = columns[0]
+        cells = {name: strings(table[name], f"The column {name!r}").to_pylist() for name in self._matched}
+        given = [cells.get(self._qualifier_cols.get(name, ""), [None] * len(table)) for name in QUALIFIERS]
+        found: dict[str, Any] = {}
+        for code_col, names in zip(self._code_cols, self._names, strict=True):
+            keys = list(zip(cells[code_col], *given, strict=True))
+            values = {key: self.values.find(*key) for key in set(keys)}
+            for i, (value, name) in enumerate(zip(self.values.value_cols, names, strict=True)):
+                found[name] = np.array([values[key][i].value for key in keys], dtype=object)
+                if value in (*self.values.classes, *self.values.scales):
+                    self._counts.setdefault(name, Counter()).update(values[key][i].how for key in keys)
+        if self._expect:
+            found |= self._expected_values(table, given, found)
+        for one in self.fields:
+            table = table.append_column(one, pa.array(found[one.name], one.type, from_pandas=True))
+        return table
+
+    def _expected_values(
+        self, table: pa.Table, given: list[list[str | None]], found: dict[str, Any]
+    ) -> dict[str, np.ndarray]:
+        """Return the columns of numbers, each of shape (n,), for the n rows of a table; NaN where there is none."""
+        candidates, p = table[CANDIDATES].combine_chunks(), table[SHARES].combine_chunks().flatten().to_numpy()
+        rows = pc.list_parent_indices(candidates).to_numpy()
+        qualifiers = (np.array(cells, dtype=object)[rows] for cells in given)
+        keys = pd.Index(list(zip(candidates.flatten().to_pylist(), *qualifiers, strict=True)), tupleize_cols=False)
+        index, distinct = pd.factorize(keys)
+        values = [self.values.find(*key) for key in distinct]
+
+        def total(weights: np.ndarray) -> np.ndarray:
+            return np.bincount(rows, weights, minlength=len(table))
+
+        is_coded, columns = total(np.ones(len(rows))) > 0, dict[str, np.ndarray]()
+        for i, (value, name) in enumerate(zip(self.values.value_cols, self._names[0], strict=True)):
+            own = np.array([one[i].value for one in values], dtype=object)[index]
+            if value in self.values.classes:
+                prob = total(p * (own == found[name][rows]))
+                columns[f"{name}_prob"] = np.where(pd.notna(found[name]), prob, np.nan)
+            if value in self.values.scales:
+                numbers = pd.to_numeric(pd.Series(own).str.replace(",", "."), errors="coerce").to_numpy(dtype=float)
+                weights, numbers = np.where(np.isnan(numbers), 0, p), np.nan_to_num(numbers)
+                share = total(weights)
+                known = np.where(share > 0, share, np.nan)
+                mean = total(weights * numbers) / known
+                variance = total(weights * (numbers - mean[rows]) ** 2) / known
+                columns |= {f"{name}_mean": mean, f"{name}_sd": variance**0.5, f"{name}_share": share}
+        for name, column in columns.items():
+            columns[name] = np.where(is_coded, column.round(_DECIMALS), np.nan)
+            sums = np.array([np.isfinite(columns[name]).sum(), np.nansum(columns[name])])
+            self._sums[name] = self._sums.get(name, 0) + sums
+        return columns
+
+    @property
+    def _matched(self) -> list[str]:
+        return [*self._code_cols, *self._qualifier_cols.values()]
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The table, the columns that are matched, rows by how a value was found, and means of numbers; for JSON."""
+        means = {
+            name: {"rows": int(rows), "mean": round(total / max(rows, 1), _DECIMALS)}
+            for name, (rows, total) in self._sums.items()
+        }
+        columns = {"codes": self._code_cols, **self._qualifier_cols}
+        return {**self.values.identity, "columns": columns, "counts": self._counts, "means": means}
+
+    def coverage(self) -> list[str]:
+        """Say how many rows with a code have each value by an exact match, and with fallbacks; then all counts."""
+        told, lines = self.told, list[str]()
+        for name, counts in told["counts"].items():
+            coded, found = covered(counts)
+            exact, all_ways = (f"{100 * part / max(coded, 1):.1f} %" for part in (counts[EXACT], found))
+            order = sorted(counts, key=lambda how: (how != EXACT, how in WITHOUT_VALUE, -counts[how], how))
+            each = ", ".join(f"{how} {counts[how]:,}" for how in order if counts[how])
+            lines.append(
+                f"  {name}: {exact} of {coded:,} rows with a code by exact matches, {all_ways} with fallbacks ({each})"
+            )
+        return [f"Classes of {told['table']} (SHA-256 {told['sha256'][:12]}) by {', '.join(self._matched)}:", *lines]
+
+
+def classes_of(
+    code_cols: Sequence[str], options: ClassOptions, table: str | None, *, codes: Collection[str] | None, **how: Any
+) -> list[Classes]:
+    """Return what is added to columns of codes: values of a table, if there is one, and groups.
+
+    `codes` are all that may occur, if they are known; see `Classes` for `how`.
+    """
+    values: list[Crosswalk | Groups] = [Crosswalk(table, options)] if table else []
+    if options.levels:
+        if (system := system_of(code_cols[0].removeprefix(how["prefix"]), codes)) is None:
+            raise UserError("--levels are of HISCO and OCC1950, and the model's codes are neither; omit it.")
+        values.append(Groups(system, options.levels))
+    return [Classes(one, code_cols, options, **how) for one in values]
+
+
+def covered(counts: Mapping[str, int]) -> tuple[int, int]:
+    """Return the number of rows with a code, and of those with a value, of the counts of a column."""
+    coded = sum(counts.values()) - counts.get(NO_CODE, 0)
+    return coded, sum(number for how, number in counts.items() if how not in WITHOUT_VALUE)

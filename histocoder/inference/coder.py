@@ -163,25 +163,33 @@ class Coder:
         )
         return join_rows(parts, given.rows)[0]
 
-    @torch.inference_mode()
     def predict_ranked(
         self, texts: Texts, lang: Langs = "unk", *, batch_size: int = 256
     ) -> tuple[Prediction, Prediction]:
-        """Code n descriptions in the model's own mode, and rank first codes, encoding each once; see `predict`.
+        """Code n descriptions in the model's own mode, and rank first codes; see `code_ranked`."""
+        return self.code_ranked(self.distinct(texts, lang), PredictOptions(batch_size=batch_size), progress=False)
 
-        Return the codes, and those that all experts propose as the first, by their combined probability.
+    @torch.inference_mode()
+    def code_ranked(
+        self, given: Descriptions, options: PredictOptions, *, progress: ShowProgress = True
+    ) -> tuple[Prediction, Prediction]:
+        """Return the codes of `code`, and those that all experts propose as the first, by their combined probability.
+
+        Each description is encoded once.
         """
-        given, options = self.distinct(texts, lang), PredictOptions(mode=self.mode, batch_size=batch_size)
+        options = replace(options, mode=options.mode or self.mode)
 
         def work(inputs: Inputs) -> list[np.ndarray]:
             batch = self.decoding.encode(inputs)
             chosen, others = self.decoding.ranked(batch)
-            if self.mode != "combined":
+            if options.mode != "combined":
                 chosen = self.decoding.decode(batch, options)
             return [*chosen, *others]
 
-        arrays = join_rows(self.each_batch(work, given, options), given.rows)
-        return Prediction(*arrays[:3]), Prediction(*arrays[3:])
+        arrays = join_rows(self.each_batch(work, given, options, progress=progress), given.rows)
+        found, ranked = Prediction(*arrays[:3]), Prediction(*arrays[3:])
+        found.drop_unsure(options.min_confidence)
+        return found, ranked
 
     def each_batch(
         self,

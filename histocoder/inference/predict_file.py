@@ -8,6 +8,7 @@ import json
 import shutil
 import signal
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -15,13 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.feather
 from tqdm import tqdm
 
 from histocoder import distributed
 from histocoder.checkpoints.run_folder import holding
-from histocoder.config import PredictConfig
+from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.examples import LANG_COL
 from histocoder.data.output import Form, check_kept, check_new_columns, check_output, write_table
 from histocoder.data.table import TableFile, open_table
@@ -30,6 +33,7 @@ from histocoder.files import make_folder, replacing
 from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.known import Known
+from histocoder.inference.predictions import code_columns
 from histocoder.inference.table_coder import TableCoder
 
 _BATCHES = 4  # batches of a part, after which codes are kept
@@ -45,11 +49,11 @@ def predict_file(
     say: Callable[[str], None] = print,
     block_rows: int | None = None,
     progress: Callable[[float, int], object] | None = None,
-) -> None:
+) -> dict[str, Any]:
     """Code a file into another, with all its columns, the language if one was given for all rows, and the codes.
 
-    The codes of its distinct descriptions are kept in parts beside the output. After an interruption they stay, and the
-    same call resumes. Several processes share the parts. The output does not depend on either.
+    The codes of its distinct descriptions are kept in parts beside the output, by which the same call resumes after an
+    interruption, and which several processes share. Return, on rank 0, what `write_provenance` tells of the rows.
 
     Parameters
     ----------
@@ -63,8 +67,9 @@ def predict_file(
         Receives the number of rows that a batch has coded, and of all rows; by default a progress bar on rank 0's
         terminal, if there is one. It may raise an error to stop; the same call then resumes.
     """
-    table, output = open_table(Path(config.input), config.settings_of_columns, sheet=config.sheet), Path(config.output)
-    own: dict[str, Any] = {setting: table.column(name) for name, setting in config.settings_of_columns.items()}
+    columns, output = config.settings_of_columns | config.settings_of_qualifiers, Path(config.output)
+    table = open_table(Path(config.input), columns, sheet=config.sheet)
+    own: dict[str, Any] = {setting: table.column(name) for name, setting in columns.items()}
     config = replace(config, mode=config.mode or coder.mode, **own)
     tables = TableCoder(coder, config, known=known)
     form = _form(config, table, tables.schema.names)
@@ -85,13 +90,47 @@ def predict_file(
         hidden = True if progress is not None or distributed.rank() else None  # None: without a terminal
         with tqdm(total=num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True) as bar, _saying(say):
             tell = bar.update if progress is None else lambda num_coded: progress(num_coded, num_rows)
-            blocks = table.chunks(chunk_rows=block_rows)
+            blocks, told = table.chunks(chunk_rows=block_rows), _Told(tables, config.columns)
             prefix, size = str(parts / f"codes-{identity}"), _BATCHES * config.batch_size
             coded = _coded_blocks(tables, blocks, prefix=prefix, size=size, tell=tell)
-            for notice in write_table(output, coded, form) if distributed.is_primary() else coded:
+            for notice in write_table(output, map(told.add, coded), form) if distributed.is_primary() else coded:
                 say(notice)
         if distributed.is_primary():
             shutil.rmtree(parts, ignore_errors=True)
+    for classes in tables.classes if distributed.is_primary() else ():
+        say("\n".join(classes.coverage()))
+    return told.numbers()
+
+
+class _Told:
+    """Counts the rows of coded blocks by what became of them."""
+
+    def __init__(self, tables: TableCoder, prefix: str) -> None:
+        names, self._classes = tables.schema.names, tables.classes
+        self._code = next(iter(code_columns(names)), names[0])
+        self._conf, self._source = (one if one in names else None for one in (f"{prefix}conf", f"{prefix}{SOURCE_COL}"))
+        self._counts, self._sums = Counter[str](), Counter[str]()  # the latter of confidence
+
+    def add(self, block: pa.Table) -> pa.Table:
+        """Count a block's rows, and return it."""
+        is_coded = block[self._code].is_valid().to_numpy()
+        conf = np.where(is_coded, 1.0, np.nan) if self._conf is None else block[self._conf].to_numpy()  # mode full
+        is_asked = ~np.isnan(conf)
+        parts = {"rows": np.ones_like(is_coded), "coded": is_coded, "unsure": is_asked & ~is_coded, "blank": ~is_asked}
+        is_known = np.zeros_like(is_coded)
+        if self._source is not None:
+            parts["known"] = is_known = pc.equal(block[self._source], "known").fill_null(False).to_numpy()
+        self._counts.update({name: int(part.sum()) for name, part in parts.items()})
+        for name, part in (("answered", is_asked & ~is_known), ("coded", is_coded & ~is_known)):
+            self._sums.update({f"{name} rows": int(part.sum()), name: conf[part].sum()})
+        return block
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the counts, the mean confidence in rows that the model answered and in those it coded, and classes."""
+        names = [name for name in ("answered", "coded") if self._conf and self._sums[f"{name} rows"]]
+        accuracy = {name: round(float(self._sums[name] / self._sums[f"{name} rows"]), 4) for name in names}
+        classes = [classes.told for classes in self._classes]
+        return {"counts": dict(self._counts), "expected_accuracy": accuracy, "classes": classes}
 
 
 def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form:
@@ -152,7 +191,7 @@ def _coded_blocks(
         distributed.barrier()
         if rank == 0:
             codes = [_codes(tables, path, part, progress=False) for path, part in parts]
-            yield tables.append(block, pa.concat_tables([tables.schema.empty_table(), *codes]), new.rows)
+            yield tables.append(block, codes, new.rows)
 
 
 def _codes(tables: TableCoder, path: Path, part: Descriptions, *, progress: ShowProgress) -> pa.Table:

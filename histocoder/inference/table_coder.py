@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from histocoder.checkpoints.model_files import local_folder
 from histocoder.config import SOURCE_COL, PredictConfig
+from histocoder.data.crosswalk import CANDIDATES, SHARES, classes_of
 from histocoder.data.languages import Language, chosen_language
 from histocoder.data.output import check_new_columns
 from histocoder.data.table import strings
@@ -20,6 +21,7 @@ from histocoder.errors import UserError
 from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.descriptions import Descriptions, DistinctDescriptions
 from histocoder.inference.known import Known, KnownCodes
+from histocoder.inference.predictions import code_columns
 
 REMEMBERED, REMEMBERED_CELLS = 500_000, 10_000_000  # distinct descriptions, and cells of their codes, kept for later
 _BLOCK_ROWS, _BLOCK_CELLS = 100_000, 2_000_000  # largest number of rows of a block, and of cells of their codes
@@ -32,7 +34,9 @@ class TableCoder:
     Attributes
     ----------
     schema : pa.Schema
-        Columns of codes that are appended.
+        Columns that are appended: of codes, and of their classes and groups.
+    classes : list of Classes
+        Those that the settings ask for, which count the rows that `append` has seen.
     block_rows : int
         Number of rows of a block that has room in memory.
     """
@@ -40,7 +44,12 @@ class TableCoder:
     def __init__(self, coder: Coder, config: PredictConfig, *, known: Known | None = None) -> None:
         self._coder, self._config, self._known = coder, config, known
         self._remembered = self.code(Descriptions([], [], np.arange(0)))
-        self.schema, width = self._remembered.schema, self._remembered.num_columns
+        names, alternatives = self._remembered.column_names, f"{config.columns}alt_"
+        columns = [name for name in code_columns(names) if not name.startswith(alternatives)]
+        how: dict[str, Any] = {"prefix": config.columns, "codes": coder.codes, "expect": True}
+        self.classes, width = classes_of(columns, config, config.classes, **how), len(names)
+        own = [field for field in self._remembered.schema if field.name not in (CANDIDATES, SHARES)]
+        self.schema = pa.schema([*own, *(field for classes in self.classes for field in classes.fields)])
         self.block_rows = min(_BLOCK_ROWS, -(-_BLOCK_CELLS // width))
         self._room = min(REMEMBERED, REMEMBERED_CELLS // width)
         self._distinct = DistinctDescriptions(coder.model.config.languages, room=self._room)
@@ -63,11 +72,17 @@ class TableCoder:
         is_new = np.array([answer is None for answer in known], dtype=bool)
         texts, langs = ([values[row] for row in np.flatnonzero(is_new)] for values in (new.texts, new.langs))
         asked = Descriptions(texts, langs, np.where(is_new, is_new.cumsum() - 1, -1))
-        found = self._coder.code(asked, self._config, progress=progress)
+        found, ranked = None, None
+        if self._config.classes or self._config.levels:
+            found, ranked = self._coder.code_ranked(asked, self._config, progress=progress)
+        found = found or self._coder.code(asked, self._config, progress=progress)
         for row, answer in enumerate(known):
             if answer is not None:
                 codes, found.conf[row] = answer
                 found.codes[row, : len(codes)], found.probs[row, : len(codes)] = codes, answer.share
+                if ranked is not None:
+                    ranked.codes[row], ranked.probs[row, 0] = None, answer.share
+                    ranked.codes[row, : len(codes[:1])] = codes[:1]
         if callable(progress) and len(texts) < len(known):
             progress(len(known) - len(texts))
         frame = found.frame(self._coder.model.config, has_alternatives=self._config.mode == "topk")
@@ -76,25 +91,34 @@ class TableCoder:
         frame = frame.round(_DECIMALS).add_prefix(self._config.columns)
         kinds = [pa.float64() if kind.kind == "f" else pa.string() for kind in frame.dtypes]
         schema = pa.schema(list(zip(frame.columns, kinds, strict=True)))
-        return pa.Table.from_pandas(frame, schema, preserve_index=False).replace_schema_metadata()
+        table = pa.Table.from_pandas(frame, schema, preserve_index=False).replace_schema_metadata()
+        if ranked is not None:
+            is_code = ranked.codes.astype(bool)
+            ends = pa.array(np.append(0, is_code.sum(1).cumsum()), pa.int32())
+            for name, values, kind in ((CANDIDATES, ranked.codes, pa.string()), (SHARES, ranked.probs, pa.float64())):
+                table = table.append_column(name, pa.ListArray.from_arrays(ends, pa.array(values[is_code], kind)))
+        return table
 
-    def append(self, block: pa.Table, codes: pa.Table, rows: np.ndarray) -> pa.Table:
-        """Return a block with its language, if one was given for all rows, and the columns of codes behind its own.
+    def append(self, block: pa.Table, codes: Sequence[pa.Table], rows: np.ndarray) -> pa.Table:
+        """Return a block with its language, if one was given for all rows, and the columns of `schema` behind its own.
 
         `codes` are those of the block's new descriptions, `rows` the indices of all its rows'; see `find`. Blocks come
         in the order in which they were found.
         """
-        codes = pa.concat_tables([self._remembered, codes]).combine_chunks()
+        all_codes = pa.concat_tables([self._remembered, *codes]).combine_chunks()
         if len(self._remembered) < self._room:
-            self._remembered = codes
+            self._remembered = all_codes
         if self._config.language != "unk":
             name = "lang"
             while name in block.column_names:
                 name = f"pred_{name}"
             block = block.append_column(name, pa.repeat(str(Language(self._config.language)), len(block)))
-        for name, column in zip(self.schema.names, codes.take(pa.array(rows, mask=rows < 0)).columns, strict=True):
+        of_rows = all_codes.take(pa.array(rows, mask=rows < 0))
+        for name, column in zip(of_rows.column_names, of_rows.columns, strict=True):
             block = block.append_column(name, column)
-        return block
+        for classes in self.classes:
+            block = classes.append(block)
+        return block.drop_columns([CANDIDATES, SHARES]) if self.classes else block
 
 
 @dataclass(frozen=True)
@@ -127,7 +151,7 @@ class BlockCoder:
         for start in range(0, max(len(block), 1), coder.block_rows):
             part = block.slice(start, coder.block_rows)
             new = coder.find(part)
-            yield coder.append(part, coder.code(new), new.rows)
+            yield coder.append(part, [coder.code(new)], new.rows)
 
 
 @cache

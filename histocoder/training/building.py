@@ -18,6 +18,7 @@ from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import LANG_SEP, RECIPES, ModelConfig, RunConfig
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
+from histocoder.data.groups import titles_of
 from histocoder.data.key import Key
 from histocoder.data.samplers import Share
 from histocoder.errors import UserError, misfit
@@ -156,7 +157,7 @@ def build_model(config: RunConfig, files: ExampleFiles, *, key: Key, languages: 
         vocab_size=formatter.vocab_size + 1,  # one to spare, as in published models, so that weights can be exchanged
         codes=key.codes,
         target_cols=files.target_cols,
-        descriptions=key.descriptions,
+        descriptions=titles_of(key.codes) | key.descriptions,
         languages=languages,
         decoder_num_layers=2 if config.encoder == "ngram" and config.initial_checkpoint is None else 3,
         decoder_dim_feedforward=config.decoder_dim_feedforward,
@@ -267,6 +268,7 @@ def initial_key(config: RunConfig) -> Key | None:
     if config.initial_checkpoint is None or config.only_encoder:
         return None
     if (own := _own_config(config.initial_checkpoint)) is not None:
-        return Key(own.codes, own.descriptions)
+        usual = titles_of(own.codes)  # a key or a later version may have better ones
+        return Key(own.codes, {code: title for code, title in own.descriptions.items() if title != usual.get(code)})
     codes = initial_weights(Path(config.initial_checkpoint))[1]
     return None if codes is None else Key(codes)

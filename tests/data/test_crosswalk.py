@@ -18,7 +18,10 @@ import pytest
 from conftest import DEADLINE, ROOT, environment, shared
 
 from histocoder.cli.main import main
+from histocoder.config.prediction import ClassOptions
 from histocoder.data.crosswalk import Crosswalk
+from histocoder.data.provenance import provenance_file
+from histocoder.data.table import fingerprint
 
 HEADER = "hisco,status,relation,product,hisclass,socpo"
 ROWS = """61110,,,,8,3
@@ -51,10 +54,11 @@ def classes(table: Path, data: Path, *flags: object, name: str = "out.csv") -> t
     """Return the rows that the command writes, and what it says of them in JSON, which must add up to them."""
     output = data.with_name(name)
     main([str(arg) for arg in ("classes", "--table", table, "--input", data, "--output", output, *flags)])
-    told = json.loads(output.with_name(f"{name}.classes.json").read_text())
+    whole = json.loads(provenance_file(output).read_text())
+    told = whole["classes"][0]
     with output.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert told["rows"] == len(rows)
+    assert whole["output"] == name and whole["input"] == {"file": data.name, "sha256": fingerprint(data)}
     for column, counts in told["counts"].items():
         without = "ambiguous", "no value in the table", "code not in the table", "no code"
         assert sum(counts.values()) == len(rows)
@@ -94,13 +98,13 @@ def test_matching_is_that_of_brute_force(crosswalk: Path, tmp_path: Path):
 
 
 def test_each_value_is_ambiguous_by_itself(crosswalk: Path):
-    found = Crosswalk(crosswalk).find("80110")
+    found = Crosswalk(crosswalk, ClassOptions()).find("80110")
     assert [(one.value, one.how) for one in found] == [(None, "ambiguous"), ("3", "all rows of the code agree")]
-    assert [one.how for one in Crosswalk(crosswalk).find("99999", None, "31")] == ["ambiguous", "exact"]
+    assert [one.how for one in Crosswalk(crosswalk, ClassOptions()).find("99999", None, "31")] == ["ambiguous", "exact"]
 
 
 def test_zeros_and_decimals_do_not_matter(crosswalk: Path, tmp_path: Path):
-    assert Crosswalk(crosswalk).find("1110.0") == Crosswalk(crosswalk).find("01110")
+    assert Crosswalk(crosswalk, ClassOptions()).find("1110.0") == Crosswalk(crosswalk, ClassOptions()).find("01110")
     numbers = pyarrow.table({"hisco": [1110.0, 61110.0, None], "status": [None, 33.0, None]})
     pyarrow.parquet.write_table(numbers, tmp_path / "numbers.parquet")
     rows, _ = classes(crosswalk, tmp_path / "numbers.parquet")
@@ -127,7 +131,7 @@ def test_a_table_of_codes_alone(tmp_path: Path, logged: list[str]):
     rows, told = classes(table, data, "--none", "x")
     assert [row["Class"] for row in rows] == ["a", "a", "-1", ""] and len(told["sha256"]) == 64
     assert told["counts"]["Class"] == {"exact": 2, "without status": 1, "code not in the table": 1}
-    assert "Class: 50.0 % of 4 rows with a code by exact matches, 75.0 % with fallbacks (exact 2, " in logged[-1]
+    assert "Class: 50.0 % of 4 rows with a code by exact matches, 75.0 % with fallbacks (exact 2, " in logged[-2]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +164,24 @@ def test_mistakes_are_one_sentence(
     said = capsys.readouterr().err
     assert ended.value.code == 2 and message in said and said.count("\n") == 1
     assert {path: path.read_bytes() for path in Path().iterdir()} == before
+
+
+def test_groups_of_occ1950_are_added_without_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = write(tmp_path / "data.csv", "id,occ1950_1,status", "a,070,21", "b,690,", "c,,", "d,999,")
+    given = ("classes", "--input", str(data), "--output", str(tmp_path / "out.csv"))
+    main([*given, "--levels", "major"])
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        assert [row["major"] for row in csv.DictReader(file)] == ["000-099", "600-690", "", "980-999"]
+    told = json.loads(provenance_file(tmp_path / "out.csv").read_text())["classes"][0]
+    assert told["counts"] == {"major": {"exact": 3, "no code": 1}} and told["columns"] == {"codes": ["occ1950_1"]}
+    for flags, message in (
+        ((), "Give a table of classes with --table, or groups with --levels."),
+        (("--levels", "major", "minor", "--overwrite"), "OCC1950 has major groups alone; give --levels major."),
+        (("--levels", "major", "--value-cols", "x"), "--value-cols needs --table"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*given, *flags])
+        assert message in capsys.readouterr().err
 
 
 def test_damaged_input_leaves_nothing(crosswalk: Path, tmp_path: Path):

@@ -6,6 +6,7 @@ import pickle
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +14,7 @@ import pytest
 from archives import TEXTS, code, write_archive
 from models import save_tiny_model
 
+from histocoder.config import PredictOptions
 from histocoder.errors import UserError
 from histocoder.inference.coder import Coder
 from histocoder.inference.table_coder import BlockCoder
@@ -68,3 +70,38 @@ def test_what_does_not_fit_is_named(model: Path, tmp_path: Path):
         block_coder(model, "text")
     with pytest.raises(UserError, match="The table already has a column 'hisco_1'"):
         block_coder(model, "occ1", "hisco_1")
+
+
+def test_expected_values_are_those_of_the_candidates(model: Path, tmp_path: Path):
+    values = {("61110", ""): (8, 50), ("61110", "21"): (7, 60), ("95410", ""): (7, 53), ("41025", ""): (7, 58)}
+    lines = [f"{code},{status},{one},{two}" for (code, status), (one, two) in values.items()]
+    (tmp_path / "hsn.csv").write_text("\n".join(["hisco,status,hisclass,hiscam", *lines]))
+    frame = write_archive(tmp_path / "in.csv", 210).assign(status=["", "21", "33"] * 70)
+    table = pa.Table.from_pandas(frame)
+    options = {"language_col": "lang", "classes": str(tmp_path / "hsn.csv"), "mode": "combined"}
+    blocks = block_coder(model, *table.column_names, **options)(table)
+    found = pa.concat_tables(blocks).to_pandas()
+    coder = Coder.from_pretrained(model, "cpu")
+    _, ranked = coder.code_ranked(
+        coder.distinct(frame["occ1"], frame["lang"].tolist()), PredictOptions(mode="combined")
+    )
+    assert len(ranked.codes) == len(found)
+    for i, row in enumerate(found.to_dict("records")):
+        if not row["occ1"]:
+            assert pd.isna([row["hisclass_1_prob"], row["hiscam_1_mean"], row["hiscam_1_share"]]).all()
+            continue
+        pairs = [(code, p) for code, p in zip(ranked.codes[i], ranked.probs[i], strict=True) if code is not None]
+        has = [
+            (p, *(values.get((code, row["status"])) or values[code, ""])) for code, p in pairs if (code, "") in values
+        ]
+        share = sum(p for p, _, _ in has)
+        mean = sum(p * hiscam for p, _, hiscam in has) / share
+        sd = (sum(p * (hiscam - mean) ** 2 for p, _, hiscam in has) / share) ** 0.5
+        assert [row["hiscam_1_share"], row["hiscam_1_mean"], row["hiscam_1_sd"]] == pytest.approx(
+            [share, mean, sd], abs=2e-3
+        )
+        same = sum(p for p, hisclass, _ in has if str(hisclass) == row["hisclass_1"])
+        assert row["hisclass_1_prob"] == pytest.approx(
+            same if pd.notna(row["hisclass_1"]) else np.nan, abs=2e-3, nan_ok=True
+        )
+    assert found["hisclass_1_prob"].notna().sum() > 50 and "histocoder:candidates" not in found

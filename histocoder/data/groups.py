@@ -1,0 +1,66 @@
+"""Groups of HISCO and OCC1950, and titles in words of this project's own."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+
+from histocoder.data.cells import plain, read_code
+
+GROUPS = Path(__file__).with_name("groups.csv")
+_DIGITS = {"unit": 3, "minor": 2}  # of HISCO's groups; a major group may have several first digits
+_LEAST_HISCO = 0.9  # least share of codes in groups of HISCO
+
+
+def code_in(cell: str | None) -> str | None:
+    """Return the code in a cell, one of digits with HISCO's leading zeros; None if there is none."""
+    digits = read_code(cell or "")
+    return (digits.zfill(5) if digits.isdecimal() else digits) or None
+
+
+@cache
+def _titles(system: str) -> dict[str, str]:
+    """Return the titles of groups, and of HISCO's most usual codes."""
+    with GROUPS.open(encoding="utf-8", newline="") as file:
+        return {row["code"]: row["title"] for row in csv.DictReader(file) if row["system"] == system}
+
+
+@cache
+def group_of(system: str, level: str, code: str) -> tuple[str | None, str | None]:
+    """Return the number and the title of the group of a code on a level; None if there is none."""
+    titles, group = _titles(system), None
+    if system == "occ1950" and code.isdecimal():
+        group = next((one for one in titles if int(one[:3]) <= int(code) <= int(one[4:])), None)
+    elif code.isdecimal() and len(code) == 5 and code[:2] in titles:
+        if level == "major":
+            group = next(one for one in titles if code[0] in one.split("/"))
+        elif code[: _DIGITS[level]] in titles or code[2] == "0":  # such as 610, farmers without more being said
+            group = code[: _DIGITS[level]]
+    return group, group and (titles.get(group) or f"{titles[group[:2]]} (minor group)")
+
+
+def titles_of(codes: Collection[str]) -> dict[str, str]:
+    """Return the titles of codes if they are HISCO's: their own, else their groups', marked as such.
+
+    Examples
+    --------
+    >>> titles_of(["61110", "78390", "61000"])
+    {'61110': 'farmer', '78390': 'cigarette makers (unit group)', '61000': 'farmers (minor group)'}
+    """
+    own, found = _titles("hisco"), dict[str, str]()
+    for code in codes if system_of("", codes) else ():
+        group, title = group_of("hisco", "unit", code)
+        if title := own.get(code) or (f"{title} (unit group)" if group in own else title):
+            found[code] = title
+    return found
+
+
+def system_of(column: str, codes: Collection[str] | None = None) -> str | None:
+    """Return the classification that has groups, by the name of a column of codes and, if given, the codes."""
+    if plain(column).startswith("occ1950"):
+        return "occ1950"
+    of_work = [code for code in codes or () if not code.startswith("-")]
+    are_hisco = sum(group_of("hisco", "unit", code)[0] is not None for code in of_work) >= _LEAST_HISCO * len(of_work)
+    return "hisco" if codes is None or (of_work and are_hisco) else None
