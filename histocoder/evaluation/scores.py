@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from histocoder.data.normalize import description_keys
 from histocoder.formatters import MISSING
 
 Sets = Sequence[tuple[str, ...]]
+_Z = 1.959964  # quantile of the normal distribution for 95 % intervals
 _NUM_BINS = 10  # number of bins of confidence, of equal width
 _SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
 _SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
@@ -102,6 +104,19 @@ def calibration(conf: np.ndarray, right: np.ndarray) -> dict[str, Any]:
     empty = {"count": 0, "conf": None, "accuracy": None}
     bins = [{"low": edges[i], "high": edges[i + 1], **means.get(i, empty)} for i in range(_NUM_BINS)]
     return {"ece": float((found["conf"] - found["accuracy"]).abs().sum() / len(conf)), "bins": bins}
+
+
+def share_interval(right: np.ndarray, texts: Sequence[str]) -> dict[str, float]:
+    """Return the `share` of n rows that are right, and its 95 % interval from `low` to `high`.
+
+    It is Wilson's (1927), of as many rows as tell as much as these where rows of one description are right or wrong
+    together: Kish's (1965) effective number, (sum of the descriptions' rows)² / sum of their squares.
+    """
+    share, times = float(np.mean(right)), pd.Series(description_keys(texts)).value_counts().to_numpy(dtype=float)
+    number = times.sum() ** 2 / (times**2).sum()
+    middle = (share + _Z**2 / (2 * number)) / (1 + _Z**2 / number)
+    half = _Z * np.sqrt(share * (1 - share) / number + (_Z / (2 * number)) ** 2) / (1 + _Z**2 / number)
+    return {"share": share, "low": float(max(middle - half, 0.0)), "high": float(min(middle + half, 1.0))}
 
 
 def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 101) -> dict[str, list[float | None]]:
