@@ -8,6 +8,8 @@ from importlib import import_module
 
 from histocoder.cli.arguments import Parser, add_flags, config_of
 from histocoder.cli.flags import (
+    AgreementFlags,
+    AuditFlags,
     ClassesFlags,
     ConvertFlags,
     DoctorFlags,
@@ -31,6 +33,8 @@ _COMMANDS: dict[str, tuple[str, type[Settings]]] = {
     "predict": ("predict", PredictFlags),
     "evaluate": ("evaluate", EvaluateFlags),
     "review": ("evaluate", ReviewFlags),
+    "audit": ("audit", AuditFlags),
+    "agreement": ("agreement", AgreementFlags),
     "classes": ("classes", ClassesFlags),
     "serve": ("serve", ServeFlags),
     "export": ("convert", ExportFlags),

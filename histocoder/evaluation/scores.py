@@ -17,6 +17,8 @@ from histocoder.formatters import MISSING
 Sets = Sequence[tuple[str, ...]]
 _Z = 1.959964  # quantile of the normal distribution for 95 % intervals
 _NUM_BINS = 10  # number of bins of confidence, of equal width
+_MOST_VALUES, _NUM_RANGES = 12, 5  # numbers that are groups of their own; ranges of more of them
+_MOST_GROUPS = 40
 _SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
 _SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
 
@@ -64,6 +66,30 @@ def cut_codes(sets: Sets, digits: int, *, separator: str = "") -> list[tuple[str
         return separator.join(code.split(separator)[:digits]) if separator else code[:digits]
 
     return [tuple(dict.fromkeys(map(cut, codes))) for codes in sets]
+
+
+def named_groups(cells: Sequence[str | None]) -> np.ndarray:
+    """Return the name of each row's group, of shape (n,): its cell, or the range of numbers that it is in.
+
+    More than `_MOST_VALUES` numbers make ranges of about as many rows each. The groups beyond the `_MOST_GROUPS` with
+    the most rows are "others"; a blank cell is "(blank)".
+
+    Examples
+    --------
+    >>> named_groups(["a", "b", None, "a"]).tolist()
+    ['a', 'b', '(blank)', 'a']
+    >>> named_groups(list(map(str, range(1850, 1900))))[[0, 9, 10, -1]].tolist()
+    ['1850-1859', '1850-1859', '1860-1869', '1890-1899']
+    """
+    names = pd.Series(cells, dtype=object)
+    numbers = pd.to_numeric(names, errors="coerce")
+    if numbers.nunique() > _MOST_VALUES and numbers.notna().equals(names.notna()):
+        ranges = numbers.groupby(pd.qcut(numbers, _NUM_RANGES, duplicates="drop"), observed=True)
+        low, high = (ranges.transform(end) for end in ("min", "max"))
+        names = low.map("{:g}".format) + "-" + high.map("{:g}".format)
+    names = names.fillna("(blank)")
+    kept = names.value_counts().index[:_MOST_GROUPS]
+    return names.where(names.isin(kept), "others").to_numpy(dtype=object)
 
 
 def seen_groups(times: Sequence[float]) -> pd.Series:

@@ -42,8 +42,8 @@ def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExp
     tfidf.idf_ = tfidf.idf_ * weights
     features = tfidf.transform(counts).astype(np.float64)  # as liblinear computes
     labelled, rows = np.unique(rows, return_inverse=True)
-    fit = _fit_to_rivals if is_costly else _fit_to_all
-    classes, coefficients, intercepts = fit(features[labelled], rows, class_ids, data.weights[labelled])
+    weights = data.weights[labelled]
+    classes, coefficients, intercepts = fit_machines(features[labelled], rows, class_ids, weights, is_costly=is_costly)
     expert = LinearExpert(len(buckets), num_classes)
     expert.buckets.copy_(torch.from_numpy(buckets))
     expert.idf.copy_(torch.from_numpy(tfidf.idf_))
@@ -76,6 +76,16 @@ def _ngram_counts(data: OccupationDataset, *, max_features: int) -> tuple[np.nda
     num_rows = np.bincount(counts.indices, minlength=len(buckets))
     kept = np.sort(np.argsort(-num_rows, kind="stable")[:max_features])
     return buckets[kept], weights[kept], counts[:, kept]
+
+
+def fit_machines(
+    features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, weights: np.ndarray, *, is_costly: bool
+) -> _Machines:
+    """Fit a machine for each class; `rows` and `class_ids` are pairs of rows of `features` and their classes.
+
+    Returns classes, coefficients of shape (num_classes, num_features), and intercepts.
+    """
+    return (_fit_to_rivals if is_costly else _fit_to_all)(features, rows, class_ids, weights)
 
 
 def _fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, weights: np.ndarray) -> _Machines:
