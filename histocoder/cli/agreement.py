@@ -1,13 +1,11 @@
 """`histocoder agreement`: compare two coders' codes, and list what they have to settle."""
 
-import pandas as pd
-
 from histocoder.cli.audit import coded_rows, new_output, to_correct, write_frame
 from histocoder.cli.flags import AgreementFlags
 from histocoder.data.example_files import CHECKED_COL
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.agreement import agreement, to_settle
-from histocoder.evaluation.summary import percent
+from histocoder.evaluation.summary import table_of_shares
 from histocoder.log import log
 
 
@@ -35,10 +33,7 @@ def run_agreement(config: AgreementFlags) -> None:
         f"{len(rows) - len(both):,} of {path}" for path, rows in zip(names, (first, second), strict=True)
     )
     log.info(f"{len(both):,} rows have codes in both files. Left out, without a match: {left_out}.")
-    table = pd.DataFrame(scores).rename(columns={"share": "agree"}).round(3)
-    table[["agree", "low", "high"]] = table[["agree", "low", "high"]].map(percent)
-    table["digits"] = [one["digits"] or "all" for one in scores]
-    log.info(table.to_string(index=False, na_rep="\u2013"))
+    log.info(table_of_shares([one | {"digits": one["digits"] or "all"} for one in scores]))
     differ = to_settle(both, digits=digits)
     probs = [(conf,) * len(codes) for conf, codes in zip(differ["conf"], differ["first"], strict=True)]
     others = {f"other_{name}": differ["second"].str.get(i) for i, name in enumerate(config.target_cols)}

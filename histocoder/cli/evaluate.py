@@ -1,16 +1,20 @@
-"""`histocoder evaluate` and `histocoder review`: see how right codes are, and choose what to check first."""
+"""`histocoder evaluate`, `compare` and `review`: see how right codes are, and choose what to check first."""
 
 import itertools
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import local_folder, read_model_config
 from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of, run_settings
-from histocoder.cli.flags import EvaluateFlags, ReviewFlags
+from histocoder.cli.audit import new_output, write_frame
+from histocoder.cli.flags import CompareFlags, EvaluateFlags, KnownCodesFlags, ReviewFlags
 from histocoder.data.codes import LabelRules
-from histocoder.data.example_files import ExampleFiles
+from histocoder.data.example_files import ExampleFiles, other_cells
 from histocoder.data.examples import HELD_OUT, TRAIN, VAL, Examples
 from histocoder.data.languages import chosen_language
 from histocoder.data.normalize import description_keys
@@ -18,6 +22,8 @@ from histocoder.data.table import open_table
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.baselines import Baselines, run_rows
 from histocoder.evaluation.review_file import Columns, next_step, review
+from histocoder.evaluation.scores import named_groups
+from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, training_files
 from histocoder.log import log
@@ -38,20 +44,59 @@ def run_evaluate(config: EvaluateFlags) -> None:
         raise UserError(f"{output} already has a report. Add --overwrite to replace it, or choose another --output.")
     folder = local_folder(config.model)
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
-    rules = LabelRules(
+    rules = _rules(config)
+    examples = _coded_rows(config, coder, rules)
+    trained = _trained(config, coder, examples, run_of(folder), rules)
+    groups = {}
+    for name in config.group_col or ():
+        cells = other_cells(examples, config.data, name, setting="group_col", sheet=config.sheet)
+        groups[name] = named_groups(cells.to_pylist())
+    found = evaluate(coder, examples, trained=trained, groups=groups, batch_size=config.batch_size)
+    title = f"{Path(config.model).name} on {Path(config.data).name}"
+    report = write_report(output, found, coder, title=title, logs=run_of(folder) / LOG_FILE)
+    for name, by_group in found.metrics.get("by_group", {}).items():
+        log.info(f"Exactly right by {name}, with 95 % intervals:\n{table_of_shares(by_group)}")
+    log.info("\n".join([*summary(found.metrics), f"Wrote the report to {report}."]))
+
+
+def run_compare(config: CompareFlags) -> None:
+    """Print how far two models differ, and write the descriptions that they code differently."""
+    from histocoder.evaluation.evaluator import compare
+
+    device, output = distributed.start(device=config.device), new_output(config.output, overwrite=config.overwrite)
+    first, second = (Coder.from_pretrained(name, str(device), precision=config.precision) for name in config.models)
+    found, changed = compare(first, second, _coded_rows(config, first, _rules(config)), batch_size=config.batch_size)
+    columns: dict[str, Any] = {name: changed[name] for name in ("text", "lang", "times")}
+    for kind in ("", "_first", "_second"):
+        sets = changed[f"codes{kind}"]
+        for i in range(max(sets.map(len), default=0)):
+            columns[f"code{kind}_{i + 1}"] = sets.str.get(i)
+        if kind:
+            columns |= {name: changed[name] for name in (f"conf{kind}", f"right{kind}")}
+    write_frame(output, pd.DataFrame(columns), raw=config.raw)
+    for kind, name in {"rows": "rows", "texts": "distinct descriptions"}.items():
+        mean, low, high = (100 * found["difference"][kind][end] for end in ("mean", "low", "high"))
+        log.info(
+            f"Exactly right, of {name}: {percent(found['first'][kind])} by {config.models[0]}, "
+            f"{percent(found['second'][kind])} by {config.models[1]}. The difference is {mean:+.1f} percentage points "
+            f"(95\u00a0% confidence interval: {low:+.1f} to {high:+.1f})."
+        )
+    log.info(
+        f"Of {found['num_rows']:,} rows, {found['only_first']:,} are right by the first model alone, and "
+        f"{found['only_second']:,} by the second alone. Wrote the {len(changed):,} different descriptions that they "
+        f"code differently to {output}."
+    )
+
+
+def _rules(config: KnownCodesFlags) -> LabelRules:
+    return LabelRules(
         zero_pad=config.zero_pad_codes,
         allow_short=config.allow_codes_shorter_than_block_size,
         drop_bad=config.drop_bad_labels,
     )
-    examples = _coded_rows(config, coder, rules)
-    trained = _trained(config, coder, examples, run_of(folder), rules)
-    found = evaluate(coder, examples, trained=trained, batch_size=config.batch_size)
-    title = f"{Path(config.model).name} on {Path(config.data).name}"
-    report = write_report(output, found, coder, title=title, logs=run_of(folder) / LOG_FILE)
-    log.info("\n".join([*summary(found.metrics), f"Wrote the report to {report}."]))
 
 
-def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examples:
+def _coded_rows(config: KnownCodesFlags, coder: Coder, rules: LabelRules) -> Examples:
     """Return the rows of `--data` that have codes."""
     language = None
     if config.language is not None:

@@ -11,6 +11,7 @@ from histocoder.cli.flags import (
     AgreementFlags,
     AuditFlags,
     ClassesFlags,
+    CompareFlags,
     ConvertFlags,
     DoctorFlags,
     EvaluateFlags,
@@ -32,6 +33,7 @@ _SCRIPTS = {
 _COMMANDS: dict[str, tuple[str, type[Settings]]] = {
     "predict": ("predict", PredictFlags),
     "evaluate": ("evaluate", EvaluateFlags),
+    "compare": ("evaluate", CompareFlags),
     "review": ("evaluate", ReviewFlags),
     "audit": ("audit", AuditFlags),
     "agreement": ("agreement", AgreementFlags),

@@ -4,7 +4,9 @@ Accuracy, precision, recall and F1 of an observation are those of Dahl, Johansen
 Barrier, https://arxiv.org/abs/2402.13604.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,19 +33,25 @@ class Evaluation:
     """Plain values, for JSON. `answer`, in the model's own `mode`, holds the means of `score_sets`: `overall`,
     `by_language`, `by_num_codes`, `by_digits` that are compared, and by how often the rarest code and the description
     occur in the training data; and the results of `calibration` and, with each description once, `production_curve`.
-    `topk`, `confusions` and `by_code` are those of the functions in `scores`."""
+    `topk`, `by_group` (by the name of a column, if there are groups), `confusions` and `by_code` are those of the
+    functions in `scores`."""
     rows: pd.DataFrame
     """One line for each description: its `text` and `lang`, its sets of codes `true` and `predicted`, whether these are
     `right`, and `conf`."""
 
 
 def evaluate(
-    coder: Coder, examples: Examples, *, trained: Baselines | None = None, batch_size: int = 256
+    coder: Coder,
+    examples: Examples,
+    *,
+    trained: Baselines | None = None,
+    groups: Mapping[str, np.ndarray] = MappingProxyType({}),
+    batch_size: int = 256,
 ) -> Evaluation:
     """Let a model code descriptions whose codes are known, and count what it gets right.
 
-    `trained` has been given all training rows, if there are any; the model is compared with it. Raise UserError where
-    there are no rows.
+    `trained` has been given all training rows, if there are any; the model is compared with it. `groups` are names of
+    columns, each with the group that every row is in. Raise UserError where there are no rows.
     """
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
@@ -86,10 +94,47 @@ def evaluate(
         "confusions": scores.confusions(truth, predicted, texts),
         "by_code": scores.scores_by_code(truth, predicted),
     }
+    if groups:
+        metrics["by_group"] = {
+            name: scores.scores_by_group(right, conf, texts, group) for name, group in groups.items()
+        }
     if trained is not None:
         metrics["baselines"] = trained.compare(right)
     columns = {"text": texts, "lang": langs, "true": truth, "predicted": predicted, "right": right, "conf": conf}
     return Evaluation(metrics, pd.DataFrame(columns))
+
+
+def compare(
+    first: Coder, second: Coder, examples: Examples, *, batch_size: int = 256
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Compare two models on the same n descriptions, whose codes are known.
+
+    Return plain values, for JSON: `first` and `second` (see `shares`), `only_first` and `only_second`, how many rows one
+    of them alone has right, and the `difference`, second - first (see `difference_interval`). The DataFrame has the rows
+    on which they differ: `text`, `lang`, `times`, `codes` (the true ones), and for each model its `codes_…`, `conf_…` and
+    whether it is `right_…`; those that the first alone has right come first.
+    """
+    truth, texts = code_sets(examples.codes), examples.texts
+    rows = pd.DataFrame({"text": texts, "lang": examples.langs, "codes": truth})
+    for name, coder in {"first": first, "second": second}.items():
+        given = coder.distinct(texts, examples.langs)
+        found = coder.code(given, PredictOptions(batch_size=batch_size))
+        rows[f"codes_{name}"] = code_sets(found.codes)
+        rows[f"conf_{name}"] = found.conf
+        rows[f"right_{name}"] = score_sets(truth, rows[f"codes_{name}"])["accuracy"].to_numpy()
+    right = [rows[f"right_{name}"].to_numpy() for name in ("first", "second")]
+    result = {
+        "num_rows": len(rows),
+        "first": shares(right[0], texts),
+        "second": shares(right[1], texts),
+        "only_first": int((right[0] & ~right[1]).sum()),
+        "only_second": int((right[1] & ~right[0]).sum()),
+        "difference": difference_interval(right[1], right[0], texts),
+    }
+    changed = rows[rows["codes_first"].map(frozenset) != rows["codes_second"].map(frozenset)]
+    changed = changed.groupby([*changed], sort=False, dropna=False).size().rename("times").reset_index()
+    order = changed["right_second"].astype(int) - changed["right_first"].astype(int)
+    return result, changed.iloc[np.lexsort([-changed["times"], np.where(order == 0, 2, order)])]
 
 
 def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, progress: bool = True) -> np.ndarray:

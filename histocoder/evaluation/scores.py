@@ -145,6 +145,25 @@ def share_interval(right: np.ndarray, texts: Sequence[str]) -> dict[str, float]:
     return {"share": share, "low": float(max(middle - half, 0.0)), "high": float(min(middle + half, 1.0))}
 
 
+def scores_by_group(
+    right: np.ndarray, conf: np.ndarray, texts: Sequence[str], groups: np.ndarray
+) -> list[dict[str, Any]]:
+    """Return how right and how sure a model is in each group of n rows, in the groups' order.
+
+    Each has its `group`, `n` rows, what `share_interval` gives, the mean `conf`, and `ece` of `calibration`.
+    """
+    return [
+        {
+            "group": str(group),
+            "n": len(rows),
+            **share_interval(right[rows], [texts[row] for row in rows]),
+            "conf": float(conf[rows].mean()),
+            "ece": calibration(conf[rows], right[rows])["ece"],
+        }
+        for group, rows in pd.Series(np.arange(len(right))).groupby(groups)
+    ]
+
+
 def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 101) -> dict[str, list[float | None]]:
     """Return the accuracy of what is coded automatically when the least certain rows are left to a person.
 

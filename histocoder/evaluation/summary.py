@@ -1,7 +1,9 @@
 """Describe an evaluation in sentences."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import pandas as pd
 
 TARGET_ACCURACY = 0.95  # wanted accuracy of automatically coded rows; the summary says how many may be coded so
 
@@ -107,6 +109,14 @@ def _target(production: Metrics) -> str:
         f"To get {wanted} of the automatically coded distinct descriptions right, leave the least certain "
         f"{100 * (1 - share):.0f}\u00a0%, those with a confidence below {conf:.2f}, to a person."
     )
+
+
+def table_of_shares(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table whose shares, some of them 95 % intervals from `low` to `high`, are in percent."""
+    table = pd.DataFrame(rows)
+    for name in table.columns.intersection(["share", "low", "high", "conf", "ece"]):
+        table[name] = table[name].map(percent)
+    return table.to_string(index=False, na_rep="\u2013", float_format="{:.3f}".format)
 
 
 def num_descriptions(metrics: Metrics) -> str:
