@@ -110,9 +110,9 @@ def compare(
     """Compare two models on the same n descriptions, whose codes are known.
 
     Return plain values, for JSON: `first` and `second` (see `shares`), `only_first` and `only_second`, the numbers of
-    rows that one of them alone has right, and the `difference`, second - first (see `difference_interval`). The DataFrame
-    has the descriptions that they code differently: `text`, `lang`, `times`, `codes`, the true ones, and each model's
-    `codes_…`, `conf_…` and `right_…`; those that the first alone has right come first.
+    rows that one of them alone has right, and the `difference`, second - first (see `difference_interval`). The
+    DataFrame has the descriptions that they code differently: `text`, `lang`, `times`, `codes`, the true ones, and each
+    model's `codes_…`, `conf_…` and `right_…`; those that the first alone has right come first.
     """
     truth, texts = code_sets(examples.codes), examples.texts
     rows = pd.DataFrame({"text": texts, "lang": examples.langs, "codes": truth})
