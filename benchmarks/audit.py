@@ -48,15 +48,15 @@ def planted(table: pd.DataFrame, share: float, how: str, rng: np.random.Generato
 def orders(rows: pd.DataFrame, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the names of orders, and how suspect each label is in them."""
     kept: list[np.ndarray] = []
-    own = audit._log_probabilities
+    own = audit._doubts
 
-    def keep(*args: np.ndarray) -> np.ndarray:
-        kept.append(np.exp(own(*args)))
-        return np.log(kept[-1])
+    def keep(decisions: np.ndarray, logs: np.ndarray, *pairs: np.ndarray) -> np.ndarray:
+        kept.append(np.exp(logs))
+        return own(decisions, logs, *pairs)
 
-    audit._log_probabilities = keep
+    audit._doubts = keep
     found = audit.suspects(rows, seed=seed)
-    audit._log_probabilities = own
+    audit._doubts = own
     yield f"histocoder, {100 * (1 - found['conf']).mean():.1f} % estimated", found["doubt"].to_numpy()
     label, other = found["probs"].str[0].to_numpy(), found["alt_probs"].str[0].to_numpy()
     yield "self-confidence", -label.astype(float)
@@ -68,7 +68,7 @@ def orders(rows: pd.DataFrame, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     groups, keys = pd.factorize(rows["key"])
     fold = np.random.default_rng(seed).permutation(len(keys))[groups] % audit.NUM_FOLDS  # as in `suspects`
     probs, classes = np.empty((len(rows), kept[0].shape[1]), np.float32), pd.factorize(rows["codes"], sort=True)[0]
-    for number, part in enumerate(kept):
+    for number, part in enumerate(kept[::2]):
         probs[fold == number] = part
     for method in ("self_confidence", "normalized_margin", "confidence_weighted_entropy"):
         for adjusts in (False, True) if method != "confidence_weighted_entropy" else (False,):

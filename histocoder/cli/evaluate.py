@@ -4,9 +4,6 @@ import itertools
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import local_folder, read_model_config
@@ -65,26 +62,25 @@ def run_compare(config: CompareFlags) -> None:
 
     device, output = distributed.start(device=config.device), new_output(config.output, overwrite=config.overwrite)
     first, second = (Coder.from_pretrained(name, str(device), precision=config.precision) for name in config.models)
-    found, changed = compare(first, second, _coded_rows(config, first, _rules(config)), batch_size=config.batch_size)
-    columns: dict[str, Any] = {name: changed[name] for name in ("text", "lang", "times")}
-    for kind in ("", "_first", "_second"):
-        sets = changed[f"codes{kind}"]
-        for i in range(max(sets.map(len), default=0)):
-            columns[f"code{kind}_{i + 1}"] = sets.str.get(i)
-        if kind:
-            columns |= {name: changed[name] for name in (f"conf{kind}", f"right{kind}")}
-    write_frame(output, pd.DataFrame(columns), raw=config.raw)
-    for kind, name in {"rows": "rows", "texts": "distinct descriptions"}.items():
-        mean, low, high = (100 * found["difference"][kind][end] for end in ("mean", "low", "high"))
-        log.info(
-            f"Exactly right, of {name}: {percent(found['first'][kind])} by {config.models[0]}, "
-            f"{percent(found['second'][kind])} by {config.models[1]}. The difference is {mean:+.1f} percentage points "
-            f"(95\u00a0% confidence interval: {low:+.1f} to {high:+.1f})."
-        )
+    found, changed = compare(first, second, _coded_rows(config, first, _rules(config)))
+    models = " and ".join(
+        f"{percent(found[name]['rows'])} ({percent(found[name]['texts'])}) by {path}"
+        for name, path in zip(("first", "second"), config.models, strict=True)
+    )
+    log.info(f"Exactly right, of rows (and of distinct descriptions): {models}.")
+    lead = (
+        f"{100 * one['mean']:+.1f} ({100 * one['low']:+.1f} to {100 * one['high']:+.1f})"
+        for one in found["difference"].values()
+    )
     log.info(
-        f"Of {found['num_rows']:,} rows, {found['only_first']:,} are right by the first model alone, and "
-        f"{found['only_second']:,} by the second alone. Wrote the {len(changed):,} different descriptions that they "
-        f"code differently to {output}."
+        f"Difference in percentage points, with 95 % intervals: {' of rows, '.join(lead)} of distinct descriptions."
+    )
+    for name in ("true", "codes_first", "codes_second"):
+        changed[name] = changed[name].map(" ".join)
+    write_frame(output, changed, raw=config.raw)
+    log.info(
+        f"Wrote the {len(changed):,} rows that they code differently to {output}: {changed['right_first'].sum():,} are "
+        f"right by the first model alone, {changed['right_second'].sum():,} by the second alone."
     )
 
 

@@ -139,9 +139,7 @@ class CodedTableFlags(Settings):
     """The columns of a table with codes, and what is written of it."""
 
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
-    target_cols: tuple[str, ...] = free(
-        None, "columns of codes, from the first code to the last", metavar="COL", is_required=True
-    )
+    target_cols: tuple[str, ...] = free(None, "columns of codes, first code first", metavar="COL", is_required=True)
     language: str = free("unk", "language of all rows, a code or a name: see below", metavar="LANG")
     language_col: str | None = free(None, "column of each row's language, instead of --language", metavar="COL")
     zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
@@ -157,12 +155,11 @@ class AuditFlags(CodedTableFlags):
     dataset: str = free(None, f"table of descriptions and codes: {TABLE_HELP}", metavar="FILE", is_required=True)
     sheet: str | None = free(None, f"--dataset: {SHEET_HELP}", metavar="NAME")
     output: str = free("audit.csv", "file of suspect labels to correct", metavar="FILE")
-    budget: int = free(200, "number of descriptions to check", at_least=1)
+    budget: int = free(200, "number of labels to check", at_least=1)
     key: str | None = free(None, "all codes of the classification: system_code,code; others are wrong", metavar="FILE")
     group_col: str | None = free(
-        None, "column to count likely wrong labels by, such as the coder or the source", metavar="COL"
+        None, "column to count wrong labels by, such as the coder or the source", metavar="COL"
     )
-    seed: int = free(42, "seed of the folds of descriptions", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,9 +168,7 @@ class AgreementFlags(CodedTableFlags):
 
     files: tuple[str, ...] = free(None, "a table of each coder", metavar="FILE", flags=("files",))
     output: str = free("settle.csv", "file of the descriptions on which they differ", metavar="FILE")
-    id_col: str | None = free(
-        None, "column that numbers rows in both files (default: rows are matched by their descriptions)", metavar="COL"
-    )
+    id_col: str | None = free(None, "column that numbers the rows (default: by their descriptions)", metavar="COL")
 
     def check(self) -> None:
         require(len(self.files) == 2, f"Name two files to compare; there are {len(self.files)}.")

@@ -92,17 +92,6 @@ class Language(str):
         return next((own for own in languages if Language(own) == self), UNKNOWN) if languages else self
 
 
-def language_name(code: str) -> str:
-    """Return the English name of a language's code; the code itself where there is none.
-
-    Examples
-    --------
-    >>> language_name("se"), language_name("plattdeutsch"), language_name("unk")
-    ('Swedish', 'plattdeutsch', 'unknown')
-    """
-    return "unknown" if code == UNKNOWN else NAMES.get(Language(code).iso, code)
-
-
 def chosen_language(text: str, known: Collection[str] = ()) -> Language:
     """Return the language that is chosen for all descriptions.
 

@@ -6,7 +6,6 @@ Barrier, https://arxiv.org/abs/2402.13604.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,8 +32,7 @@ class Evaluation:
     """Plain values, for JSON. `answer`, in the model's own `mode`, holds the means of `score_sets`: `overall`,
     `by_language`, `by_num_codes`, `by_digits` that are compared, and by how often the rarest code and the description
     occur in the training data; and the results of `calibration` and, with each description once, `production_curve`.
-    `topk`, `by_group` (by the name of a column, if there are groups), `confusions` and `by_code` are those of the
-    functions in `scores`."""
+    `topk`, `confusions`, `by_code` and, by the names of columns, `by_group` are those of the functions in `scores`."""
     rows: pd.DataFrame
     """One line for each description: its `text` and `lang`, its sets of codes `true` and `predicted`, whether these are
     `right`, and `conf`."""
@@ -45,7 +43,7 @@ def evaluate(
     examples: Examples,
     *,
     trained: Baselines | None = None,
-    groups: Mapping[str, np.ndarray] = MappingProxyType({}),
+    groups: Mapping[str, np.ndarray] | None = None,
     batch_size: int = 256,
 ) -> Evaluation:
     """Let a model code descriptions whose codes are known, and count what it gets right.
@@ -93,48 +91,32 @@ def evaluate(
         },
         "confusions": scores.confusions(truth, predicted, texts),
         "by_code": scores.scores_by_code(truth, predicted),
+        "by_group": {name: scores.scores_by_group(right, conf, texts, one) for name, one in (groups or {}).items()},
     }
-    if groups:
-        metrics["by_group"] = {
-            name: scores.scores_by_group(right, conf, texts, group) for name, group in groups.items()
-        }
     if trained is not None:
         metrics["baselines"] = trained.compare(right)
     columns = {"text": texts, "lang": langs, "true": truth, "predicted": predicted, "right": right, "conf": conf}
     return Evaluation(metrics, pd.DataFrame(columns))
 
 
-def compare(
-    first: Coder, second: Coder, examples: Examples, *, batch_size: int = 256
-) -> tuple[dict[str, Any], pd.DataFrame]:
+def compare(first: Coder, second: Coder, examples: Examples) -> tuple[dict[str, Any], pd.DataFrame]:
     """Compare two models on the same n descriptions, whose codes are known.
 
-    Return plain values, for JSON: `first` and `second` (see `shares`), `only_first` and `only_second`, the numbers of
-    rows that one of them alone has right, and the `difference`, second - first (see `difference_interval`). The
-    DataFrame has the descriptions that they code differently: `text`, `lang`, `times`, `codes`, the true ones, and each
-    model's `codes_…`, `conf_…` and `right_…`; those that the first alone has right come first.
+    Return plain values, for JSON: `first` and `second` (see `shares`), and the `difference`, second - first (see
+    `difference_interval`); and the rows that they code differently: `text`, `lang`, the `true` codes, and each model's
+    `codes_…`, `conf_…` and `right_…`. Rows that the first alone has right are the first.
     """
-    truth, texts = code_sets(examples.codes), examples.texts
-    rows = pd.DataFrame({"text": texts, "lang": examples.langs, "codes": truth})
+    texts, langs, truth = examples.texts, examples.langs, code_sets(examples.codes)
+    rows, right = pd.DataFrame({"text": texts, "lang": langs, "true": truth}), {}
     for name, coder in {"first": first, "second": second}.items():
-        given = coder.distinct(texts, examples.langs)
-        found = coder.code(given, PredictOptions(batch_size=batch_size))
-        rows[f"codes_{name}"] = code_sets(found.codes)
-        rows[f"conf_{name}"] = found.conf
-        rows[f"right_{name}"] = score_sets(truth, rows[f"codes_{name}"])["accuracy"].to_numpy()
-    right = [rows[f"right_{name}"].to_numpy() for name in ("first", "second")]
-    result = {
-        "num_rows": len(rows),
-        "first": shares(right[0], texts),
-        "second": shares(right[1], texts),
-        "only_first": int((right[0] & ~right[1]).sum()),
-        "only_second": int((right[1] & ~right[0]).sum()),
-        "difference": difference_interval(right[1], right[0], texts),
-    }
+        found = coder.code(coder.distinct(texts, langs), PredictOptions())
+        codes = code_sets(found.codes)
+        right[name] = score_sets(truth, codes)["accuracy"].to_numpy()
+        rows = rows.assign(**{f"codes_{name}": codes, f"conf_{name}": found.conf, f"right_{name}": right[name]})
+    result: dict[str, Any] = {name: shares(one, texts) for name, one in right.items()}
+    result["difference"] = difference_interval(right["second"], right["first"], texts)
     changed = rows[rows["codes_first"].map(frozenset) != rows["codes_second"].map(frozenset)]
-    changed = changed.groupby([*changed], sort=False, dropna=False).size().rename("times").reset_index()
-    order = changed["right_second"].astype(int) - changed["right_first"].astype(int)
-    return result, changed.iloc[np.lexsort([-changed["times"], np.where(order == 0, 2, order)])]
+    return result, changed.sort_values(["right_first", "right_second"], ascending=[False, True], kind="stable")
 
 
 def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, progress: bool = True) -> np.ndarray:

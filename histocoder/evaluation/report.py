@@ -23,7 +23,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from histocoder import __version__
 from histocoder.checkpoints.run_folder import FIGURES_FOLDER, METRICS_FILE, REPORT_FILE
-from histocoder.data.languages import language_name
+from histocoder.data.languages import NAMES, Language
 from histocoder.evaluation.evaluator import Evaluation
 from histocoder.evaluation.summary import Metrics, num_descriptions, percent, share_to_leave, summary
 from histocoder.files import make_folder, replacing
@@ -65,7 +65,7 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
         figures[name] = buffer.getvalue()
     wrong = evaluation.rows[~evaluation.rows["right"]].sort_values("conf", ascending=False, kind="stable")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "count": "{:,}".format, "language": language_name}
+    environment.filters |= {"percent": percent, "count": "{:,}".format, "language": _language}
     page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         metrics=metrics,
         figures={name: base64.b64encode(png).decode() for name, png in figures.items()},
@@ -103,7 +103,7 @@ def _figures(metrics: Metrics, logs: Path | None) -> Iterator[tuple[str, Figure]
         if len(groups) > 1:
             yield (
                 name,
-                bars({language_name(one): groups[one] for one in groups} if name == "languages" else groups, label),
+                bars({_language(one): groups[one] for one in groups} if name == "languages" else groups, label),
             )
 
 
@@ -188,3 +188,7 @@ def _percent(axis: Any) -> None:
 
 def _legend(axes: Axes, **location: Any) -> None:
     axes.legend(frameon=False, fontsize=9.5, labelcolor=_INK, **location)
+
+
+def _language(code: str) -> str:
+    return NAMES.get(Language(code).iso, code)

@@ -15,10 +15,7 @@ from histocoder.data.normalize import description_keys
 from histocoder.formatters import MISSING
 
 Sets = Sequence[tuple[str, ...]]
-_Z = 1.959964  # quantile of the normal distribution for 95 % intervals
 _NUM_BINS = 10  # number of bins of confidence, of equal width
-_MOST_VALUES, _NUM_RANGES = 12, 5  # numbers that are groups of their own; ranges of more of them
-_MOST_GROUPS = 40
 _SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
 _SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
 
@@ -69,27 +66,18 @@ def cut_codes(sets: Sets, digits: int, *, separator: str = "") -> list[tuple[str
 
 
 def named_groups(cells: Sequence[str | None]) -> np.ndarray:
-    """Return the name of each row's group, of shape (n,): its cell, or the range of numbers that it is in.
+    """Return the name of each row's group, of shape (n,): its cell, or, of many numbers, one of five ranges of them.
 
-    More than `_MOST_VALUES` numbers make ranges of about as many rows each. The groups beyond the `_MOST_GROUPS` with
-    the most rows are "others"; a blank cell is "(blank)".
-
-    Examples
-    --------
-    >>> named_groups(["a", "b", None, "a"]).tolist()
-    ['a', 'b', '(blank)', 'a']
-    >>> named_groups(list(map(str, range(1850, 1900))))[[0, 9, 10, -1]].tolist()
-    ['1850-1859', '1850-1859', '1860-1869', '1890-1899']
+    Beyond the 40 with the most rows, groups are "others".
     """
     names = pd.Series(cells, dtype=object)
     numbers = pd.to_numeric(names, errors="coerce")
-    if numbers.nunique() > _MOST_VALUES and numbers.notna().equals(names.notna()):
-        ranges = numbers.groupby(pd.qcut(numbers, _NUM_RANGES, duplicates="drop"), observed=True)
-        low, high = (ranges.transform(end) for end in ("min", "max"))
-        names = low.map("{:g}".format) + "-" + high.map("{:g}".format)
+    if numbers.nunique() > 12 and numbers.count() == names.count():
+        ranges = numbers.groupby(pd.qcut(numbers, 5, duplicates="drop"), observed=True)
+        low, high = (ranges.transform(end).map("{:g}".format) for end in ("min", "max"))
+        names = (low + "-" + high).where(numbers.notna())
     names = names.fillna("(blank)")
-    kept = names.value_counts().index[:_MOST_GROUPS]
-    return names.where(names.isin(kept), "others").to_numpy(dtype=object)
+    return names.where(names.isin(names.value_counts().index[:40]), "others").to_numpy(dtype=object)
 
 
 def seen_groups(times: Sequence[float]) -> pd.Series:
@@ -133,35 +121,25 @@ def calibration(conf: np.ndarray, right: np.ndarray) -> dict[str, Any]:
 
 
 def share_interval(right: np.ndarray, texts: Sequence[str]) -> dict[str, float]:
-    """Return the `share` of n rows that are right, and its 95 % interval from `low` to `high`.
+    """Return the `share` of n rows that are right, and its 95 % interval, Wilson's (1927), from `low` to `high`.
 
-    It is Wilson's (1927), of as many rows as tell as much as these where rows of one description are right or wrong
-    together: Kish's (1965) effective number, (sum of the descriptions' rows)² / sum of their squares.
+    Rows of one description tell as much as one: the number of rows is Kish's (1965) effective one.
     """
     share, times = float(np.mean(right)), pd.Series(description_keys(texts)).value_counts().to_numpy(dtype=float)
-    number = times.sum() ** 2 / (times**2).sum()
-    middle = (share + _Z**2 / (2 * number)) / (1 + _Z**2 / number)
-    half = _Z * np.sqrt(share * (1 - share) / number + (_Z / (2 * number)) ** 2) / (1 + _Z**2 / number)
-    return {"share": share, "low": float(max(middle - half, 0.0)), "high": float(min(middle + half, 1.0))}
+    z_squared = 3.841459 * (times**2).sum() / times.sum() ** 2
+    half = np.sqrt(z_squared * (share * (1 - share) + z_squared / 4))
+    low, high = ((share + z_squared / 2 + end) / (1 + z_squared) for end in (-half, half))
+    return {"share": share, "low": max(float(low), 0.0), "high": min(float(high), 1.0)}
 
 
-def scores_by_group(
-    right: np.ndarray, conf: np.ndarray, texts: Sequence[str], groups: np.ndarray
-) -> list[dict[str, Any]]:
-    """Return how right and how sure a model is in each group of n rows, in the groups' order.
-
-    Each has its `group`, `n` rows, what `share_interval` gives, the mean `conf`, and `ece` of `calibration`.
-    """
-    return [
-        {
-            "group": str(group),
-            "n": len(rows),
-            **share_interval(right[rows], [texts[row] for row in rows]),
-            "conf": float(conf[rows].mean()),
-            "ece": calibration(conf[rows], right[rows])["ece"],
-        }
-        for group, rows in pd.Series(np.arange(len(right))).groupby(groups)
-    ]
+def scores_by_group(right: np.ndarray, conf: np.ndarray, texts: Sequence[str], groups: np.ndarray) -> list[Any]:
+    """Return the `n`, `share_interval`, mean `conf` and `ece` (see `calibration`) of each `group` of n rows."""
+    found = []
+    for group, rows in pd.Series(np.arange(len(right))).groupby(groups):
+        interval = share_interval(right[rows], [texts[row] for row in rows])
+        sure = {"conf": float(conf[rows].mean()), "ece": calibration(conf[rows], right[rows])["ece"]}
+        found.append({"group": str(group), "n": len(rows), **interval, **sure})
+    return found
 
 
 def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 101) -> dict[str, list[float | None]]:

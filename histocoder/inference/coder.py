@@ -164,15 +164,6 @@ class Coder:
         return join_rows(parts, given.rows)[0]
 
     @torch.inference_mode()
-    def unseen(self, given: Descriptions) -> float:
-        """Return the mean share of n-grams that the linear expert does not know; NaN if there is none."""
-        expert = self.model.linear_expert
-        if expert is None:
-            return float("nan")
-        parts = self.each_batch(lambda inputs: expert.unseen(inputs.characters), given, PredictOptions())
-        return float(torch.cat([share for _, share in parts]).mean())
-
-    @torch.inference_mode()
     def predict_ranked(
         self, texts: Texts, lang: Langs = "unk", *, batch_size: int = 256
     ) -> tuple[Prediction, Prediction]:

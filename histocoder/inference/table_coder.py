@@ -24,9 +24,8 @@ from histocoder.inference.known import Known, KnownCodes
 REMEMBERED, REMEMBERED_CELLS = 500_000, 10_000_000  # distinct descriptions, and cells of their codes, kept for later
 _BLOCK_ROWS, _BLOCK_CELLS = 100_000, 2_000_000  # largest number of rows of a block, and of cells of their codes
 _DECIMALS = 6
-USUAL_SHARE = 0.2  # share of validation descriptions whose confidence is lower than the usual one
-_LOW_SHARE, _MORE_UNSEEN = 0.5, 0.1  # share of low confidence, and further unseen n-grams, that make a table unlike
-_FEWEST, _MOST_COMPARED = 50, 2_000  # descriptions of a table that is compared with the training data
+USUAL_SHARE = 0.2  # share of validation descriptions whose confidence is below `ModelConfig.usual_confidence`
+_UNUSUAL_SHARE, _FEWEST = 0.5, 50  # share of a file's descriptions that shows it to be unlike, if there are so many
 
 
 class TableCoder:
@@ -47,17 +46,13 @@ class TableCoder:
         self.block_rows = min(_BLOCK_ROWS, -(-_BLOCK_CELLS // width))
         self._room = min(REMEMBERED, REMEMBERED_CELLS // width)
         self._distinct = DistinctDescriptions(coder.model.config.languages, room=self._room)
-        self._compared: tuple[list[str], list[str]] = ([], [])  # texts and languages of some descriptions
-        self._confs: list[np.ndarray] = []
+        self._num_usual = self._num_low = 0  # descriptions by the model's confidence
 
     def find(self, block: pa.Table) -> Descriptions:
         """Return a block's descriptions that no earlier block has, and the index of each row's."""
         columns = self._config.settings_of_columns
         texts, *langs = (strings(block[name], f"The column {name!r}").to_pylist() for name in columns)
-        new = self._distinct.add(texts, langs[0] if langs else [self._config.language] * len(block))
-        for kept, values in zip(self._compared, new[:2], strict=True):
-            kept += values[:: -(-len(values) // _MOST_COMPARED) or 1][: _MOST_COMPARED - len(kept)]
-        return new
+        return self._distinct.add(texts, langs[0] if langs else [self._config.language] * len(block))
 
     def code(self, new: Descriptions, *, progress: ShowProgress = False) -> pa.Table:
         """Return the columns of codes of distinct descriptions.
@@ -92,7 +87,10 @@ class TableCoder:
         `codes` are those of the block's new descriptions, `rows` the indices of all its rows'; see `find`. Blocks come
         in the order in which they were found.
         """
-        self._confs.append(codes[f"{self._config.columns}conf"].to_numpy())
+        if self._config.mode == self._coder.mode:
+            conf, usual = codes[f"{self._config.columns}conf"].to_numpy(), self._coder.model.config.usual_confidence
+            self._num_usual += int((conf >= usual).sum())
+            self._num_low += int((conf < usual).sum())
         codes = pa.concat_tables([self._remembered, codes]).combine_chunks()
         if len(self._remembered) < self._room:
             self._remembered = codes
@@ -106,29 +104,15 @@ class TableCoder:
         return block
 
     def unlike(self) -> str | None:
-        """Say that the descriptions of all blocks are unlike those that the model was trained on; None if they are not.
-
-        They are compared with validation data, as training has left them in `ModelConfig.usual`.
-        """
-        usual, conf = self._coder.model.config.usual, np.concatenate(self._confs)
-        conf = conf[~np.isnan(conf)]
-        if not usual or self._known is not None or self._config.mode != self._coder.mode or len(conf) < _FEWEST:
+        """Return a sentence if the descriptions of all blocks seem unlike those that the model was trained on."""
+        number = self._num_usual + self._num_low
+        if number < _FEWEST or self._num_low <= _UNUSUAL_SHARE * number:
             return None
-        low, unseen = float((conf < usual["conf"]).mean()), self._coder.unseen(self._coder.distinct(*self._compared))
-        found = []
-        if low > _LOW_SHARE:
-            found.append(
-                f"{100 * low:.0f} % of its descriptions have a confidence below {usual['conf']:.2f} (in validation "
-                f"{100 * USUAL_SHARE:.0f} %)"
-            )
-        if unseen > usual.get("unseen", 1.0) + _MORE_UNSEEN:
-            found.append(
-                f"{100 * unseen:.0f} % of their parts of words are new to the model ({100 * usual['unseen']:.0f} %)"
-            )
-        remark = (
-            f"{self._config.input} is unlike the training data: {', and '.join(found)}. Check a sample of its codes."
+        low, usual = 100 * self._num_low / number, self._coder.model.config.usual_confidence
+        return (
+            f"{self._config.input} is unlike the training data: {low:.0f} % of its descriptions have a confidence "
+            f"below {usual:.2f}, as {100 * USUAL_SHARE:.0f} % of the validation data have. Check the language."
         )
-        return remark if found else None
 
 
 @dataclass(frozen=True)

@@ -160,14 +160,6 @@ class LinearExpert(nn.Module):
         )
         return SHARPNESS * (found + self.bias)
 
-    @torch.no_grad()
-    def unseen(self, characters: Tensor) -> Tensor:
-        """Return the share of the n-grams of texts (B, S) that are not known, of shape (B,)."""
-        row, bucket = ngram_rows(characters)
-        shares = torch.zeros(2, len(characters), device=characters.device)
-        shares.index_add_(1, row, torch.stack([~torch.isin(bucket, self.buckets), torch.ones_like(row)]).float())
-        return shares[0] / shares[1].clamp(min=1)
-
 
 def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:
     """Return the text and the hash of each n-gram of texts (B, S), both of shape (n,), text after text."""

@@ -197,10 +197,8 @@ def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, 
         share = right_rows(coder, examples, mode="combined", progress=False).mean()
         said += f" With further codes only from a probability of {weights['further']:.2f}: combined {100 * share:.1f}."
     model.config = replace(model.config, mode=best)
-    given = coder.distinct(examples.texts, examples.langs)
-    conf = coder.code(given, PredictOptions(mode=best), progress=False).conf
-    usual = {"conf": float(np.quantile(conf, USUAL_SHARE)), "unseen": coder.unseen(given)}
-    model.config = replace(model.config, usual={name: value for name, value in usual.items() if not math.isnan(value)})
+    conf = coder.code(coder.distinct(examples.texts, examples.langs), PredictOptions(mode=best), progress=False).conf
+    model.config = replace(model.config, usual_confidence=float(np.quantile(conf, USUAL_SHARE)))
     for folder in folders:
         rewrite_model(folder, model)
     return said
