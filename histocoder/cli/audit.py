@@ -57,22 +57,21 @@ def run_audit(config: AuditFlags) -> None:
     write_frame(output, to_correct(chosen, config, extra), raw=config.raw)
     wrong = 1 - rows.merge(labels[[*_LABEL, "conf"]], how="left", on=_LABEL)["conf"]
     log.info(
-        f"About {wrong.sum():,.0f} of {len(rows):,} rows with codes ({percent(wrong.mean())}) are likely wrong. Of "
+        f"Up to {wrong.sum():,.0f} of {len(rows):,} rows with codes ({percent(wrong.mean())}) may be wrong. Of "
         f"{len(labels):,} different labels, {sum(others > 0):,} have rows of the same description with other codes"
         + (f"; {sum(is_outside):,} are not in the key." if config.key else ".")
     )
     groups = {"code": rows["codes"].explode()}
     groups |= {config.group_col: pd.Series(named_groups(rows["other"]))} if config.group_col else {}
     for name, group in groups.items():
-        shares = wrong.loc[group.index].groupby(group.to_numpy()).agg(rows="size", likely_wrong="sum", share="mean")
-        shares = shares.sort_values("likely_wrong", ascending=False, kind="stable").rename_axis(name).reset_index()
+        shares = wrong.loc[group.index].groupby(group.to_numpy()).agg(rows="size", suspect="sum", share="mean")
+        shares = shares.sort_values("suspect", ascending=False, kind="stable").rename_axis(name).reset_index()
         path = output.with_name(f"{output.stem}_by_{name}.csv")
         write_frame(path, shares, raw=config.raw)
-        log.info(f"Likely wrong by {name}, all in {path}:\n{shares.head(10).round(3).to_string(index=False)}")
+        log.info(f"Suspect rows by {name}, all in {path}:\n{shares.head(10).round(3).to_string(index=False)}")
     log.info(
-        f"Wrote the {len(chosen):,} most suspect labels to {output}, of which {percent(1 - chosen['conf'].mean())} are "
-        f"likely wrong. Correct the codes, write x in the column {CHECKED_COL!r} of each row that is now right, and "
-        f"train with --corrections {output}."
+        f"Wrote the {len(chosen):,} most suspect labels to {output}. Correct the codes, write x in the column "
+        f"{CHECKED_COL!r} of each row that is now right, and train with --corrections {output}."
     )
 
 

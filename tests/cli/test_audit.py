@@ -48,7 +48,7 @@ def test_audit_finds_planted_codes(audited: tuple[Path, str], rows: pd.DataFrame
     assert len(planted & lines) >= 10 and "Wrote the 40 most suspect labels" in said
     suspect = found[(found["hisco_1"] == "33110") & (found["alt_code_3"].isin(["61110", "80110"]))].iloc[0]
     assert float(suspect["conf"]) < 0.5 < float(suspect["alt_prob_3"])
-    by_coder = read(folder / "audit_by_coder.csv").set_index("coder")["likely_wrong"].astype(float)
+    by_coder = read(folder / "audit_by_coder.csv").set_index("coder")["suspect"].astype(float)
     assert by_coder["second"] > by_coder["first"] + 5
     assert read(folder / "audit_by_code.csv")["code"][0] == "33110"
 
