@@ -49,10 +49,8 @@ def run_audit(config: AuditFlags) -> None:
         number = i + 1 + len(config.target_cols)
         extra |= {f"alt_code_{number}": chosen["alt"].str[i], f"alt_prob_{number}": chosen["alt_probs"].str[i]}
     near = [labels.iloc[some].itertuples() for some in neighbours(labels, chosen.index.to_numpy())]
-    extra |= {
-        "note": chosen["note"],
-        "near": ["; ".join(f"{n.text} ({' '.join(n.codes)})" for n in some) for some in near],
-    }
+    extra["note"] = chosen["note"]
+    extra["near"] = ["; ".join(f"{n.text} ({' '.join(n.codes)})" for n in some) for some in near]
     extra["lines"] = [" ".join(map(str, lines[:10])) for lines in chosen["line"]]
     write_frame(output, to_correct(chosen, config, extra), raw=config.raw)
     wrong = 1 - rows.merge(labels[[*_LABEL, "conf"]], how="left", on=_LABEL)["conf"]
@@ -84,7 +82,9 @@ def coded_rows(config: CodedTableFlags, path: str, other: str | None, setting: s
     files = table_files(PrepareConfig(**own | {"dataset": path, "drop_bad_labels": True}))
     examples = files.read(say=log.info).coded()
     rows = pd.DataFrame({"key": description_keys(examples.texts), "lang": examples.langs})
-    rows = rows.assign(codes=code_sets(examples.codes), text=examples.texts, line=examples.table["line"].to_numpy())
+    written: dict[frozenset[str], tuple[str, ...]] = {}  # each set of codes in the order in which it first occurs
+    codes = [written.setdefault(frozenset(one), one) for one in code_sets(examples.codes)]
+    rows = rows.assign(codes=codes, text=examples.texts, line=examples.table["line"].to_numpy())
     if other is not None:
         rows["other"] = other_cells(examples, path, other, setting=setting, sheet=files.sheet).to_pandas()
     return rows, files.formatter.system
