@@ -121,20 +121,6 @@ class CompareFlags(KnownCodesFlags, ComputingFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReviewFlags(NamedModel):
-    """Choose the rows of a coded file that a person should check first."""
-
-    predictions: str = free(None, "output of histocoder predict", metavar="FILE", is_required=True)
-    output: str = free("review.csv", "file to fill in", metavar="FILE")
-    budget: int = free(200, "number of descriptions to check", at_least=1)
-    input_col: str = free("occ1", "column of descriptions", metavar="COL")
-    language_col: str | None = free(None, "column of languages (default: lang, or the run's)", metavar="COL")
-    overwrite: bool = free(False, "replace an existing --output")
-    sheet: str | None = free(None, f"--predictions: {SHEET_HELP}", metavar="NAME")
-    raw: bool = free(False, RAW_HELP)
-
-
-@dataclass(frozen=True, kw_only=True)
 class CodedTableFlags(Settings):
     """The columns of a table with codes, and what is written of it."""
 
@@ -172,6 +158,20 @@ class AgreementFlags(CodedTableFlags):
 
     def check(self) -> None:
         require(len(self.files) == 2, f"Name two files to compare; there are {len(self.files)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReviewFlags(NamedModel):
+    """Choose the rows of a coded file that a person should check first."""
+
+    predictions: str = free(None, "output of histocoder predict", metavar="FILE", is_required=True)
+    output: str = free("review.csv", "file to fill in", metavar="FILE")
+    budget: int = free(200, "number of descriptions to check", at_least=1)
+    input_col: str = free("occ1", "column of descriptions", metavar="COL")
+    language_col: str | None = free(None, "column of languages (default: lang, or the run's)", metavar="COL")
+    overwrite: bool = free(False, "replace an existing --output")
+    sheet: str | None = free(None, f"--predictions: {SHEET_HELP}", metavar="NAME")
+    raw: bool = free(False, RAW_HELP)
 
 
 @dataclass(frozen=True, kw_only=True)

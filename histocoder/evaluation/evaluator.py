@@ -99,26 +99,6 @@ def evaluate(
     return Evaluation(metrics, pd.DataFrame(columns))
 
 
-def compare(first: Coder, second: Coder, examples: Examples) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Compare two models on the same n descriptions, whose codes are known.
-
-    Return plain values, for JSON: `first` and `second` (see `shares`), and the `difference`, second - first (see
-    `difference_interval`); and the rows that they code differently: `text`, `lang`, the `true` codes, and each model's
-    `codes_…`, `conf_…` and `right_…`. Rows that the first alone has right are the first.
-    """
-    texts, langs, truth = examples.texts, examples.langs, code_sets(examples.codes)
-    rows, right = pd.DataFrame({"text": texts, "lang": langs, "true": truth}), {}
-    for name, coder in {"first": first, "second": second}.items():
-        found = coder.code(coder.distinct(texts, langs), PredictOptions())
-        codes = code_sets(found.codes)
-        right[name] = score_sets(truth, codes)["accuracy"].to_numpy()
-        rows = rows.assign(**{f"codes_{name}": codes, f"conf_{name}": found.conf, f"right_{name}": right[name]})
-    result: dict[str, Any] = {name: shares(one, texts) for name, one in right.items()}
-    result["difference"] = difference_interval(right["second"], right["first"], texts)
-    changed = rows[rows["codes_first"].map(frozenset) != rows["codes_second"].map(frozenset)]
-    return result, changed.sort_values(["right_first", "right_second"], ascending=[False, True], kind="stable")
-
-
 def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, progress: bool = True) -> np.ndarray:
     """Return where a model gives exactly the true set of codes, of shape (n,)."""
     given = coder.distinct(examples.texts, examples.langs)
@@ -148,3 +128,23 @@ def gain(
                 "difference": difference_interval(right_after, right_before, examples.texts),
             }
     return found
+
+
+def compare(first: Coder, second: Coder, examples: Examples) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Compare two models on the same n descriptions, whose codes are known.
+
+    Return plain values, for JSON: `first` and `second` (see `shares`), and the `difference`, second - first (see
+    `difference_interval`); and the rows that they code differently: `text`, `lang`, the `true` codes, and each model's
+    `codes_…`, `conf_…` and `right_…`. Rows that the first alone has right are the first.
+    """
+    texts, langs, truth = examples.texts, examples.langs, code_sets(examples.codes)
+    rows, right = pd.DataFrame({"text": texts, "lang": langs, "true": truth}), {}
+    for name, coder in {"first": first, "second": second}.items():
+        found = coder.code(coder.distinct(texts, langs), PredictOptions())
+        codes = code_sets(found.codes)
+        right[name] = score_sets(truth, codes)["accuracy"].to_numpy()
+        rows = rows.assign(**{f"codes_{name}": codes, f"conf_{name}": found.conf, f"right_{name}": right[name]})
+    result: dict[str, Any] = {name: shares(one, texts) for name, one in right.items()}
+    result["difference"] = difference_interval(right["second"], right["first"], texts)
+    changed = rows[rows["codes_first"].map(frozenset) != rows["codes_second"].map(frozenset)]
+    return result, changed.sort_values(["right_first", "right_second"], ascending=[False, True], kind="stable")
