@@ -72,6 +72,7 @@ class ModelConfig:
     experts: dict[str, float] = field(default_factory=dict)  # their weights; see `CombinedSearch`
     num_linear_features: int = 0  # n-grams of the linear expert; 0: there is none
     fitted_to_validation: bool = False  # whether it was trained on the validation data as well, once measured
+    usual_confidence: float = 0.0  # that four fifths of the validation descriptions exceed; see `TableCoder.unlike`
     thresholds: dict[str, float] = field(default_factory=dict)  # of the flat head, by language; see `ALL_LANGUAGES`
 
     def __post_init__(self) -> None:

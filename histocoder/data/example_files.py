@@ -140,6 +140,15 @@ class ExampleFiles:
             say(f"{path} has no column {self.language_col!r}; its language is treated as unknown (unk).")
 
 
+def other_cells(examples: Examples, path: str, name: str, *, setting: str, sheet: str | None = None) -> pa.Array:
+    """Return the cells of another column of the file that rows were read from, of shape (n,); null where blank.
+
+    Raises UserError if there is no such column; `setting` is the one that names it.
+    """
+    table = open_table(path, {name: setting}, sheet=sheet).read([name])
+    return table.columns[name].take(examples.table["row"].combine_chunks())
+
+
 def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str], None]) -> Iterator[Table]:
     """Yield columns as `TableFile.tables` does; of a file with a column `checked`, the checked rows, and say how many.
 

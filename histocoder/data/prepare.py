@@ -172,7 +172,7 @@ def _prepare(
     num_digits = config.block_size if config.zero_pad_codes else 0
     key = read_key(config.key, num_digits=num_digits) if config.key else None
     own = [code for one in (key, known) if one is not None for code in one.codes]
-    files = _files(config, key, known, own)
+    files = table_files(config, key, known, own)
     record["settings"]["block_size"] = files.formatter.block_size
     if files.formatter.system.labels is not None:
         record["settings"]["block_size"] = None
@@ -307,7 +307,9 @@ def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:
     return distinct[min(max(round(len(distinct) * config.share_val), 1), len(distinct) - 1) - 1]
 
 
-def _files(config: PrepareConfig, key: Key | None, known: Key | None, codes: Collection[str]) -> ExampleFiles:
+def table_files(
+    config: PrepareConfig, key: Key | None = None, known: Key | None = None, codes: Collection[str] = ()
+) -> ExampleFiles:
     """Return the table with the formatter that its codes, and those of a key and of a model, need; see `fit_codes`."""
     num_blocks, sep = len(config.target_cols), config.use_within_block_sep
     needed = {config.language_col: "language_col"} if config.language_col else {}

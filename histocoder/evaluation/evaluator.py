@@ -4,6 +4,7 @@ Accuracy, precision, recall and F1 of an observation are those of Dahl, Johansen
 Barrier, https://arxiv.org/abs/2402.13604.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,19 +32,24 @@ class Evaluation:
     """Plain values, for JSON. `answer`, in the model's own `mode`, holds the means of `score_sets`: `overall`,
     `by_language`, `by_num_codes`, `by_digits` that are compared, and by how often the rarest code and the description
     occur in the training data; and the results of `calibration` and, with each description once, `production_curve`.
-    `topk`, `confusions` and `by_code` are those of the functions in `scores`."""
+    `topk`, `confusions`, `by_code` and, by the names of columns, `by_group` are those of the functions in `scores`."""
     rows: pd.DataFrame
     """One line for each description: its `text` and `lang`, its sets of codes `true` and `predicted`, whether these are
     `right`, and `conf`."""
 
 
 def evaluate(
-    coder: Coder, examples: Examples, *, trained: Baselines | None = None, batch_size: int = 256
+    coder: Coder,
+    examples: Examples,
+    *,
+    trained: Baselines | None = None,
+    groups: Mapping[str, np.ndarray] | None = None,
+    batch_size: int = 256,
 ) -> Evaluation:
     """Let a model code descriptions whose codes are known, and count what it gets right.
 
-    `trained` has been given all training rows, if there are any; the model is compared with it. Raise UserError where
-    there are no rows.
+    `trained` has been given all training rows, if there are any; the model is compared with it. `groups` are names of
+    columns, each with the group that every row is in. Raise UserError where there are no rows.
     """
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
@@ -85,6 +91,7 @@ def evaluate(
         },
         "confusions": scores.confusions(truth, predicted, texts),
         "by_code": scores.scores_by_code(truth, predicted),
+        "by_group": {name: scores.scores_by_group(right, conf, texts, one) for name, one in (groups or {}).items()},
     }
     if trained is not None:
         metrics["baselines"] = trained.compare(right)
@@ -121,3 +128,23 @@ def gain(
                 "difference": difference_interval(right_after, right_before, examples.texts),
             }
     return found
+
+
+def compare(first: Coder, second: Coder, examples: Examples) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Compare two models on the same n descriptions, whose codes are known.
+
+    Return plain values, for JSON: `first` and `second` (see `shares`), and the `difference`, second - first (see
+    `difference_interval`); and the rows that they code differently: `text`, `lang`, the `true` codes, and each model's
+    `codes_…`, `conf_…` and `right_…`. Rows that the first alone has right are the first.
+    """
+    texts, langs, truth = examples.texts, examples.langs, code_sets(examples.codes)
+    rows, right = pd.DataFrame({"text": texts, "lang": langs, "true": truth}), {}
+    for name, coder in {"first": first, "second": second}.items():
+        found = coder.code(coder.distinct(texts, langs), PredictOptions())
+        codes = code_sets(found.codes)
+        right[name] = score_sets(truth, codes)["accuracy"].to_numpy()
+        rows = rows.assign(**{f"codes_{name}": codes, f"conf_{name}": found.conf, f"right_{name}": right[name]})
+    result: dict[str, Any] = {name: shares(one, texts) for name, one in right.items()}
+    result["difference"] = difference_interval(right["second"], right["first"], texts)
+    changed = rows[rows["codes_first"].map(frozenset) != rows["codes_second"].map(frozenset)]
+    return result, changed.sort_values(["right_first", "right_second"], ascending=[False, True], kind="stable")

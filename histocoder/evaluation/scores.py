@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from histocoder.data.normalize import description_keys
 from histocoder.formatters import MISSING
 
 Sets = Sequence[tuple[str, ...]]
@@ -64,6 +65,21 @@ def cut_codes(sets: Sets, digits: int, *, separator: str = "") -> list[tuple[str
     return [tuple(dict.fromkeys(map(cut, codes))) for codes in sets]
 
 
+def named_groups(cells: Sequence[str | None]) -> np.ndarray:
+    """Return the name of each row's group, of shape (n,): its cell, or, of many numbers, one of five ranges of them.
+
+    Beyond the 40 with the most rows, groups are "others".
+    """
+    names = pd.Series(cells, dtype=object)
+    numbers = pd.to_numeric(names, errors="coerce")
+    if numbers.nunique() > 12 and numbers.count() == names.count():
+        ranges = numbers.groupby(pd.qcut(numbers, 5, duplicates="drop"), observed=True)
+        low, high = (ranges.transform(end).map("{:g}".format) for end in ("min", "max"))
+        names = (low + "-" + high).where(numbers.notna())
+    names = names.fillna("(blank)")
+    return names.where(names.isin(names.value_counts().index[:40]), "others").to_numpy(dtype=object)
+
+
 def seen_groups(times: Sequence[float]) -> pd.Series:
     """Group numbers of times: 0, 1, 2-5, 6-20, 21-100, >100."""
     return pd.cut(pd.Series(times, dtype=float), _SEEN_EDGES, labels=_SEEN_GROUPS)
@@ -102,6 +118,28 @@ def calibration(conf: np.ndarray, right: np.ndarray) -> dict[str, Any]:
     empty = {"count": 0, "conf": None, "accuracy": None}
     bins = [{"low": edges[i], "high": edges[i + 1], **means.get(i, empty)} for i in range(_NUM_BINS)]
     return {"ece": float((found["conf"] - found["accuracy"]).abs().sum() / len(conf)), "bins": bins}
+
+
+def share_interval(right: np.ndarray, texts: Sequence[str]) -> dict[str, float]:
+    """Return the `share` of n rows that are right, and its 95 % interval, Wilson's (1927), from `low` to `high`.
+
+    Rows of one description tell as much as one: the number of rows is Kish's (1965) effective one.
+    """
+    share, times = float(np.mean(right)), pd.Series(description_keys(texts)).value_counts().to_numpy(dtype=float)
+    z_squared = 3.841459 * (times**2).sum() / times.sum() ** 2
+    half = np.sqrt(z_squared * (share * (1 - share) + z_squared / 4))
+    low, high = ((share + z_squared / 2 + end) / (1 + z_squared) for end in (-half, half))
+    return {"share": share, "low": max(float(low), 0.0), "high": min(float(high), 1.0)}
+
+
+def scores_by_group(right: np.ndarray, conf: np.ndarray, texts: Sequence[str], groups: np.ndarray) -> list[Any]:
+    """Return the `n`, `share_interval`, mean `conf` and `ece` (see `calibration`) of each `group` of n rows."""
+    found = []
+    for group, rows in pd.Series(np.arange(len(right))).groupby(groups):
+        interval = share_interval(right[rows], [texts[row] for row in rows])
+        sure = {"conf": float(conf[rows].mean()), "ece": calibration(conf[rows], right[rows])["ece"]}
+        found.append({"group": str(group), "n": len(rows), **interval, **sure})
+    return found
 
 
 def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 101) -> dict[str, list[float | None]]:

@@ -1,7 +1,9 @@
 """Describe an evaluation in sentences."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import pandas as pd
 
 TARGET_ACCURACY = 0.95  # wanted accuracy of automatically coded rows; the summary says how many may be coded so
 
@@ -95,18 +97,35 @@ def gain_in_words(metrics: Metrics) -> list[str]:
     return lines
 
 
+def share_to_leave(production: Metrics) -> tuple[float, float] | None:
+    """Return the least share to leave to a person to have enough of the others right, and the least `conf` of these.
+
+    None where no share is enough.
+    """
+    points = zip(*(production[name] for name in ("share", "conf", "accuracy")), strict=True)
+    enough = [(1 - share, conf) for share, conf, accuracy in points if (accuracy or 0) >= TARGET_ACCURACY]
+    return min(enough, default=None)
+
+
 def _target(production: Metrics) -> str:
-    enough = [i for i, accuracy in enumerate(production["accuracy"]) if (accuracy or 0) >= TARGET_ACCURACY]
-    wanted = f"{100 * TARGET_ACCURACY:.0f}\u00a0%"
-    if not enough:
+    found, wanted = share_to_leave(production), f"{100 * TARGET_ACCURACY:.0f}\u00a0%"
+    if found is None:
         return f"However many are left to a person, fewer than {wanted} of the others are right."
-    if enough[-1] == len(production["share"]) - 1:
+    left, conf = found
+    if left == 0:
         return f"That is {wanted} or more even if none are left to a person."
-    share, conf = production["share"][enough[-1]], production["conf"][enough[-1]]
     return (
         f"To get {wanted} of the automatically coded distinct descriptions right, leave the least certain "
-        f"{100 * (1 - share):.0f}\u00a0%, those with a confidence below {conf:.2f}, to a person."
+        f"{100 * left:.0f}\u00a0%, those with a confidence below {conf:.2f}, to a person."
     )
+
+
+def table_of_shares(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table whose shares, some of them 95 % intervals from `low` to `high`, are in percent."""
+    table = pd.DataFrame(rows)
+    for name in table.columns.intersection(["share", "low", "high", "conf", "ece"]):
+        table[name] = table[name].map(percent)
+    return table.to_string(index=False, na_rep="\u2013", float_format="{:.3f}".format)
 
 
 def num_descriptions(metrics: Metrics) -> str:

@@ -22,6 +22,7 @@ from histocoder.inference.combined import CombinedSearch
 from histocoder.inference.decoding import Inputs
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.predictions import code_columns
+from histocoder.inference.table_coder import USUAL_SHARE
 from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.ngram import LinearExpert
@@ -196,6 +197,8 @@ def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, 
         share = right_rows(coder, examples, mode="combined", progress=False).mean()
         said += f" With further codes only from a probability of {weights['further']:.2f}: combined {100 * share:.1f}."
     model.config = replace(model.config, mode=best)
+    conf = coder.code(coder.distinct(examples.texts, examples.langs), PredictOptions(mode=best), progress=False).conf
+    model.config = replace(model.config, usual_confidence=float(np.quantile(conf, USUAL_SHARE)))
     for folder in folders:
         rewrite_model(folder, model)
     return said

@@ -42,7 +42,7 @@ def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExp
     tfidf.idf_ = tfidf.idf_ * weights
     features = tfidf.transform(counts).astype(np.float64)  # as liblinear computes
     labelled, rows = np.unique(rows, return_inverse=True)
-    fit = _fit_to_rivals if is_costly else _fit_to_all
+    fit = fit_to_rivals if is_costly else fit_to_all
     classes, coefficients, intercepts = fit(features[labelled], rows, class_ids, data.weights[labelled])
     expert = LinearExpert(len(buckets), num_classes)
     expert.buckets.copy_(torch.from_numpy(buckets))
@@ -78,7 +78,7 @@ def _ngram_counts(data: OccupationDataset, *, max_features: int) -> tuple[np.nda
     return buckets[kept], weights[kept], counts[:, kept]
 
 
-def _fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, weights: np.ndarray) -> _Machines:
+def fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, weights: np.ndarray) -> _Machines:
     """Fit each class's machine to all rows; a row with several classes is an example of each of them.
 
     Returns classes, coefficients of shape (num_classes, num_features), and intercepts.
@@ -96,7 +96,7 @@ def _fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, w
     return classes, np.stack(coefficients), np.array(intercepts)
 
 
-def _fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, weights: np.ndarray) -> _Machines:
+def fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, weights: np.ndarray) -> _Machines:
     """Fit each machine to the rows of its class, to those whose rival it is, and to some others.
 
     A row's rivals are the `NUM_RIVALS` classes other than its own whose centroids are nearest to it.

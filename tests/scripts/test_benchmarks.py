@@ -64,6 +64,11 @@ def test_accuracy_runs(tmp_path: Path, folder_of_data: Path, methods: str):
     assert all(f"| {method} " in table for method in methods.split())
 
 
+def test_audit_runs(folder_of_data: Path):
+    args = ("--shared", folder_of_data, "--data", "english", "--share", 10, "--seeds", 0, "--how", "random")
+    assert '"order": "self-confidence"' in run("benchmarks/audit.py", *args).stdout
+
+
 def test_further_codes_runs(tmp_path: Path, folder_of_data: Path):
     args = ("--shared", folder_of_data, "--shares", 50, "--sizes", "all", "--seeds", 0)
     lines = run("benchmarks/further_codes.py", *args, "--flags", "--max-steps", 1).stdout.splitlines()
