@@ -61,7 +61,9 @@ class TableConfig(Settings):
         None, f"characters of the longest code; {_FITTING}", metavar="N|auto", parse=_block_size, at_least=1
     )
     use_within_block_sep: bool = free(False, "',' separates the tokens within a code, as in PSTI's 1,10,2")
-    share_val: float = free(0.1, "share of the data for validation", metavar="P")
+    share_val: float | None = free(
+        None, "share of the data for validation (default: 1,000 descriptions, between a tenth and a fifth)", metavar="P"
+    )
     split_by: str = free("text", "split by descriptions, whose rows stay together, or by rows", choices=("text", "row"))
     key: str | None = free(None, "allowed codes: system_code,code (default: those in the data)", metavar="CSV")
     titles: str = free(
@@ -91,7 +93,8 @@ class TableConfig(Settings):
             "Give --language (one for all rows) or --language-col (one for each row), not both.",
         )
         check_target_len(len(columns), self.block_size or 1)
-        require(0 < self.share_val < 1, f"--share-val is {self.share_val:g}; it must lie between 0 and 1, as 0.1 does.")
+        share = 0.1 if self.share_val is None else self.share_val
+        require(0 < share < 1, f"--share-val is {share:g}; it must lie between 0 and 1, as 0.1 does.")
 
     @property
     def folder(self) -> Path:

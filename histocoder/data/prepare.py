@@ -52,6 +52,7 @@ TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
 REJECTED_FILE, CONFLICTS_FILE = "rejected.csv", "conflicts.csv"
 PREPARED_TABLES = (store.EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTED_FILE, CONFLICTS_FILE)
 _ROWS_FILE = "rows.arrow"
+_ENOUGH_TO_VALIDATE = 1_000  # descriptions, by default
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
 """Rules by which prepared data, which were checked before, are read."""
 
@@ -304,7 +305,8 @@ def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:
     distinct = np.sort(pd.unique(units))  # several times as fast as `np.unique`
     if len(distinct) < 2:
         raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
-    return distinct[min(max(round(len(distinct) * config.share_val), 1), len(distinct) - 1) - 1]
+    share = np.clip(_ENOUGH_TO_VALIDATE / len(distinct), 0.1, 0.2) if config.share_val is None else config.share_val
+    return distinct[min(max(round(len(distinct) * share), 1), len(distinct) - 1) - 1]
 
 
 def table_files(
