@@ -83,6 +83,6 @@ def _checked_rows(config: PrepareConfig, titles: pd.DataFrame) -> pa.RecordBatch
     nothing = [None] * len(titles)
     columns = {"text": titles["text"].tolist(), "lang": titles["lang"].tolist(), "key": titles["key"].tolist()}
     columns[f"{CODES}{config.target_cols[0]}"] = titles["code"].tolist()
-    schema = pa.schema([*row_schema(config.target_cols), ("key", pa.string())])
+    schema = pa.schema([*row_schema(config.target_cols, config.attribute_cols or ()), ("key", pa.string())])
     arrays = [pa.array(columns.get(field.name, nothing), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -144,15 +144,20 @@ class Coder:
     def code(self, given: Descriptions, options: PredictOptions, *, progress: ShowProgress = True) -> Prediction:
         """Return the codes of `predict` as arrays, those of each row of `given`."""
         options = replace(options, mode=options.mode or self.mode)  # which is checked with it
-        parts = self.each_batch(lambda inputs: self.predict_batch(inputs, options), given, options, progress=progress)
-        found = Prediction(*join_rows(parts, given.rows))
+        parts = self.each_batch(
+            lambda inputs: self.predict_batch(inputs, options).arrays, given, options, progress=progress
+        )
+        found = Prediction.of(join_rows(parts, given.rows), self.model.config)
         found.drop_unsure(0.0 if options.mode == "full" else options.min_confidence)
         return found
 
     @torch.inference_mode()
     def predict_batch(self, inputs: Inputs, options: PredictOptions) -> Prediction:
         """Code a batch of tokenised descriptions; see `predict`."""
-        return self.decoding.decode(self.decoding.encode(inputs), options)
+        batch = self.decoding.encode(inputs)
+        return Prediction.of(
+            [*self.decoding.decode(batch, options)[:3], *self.decoding.attributes(batch)], self.model.config
+        )
 
     @torch.inference_mode()
     def embed(self, texts: Texts, lang: Langs = "unk", *, batch_size: int = 256) -> np.ndarray:
@@ -178,10 +183,10 @@ class Coder:
             chosen, others = self.decoding.ranked(batch)
             if self.mode != "combined":
                 chosen = self.decoding.decode(batch, options)
-            return [*chosen, *others]
+            return [*others[:3], *chosen[:3], *self.decoding.attributes(batch)]
 
         arrays = join_rows(self.each_batch(work, given, options), given.rows)
-        return Prediction(*arrays[:3]), Prediction(*arrays[3:])
+        return Prediction.of(arrays[3:], self.model.config), Prediction(*arrays[:3])
 
     def each_batch(
         self,

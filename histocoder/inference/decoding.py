@@ -87,6 +87,14 @@ class Decoding:
         of_all = _numpy(search.full(source))
         return Prediction(np.empty((len(of_all), 0), dtype=object), of_all, of_all.max(1))
 
+    def attributes(self, batch: Encoded) -> list[np.ndarray]:
+        """Return the probabilities of each attribute's categories, each of shape (B, K)."""
+        logits = self._computing.classify_attributes(batch.pooled)
+        if logits is None:
+            return []
+        parts = logits.split([1 + len(labels) for labels in self._model.config.attributes.values()], dim=1)
+        return [_numpy(part.softmax(-1)) for part in parts]
+
     def beliefs(self, batch: Encoded) -> dict[str, Tensor]:
         """Return the probabilities of the codes, each (B, num_codes), by the experts other than the decoder."""
         beliefs = {"flat": self._flat(batch)}

@@ -95,6 +95,7 @@ def _given_files(config: MixerConfig) -> dict[str, ExampleFiles]:
         language_col=config.language_col,
         key=key,
         rules=rules,
+        attribute_cols=config.attribute_cols or (),
     )
 
     def fitted() -> tuple[Formatter, LabelRules]:
