@@ -66,6 +66,7 @@ def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examp
         language=language,
         known=coder.codes,
         rules=rules,
+        attribute_cols=tuple(coder.attributes),
         sheet=config.sheet,
     )
     rows = files.read(say=log.info)

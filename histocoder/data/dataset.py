@@ -112,7 +112,7 @@ class OccupationDataset(Dataset):
         blocks = self.formatter.blocks(self.examples.code_table).astype(np.int64)
         self._blocks = np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)  # an unused block, then each code's
         self._class_ids = _class_table(self.examples.code_table, self.classes)
-        ids = [_category_ids(self.examples.attributes[name], own) for name, own in self.attributes.items()]
+        ids = [category_ids(self.examples.attributes[name], own) for name, own in self.attributes.items()]
         self._attribute_ids = np.array(ids, dtype=np.int32).reshape(len(ids), len(self)).T  # (n, A)
         self._prefix_lengths = np.array([len(lang + LANG_SEP) for lang in self.examples.languages])
         self._lengths = self._count_tokens().astype(np.min_scalar_type(self.max_len))
@@ -184,6 +184,11 @@ class OccupationDataset(Dataset):
         index, blocks = (class_ids >= 0).nonzero()
         return self.rows[index], class_ids[index, blocks]
 
+    def attribute_labels(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return, of each attribute, the rows to train on where it is known, and their categories."""
+        columns = self._attribute_ids[self.rows].T
+        return [(self.rows[ids >= 0], ids[ids >= 0]) for ids in columns]
+
     def descriptions(self, rows: np.ndarray) -> list[str]:
         """Return normalised descriptions, without their languages."""
         return [text.partition(LANG_SEP)[2] for text in self.examples.inputs(rows)]
@@ -238,7 +243,7 @@ def _class_table(codes: Sequence[str], classes: Sequence[str]) -> np.ndarray:
     return np.array([-1, *(index[code] for code in codes)], dtype=np.int64)
 
 
-def _category_ids(column: pa.ChunkedArray, categories: Sequence[str]) -> np.ndarray:
+def category_ids(column: pa.ChunkedArray, categories: Sequence[str]) -> np.ndarray:
     """Return the index of each category, from 1; 0 where there is none, -1 where that is not known."""
     return pc.fill_null(pc.index_in(column, value_set=pa.array(["", *categories], pa.string())), -1).to_numpy()
 

@@ -37,6 +37,7 @@ def summary(metrics: Metrics) -> list[str]:
         unseen = answer["by_text_seen"].get("0", {"n": 0, "accuracy": None})
         right = f"; of these, {percent(unseen['accuracy'])} are exactly right" if unseen["n"] else ""
         lines.append(f"{unseen['n']:,} of the descriptions do not occur in the training data{right}.")
+    lines += [attribute_in_words(name, found) for name, found in metrics.get("attributes", {}).items()]
     if "baselines" in metrics:
         lines += comparison(metrics)
     return [*lines, *gain_in_words(metrics)]
@@ -71,6 +72,19 @@ def comparison(metrics: Metrics) -> list[str]:
         f"{num_rows:,} descriptions ({percent(exact['answered'])}) from the training data{right}."
     )
     return lines
+
+
+ANSWERS = {"model": "this model", "none": "always none", "svc": "linear model"}
+
+
+def attribute_in_words(name: str, found: Metrics) -> str:
+    """Say how right an attribute is; see `of_attributes`."""
+    parts = (
+        f"{way} {percent(found[answer]['accuracy'])} / {found[answer]['macro_f1']:.3f}"
+        for answer, way in ANSWERS.items()
+        if answer in found
+    )
+    return f"{name}, right / mean F1 of its {found['categories']} categories and none: {', '.join(parts)}."
 
 
 def gain_in_words(metrics: Metrics) -> list[str]:

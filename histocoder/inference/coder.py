@@ -47,6 +47,8 @@ class Coder:
         The mode chosen in validation, the default of `predict`.
     codes : tuple of str
         Codes of the model's key.
+    attributes : mapping
+        Columns of attributes, such as status -> their categories, beside none.
     precision : str
         Name of the torch dtype that it computes in.
     turn : context manager
@@ -70,6 +72,7 @@ class Coder:
         self.precision = str(dtype).removeprefix("torch.")
         self.decoding = Decoding(self.model, self.computing)
         self.formatter, self.codes = self.decoding.formatter, self.decoding.codes
+        self.attributes = model.config.attributes
         self.system, self.mode = model.config.system, model.config.mode
         self.card = model_card(model.config)
         self.turn: AbstractContextManager[object] = nullcontext()

@@ -1,5 +1,6 @@
 """The modes of decoding: encoded descriptions in, their codes out."""
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from histocoder.inference.predictions import Prediction
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
 from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel
+from histocoder.model.ngram import LinearExpert
 
 
 class Inputs(NamedTuple):
@@ -26,13 +28,20 @@ class Inputs(NamedTuple):
     characters: Tensor | None  # for the linear expert, of shape (B, L); None if the model has none
 
 
-class Encoded(NamedTuple):
+@dataclass(eq=False)
+class Encoded:
     """A batch of encoded descriptions."""
 
     inputs: Inputs
     memory: Tensor  # encoding of each position, of shape (B, S, dim)
     pooled: Tensor  # encoding of each description, of shape (B, dim)
     memory_mask: Tensor | None  # positions that the decoder may attend to, of shape (B, S); None means all
+    expert: LinearExpert | None
+
+    @cached_property
+    def linear(self) -> Tensor | None:
+        """Log-odds (B, num_outputs) of the linear expert, if the model has one."""
+        return None if self.expert is None else self.expert(self.inputs.characters)
 
 
 class Decoding:
@@ -66,7 +75,7 @@ class Decoding:
         mask = None
         if config.mask_memory:
             mask = torch.cat([F.pad(part, (0, width - part.shape[1])) for part in masks])
-        return Encoded(inputs, memory, torch.cat(pooled), mask)
+        return Encoded(inputs, memory, torch.cat(pooled), mask, self._model.linear_expert)
 
     def decode(self, batch: Encoded, options: PredictOptions) -> Prediction:
         """Return the codes of a batch; see `Coder.predict_batch`."""
@@ -89,17 +98,29 @@ class Decoding:
 
     def attributes(self, batch: Encoded) -> list[np.ndarray]:
         """Return the probabilities of each attribute's categories, each of shape (B, K)."""
-        logits = self._computing.classify_attributes(batch.pooled)
-        if logits is None:
-            return []
-        parts = logits.split([1 + len(labels) for labels in self._model.config.attributes.values()], dim=1)
-        return [_numpy(part.softmax(-1)) for part in parts]
+        weights = self._model.config.attribute_experts
+        return [
+            _numpy(sum(weights.get(name, {}).get(expert, 1.0) * vote for expert, vote in votes.items()).softmax(-1))
+            for name, votes in self.attribute_votes(batch).items()
+        ]
+
+    def attribute_votes(self, batch: Encoded) -> dict[str, dict[str, Tensor]]:
+        """Return the log-odds (B, K) of each attribute's categories, by each expert."""
+        attributes, flat = self._model.config.attributes, self._computing.classify_attributes(batch.pooled)
+        if flat is None:
+            return {}
+        sizes = [1 + len(labels) for labels in attributes.values()]
+        experts = {"flat": flat}
+        if batch.linear is not None:
+            experts["linear"] = batch.linear[:, self._model.config.num_classes :]
+        parts = {name: vote.split(sizes, dim=1) for name, vote in experts.items()}
+        return {name: {expert: parts[expert][i] for expert in parts} for i, name in enumerate(attributes)}
 
     def beliefs(self, batch: Encoded) -> dict[str, Tensor]:
         """Return the probabilities of the codes, each (B, num_codes), by the experts other than the decoder."""
         beliefs = {"flat": self._flat(batch)}
-        if self._model.linear_expert is not None:
-            beliefs["linear"] = self._model.linear_expert(batch.inputs.characters)[:, self._is_code].softmax(-1)
+        if batch.linear is not None:
+            beliefs["linear"] = batch.linear[:, self._is_code].softmax(-1)
         return beliefs
 
     def combined_search(self, batch: Encoded) -> CombinedSearch:

@@ -97,7 +97,8 @@ class OnnxCoder:
             raise UserError(f"The mode {mode} needs the decoder, which an exported model lacks; open the model itself.")
         given, parts = Descriptions.of(texts, lang, languages=config.languages), []
         for rows, ids, thresholds, characters in readings(given, config, self._tokenizer, options, at_least=_AT_LEAST):
-            logits = _run(self._encoder, ids)
+            logits, *of_attributes = _run(self._encoder, ids)
+            linear = None if characters is None else self._linear(characters)
             flat = _softmax(logits) if config.flat_loss == "softmax" else 1 / (1 + np.exp(-logits))
             beliefs = {"flat": flat[:, self._is_code]}
             if mode == "flat":
@@ -105,19 +106,31 @@ class OnnxCoder:
                 probs = np.take_along_axis(beliefs["flat"], order, 1).astype(np.float64)
                 part = Prediction.above(np.array(self.codes, dtype=object)[order], probs, thresholds)
             else:
-                if characters is not None:
-                    beliefs["linear"] = _softmax(self._linear(characters)[:, self._is_code])
+                if linear is not None:
+                    beliefs["linear"] = _softmax(linear[:, self._is_code])
                 part = without_decoder(beliefs, config.experts, self.codes)
-            parts.append((rows, part))
-        prediction = Prediction(*join_rows(parts, given.rows))
+            parts.append((rows, [*part.arrays, *self._attributes(of_attributes, linear)]))
+        prediction = Prediction.of(join_rows(parts, given.rows), config)
         prediction.drop_unsure(min_confidence)
         frame = prediction.frame(config)
         return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
 
+    def _attributes(self, logits: list[np.ndarray], linear: np.ndarray | None) -> list[np.ndarray]:
+        """Return the probabilities of each attribute's categories, as `Decoding.attributes` does."""
+        config, votes, first = self._config, {"flat": logits[0]} if logits else {}, 0
+        if linear is not None:
+            votes["linear"] = linear[:, len(config.codes) :]
+        found = []
+        for name, labels in config.attributes.items():
+            own, weights = slice(first, first := first + 1 + len(labels)), config.attribute_experts.get(name, {})
+            scores = [weights.get(expert, 1.0) * vote[:, own] for expert, vote in votes.items()]
+            found.append(_softmax(sum(scores)).astype(np.float64))
+        return found
+
     def _linear(self, characters: np.ndarray) -> np.ndarray:
-        """Return the log-odds of `LinearExpert` for characters (B, S), of shape (B, num_classes)."""
+        """Return the log-odds of `LinearExpert` for characters (B, S), of shape (B, num_outputs)."""
         known, idf, weight, bias = (self._expert[name] for name in ("buckets", "idf", "weight", "bias"))
-        buckets = _run(self._ngrams, characters).reshape(len(characters), -1)
+        buckets = _run(self._ngrams, characters)[0].reshape(len(characters), -1)
         row, at = (buckets >= 0).nonzero()
         bucket = buckets[row, at]
         index = np.searchsorted(known, bucket).clip(max=len(known) - 1)
@@ -149,10 +162,10 @@ def without_decoder(
     return Prediction(np.array(codes, dtype=object)[best[:, :1]], probs, probs[:, 0].copy())
 
 
-def _run(session: Any, values: np.ndarray) -> np.ndarray:
-    """Run a graph of one input, integers, and one output."""
-    output: np.ndarray = session.run(None, {session.get_inputs()[0].name: values.astype(np.int64)})[0]
-    return output
+def _run(session: Any, values: np.ndarray) -> list[np.ndarray]:
+    """Run a graph of one input, integers, and return its outputs."""
+    outputs: list[np.ndarray] = session.run(None, {session.get_inputs()[0].name: values.astype(np.int64)})
+    return outputs
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:

@@ -70,7 +70,7 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
 
 
 class EncoderGraph(nn.Module):
-    """Encoder and flat head, as torch can export them."""
+    """Encoder, flat head and that on attributes, as torch can export them."""
 
     def __init__(self, model: MixerModel) -> None:
         super().__init__()
@@ -78,9 +78,11 @@ class EncoderGraph(nn.Module):
         if isinstance(model.encoder, NgramEncoder):
             self.model.encoder = _DenseNgrams(model.encoder)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Return flat logits (B, num_classes)."""
-        return self.model.classify(self.model.encode(input_ids)[1])
+    def forward(self, input_ids: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Return flat logits (B, num_classes), and those of attributes (B, num_labels) if there are any."""
+        pooled = self.model.encode(input_ids)[1]
+        flat, attributes = self.model.classify(pooled), self.model.classify_attributes(pooled)
+        return flat if attributes is None else (flat, attributes)
 
 
 class _DenseNgrams(NgramEncoder):
@@ -111,7 +113,7 @@ class NgramsGraph(nn.Module):
 
 @torch.no_grad()
 def _write(module: nn.Module, example: Tensor, length: Any, path: Path) -> None:
-    """Export a module of one input (B, length), by an example of it, and one output."""
+    """Export a module of one input (B, length), by an example of it."""
     module.eval()(example)  # fill caches, which would otherwise keep tensors of the export
     before = logging.root.manager.disable
     try:

@@ -107,6 +107,17 @@ def join_rows(parts: Iterable[tuple[np.ndarray, Sequence[Any]]], rows: np.ndarra
     return [np.concatenate(arrays)[order[rows]] for arrays in zip(*found, missing, strict=True)]
 
 
+def attribute_columns(names: Iterable[str]) -> dict[str, str]:
+    """Return the columns of attributes among those of `Prediction.frame` -> their probabilities'; see `code_columns`.
+
+    Examples
+    --------
+    >>> attribute_columns(["hisco_1", "prob_1", "conf", "status", "status_prob"])
+    {'status': 'status_prob'}
+    """
+    return {name: prob for name, prob in itertools.pairwise(names) if prob == f"{name}_prob"}
+
+
 def code_columns(names: Iterable[str]) -> dict[str, str]:
     """Return the columns of codes among those of `Prediction.frame`, with or without prefixes -> their probabilities'.
 

@@ -103,8 +103,8 @@ class MixerModel(nn.Module):
             nn.init.zeros_(self.decoder.head.bias)
         self.register_buffer("class_blocks", blocks, persistent=False)
         num_features = config.num_linear_features
-        self.linear_expert = LinearExpert(num_features, config.num_classes) if num_features else None
         num_labels = len(config.attribute_labels)
+        self.linear_expert = LinearExpert(num_features, config.num_classes + num_labels) if num_features else None
         self.attribute_head = nn.Linear(dim, num_labels) if num_labels else None
         self.encoder_is_frozen = False
         self.dtype = torch.float32

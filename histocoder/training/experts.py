@@ -15,6 +15,7 @@ from torch import Tensor
 from histocoder.checkpoints.model_files import CARD_FILE, WEIGHTS_FILE, load_model, read_model_config, save_model
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import NUM_GREEDY, PredictOptions
+from histocoder.data.dataset import category_ids
 from histocoder.data.examples import Examples
 from histocoder.evaluation.evaluator import right_rows
 from histocoder.inference.coder import Coder
@@ -90,6 +91,29 @@ def fit_weights(
         optimizer.step(closure)
     fitted = {name: float(weight) for name, weight in zip(names, raw.detach().square(), strict=True)}
     return {**fitted, "other": float(other.detach())} if may_be_other else fitted
+
+
+def fit_attributes(coder: Coder, examples: Examples, *, num_train: int) -> dict[str, dict[str, float]]:
+    """Return the weights of the two experts on each attribute, fitted as `fit_weights` does, to rows where it is known.
+
+    Without a linear expert there is nothing to weigh.
+    """
+    if coder.model.linear_expert is None:
+        return {}
+    given = Descriptions(examples.texts, examples.langs, np.arange(len(examples)))
+    found: dict[str, tuple[list[dict[str, Tensor]], list[Tensor]]] = {name: ([], []) for name in coder.attributes}
+    truth = {name: category_ids(examples.attributes[name], own) for name, own in coder.attributes.items()}
+
+    @torch.inference_mode()
+    def votes_of(inputs: Inputs) -> dict[str, dict[str, Tensor]]:
+        return coder.decoding.attribute_votes(coder.decoding.encode(inputs))
+
+    for rows, votes in coder.each_batch(votes_of, given, PredictOptions()):
+        for name, (of_batches, is_true) in found.items():
+            ids = torch.from_numpy(truth[name][rows]).to(coder.device)
+            of_batches.append(votes[name])
+            is_true.append(ids[:, None] == torch.arange(1 + len(coder.attributes[name]), device=coder.device))
+    return {name: fit_weights(*pairs, num_train=num_train) for name, pairs in found.items()}
 
 
 def without_decoder(
@@ -178,7 +202,8 @@ def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, 
         weights |= fit_weights(votes, is_true, num_train=len(trainer.train_data), may_be_other=number == 0)
         if coder.formatter.num_blocks == num_codes.min() == 1:
             weights = without_decoder(votes, is_true, weights, num_train=len(trainer.train_data))
-    model.config = replace(model.config, experts=weights)
+    of_attributes = fit_attributes(coder, examples, num_train=len(trainer.train_data))
+    model.config = replace(model.config, experts=weights, attribute_experts=of_attributes)
     modes = ("combined", "greedy", "flat")
     right = {mode: float(right_rows(coder, examples, mode=mode, progress=False).mean()) for mode in modes}
     best = best_mode(right, num_rows=len(examples))

@@ -29,7 +29,8 @@ def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExp
 
     With many rows and classes, each machine is fitted to the rows of its class, to those that resemble them most, and
     to a sample of the others, as Slice (Jain et al. 2019) chooses negative examples. Noise is left out of the data.
-    Returns None if fitting would take too long (`MAX_COST`, `MAX_ROWS`), or there are fewer than two codes.
+    Attributes have machines of their own. Returns None if fitting would take too long (`MAX_COST`, `MAX_ROWS`), or
+    there are fewer than two codes.
     """
     from sklearn.feature_extraction.text import TfidfTransformer
 
@@ -37,19 +38,25 @@ def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExp
     is_costly = len(rows) * num_classes > MAX_COST
     if len(np.unique(class_ids)) < 2 or (is_costly and len(data) > MAX_ROWS):
         return None
-    buckets, weights, counts = _ngram_counts(data, max_features=MAX_WEIGHTS // num_classes)
+    sizes = [1 + len(labels) for labels in data.attributes.values()]
+    num_outputs = num_classes + sum(sizes)
+    buckets, weights, counts = _ngram_counts(data, max_features=MAX_WEIGHTS // num_outputs)
     tfidf = TfidfTransformer(sublinear_tf=True).fit(counts)
     tfidf.idf_ = tfidf.idf_ * weights
     features = tfidf.transform(counts).astype(np.float64)  # as liblinear computes
-    labelled, rows = np.unique(rows, return_inverse=True)
-    fit = _fit_to_rivals if is_costly else _fit_to_all
-    classes, coefficients, intercepts = fit(features[labelled], rows, class_ids, data.weights[labelled])
-    expert = LinearExpert(len(buckets), num_classes)
+    expert = LinearExpert(len(buckets), num_outputs)
     expert.buckets.copy_(torch.from_numpy(buckets))
     expert.idf.copy_(torch.from_numpy(tfidf.idf_))
     expert.bias.fill_(-1.0)  # for codes that only the key has
-    expert.weight[:, classes] = torch.from_numpy(coefficients.T).half()
-    expert.bias[classes] = torch.from_numpy(intercepts).float()
+    first = 0
+    labels = [(rows, class_ids), *data.attribute_labels()]
+    for (rows, ids), size in zip(labels, [num_classes, *sizes], strict=True):
+        labelled, index = np.unique(rows, return_inverse=True)
+        fit = _fit_to_rivals if len(rows) * size > MAX_COST else _fit_to_all
+        classes, coefficients, intercepts = fit(features[labelled], index, ids, data.weights[labelled])
+        expert.weight[:, first + classes] = torch.from_numpy(coefficients.T).half()
+        expert.bias[first + classes] = torch.from_numpy(intercepts).float()
+        first += size
     return expert
 
 
