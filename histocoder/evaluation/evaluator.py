@@ -32,7 +32,7 @@ class Evaluation:
     """Plain values, for JSON. `answer`, in the model's own `mode`, holds the means of `score_sets`: `overall`,
     `by_language`, `by_num_codes`, `by_digits` that are compared, and by how often the rarest code and the description
     occur in the training data; and the results of `calibration` and, with each description once, `production_curve`.
-    `attributes` are the results of `of_attributes`; `topk`, `confusions` and `by_code` those of functions in `scores`."""
+    `attributes` are those of `of_attributes`; `topk`, `confusions` and `by_code` those of functions in `scores`."""
     rows: pd.DataFrame
     """One line for each description: its `text` and `lang`, its sets of codes `true` and `predicted`, whether these are
     `right`, and `conf`."""

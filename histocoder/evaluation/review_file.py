@@ -47,7 +47,7 @@ def review(
     A description is worth checking by how many rows are likely wrong with it: how often it occurs, times 1 - `conf`.
     `finetune.py --corrections` takes the file, once the column `checked` marks the rows that are right. It has columns
     of descriptions, languages, `checked` (blank), codes as predicted, their meanings, attributes and alternatives where
-    the predictions have them, `conf`, and `times`. `raw` leaves texts that a spreadsheet would run as formulas as they are.
+    the predictions have them, `conf`, and `times`. `raw` leaves texts as they are that a spreadsheet would run.
 
     Raises UserError where a column is missing, or the output exists and `overwrite` is not set.
     """

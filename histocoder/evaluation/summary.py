@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from histocoder.errors import counted
+
 TARGET_ACCURACY = 0.95  # wanted accuracy of automatically coded rows; the summary says how many may be coded so
 
 Metrics = Mapping[str, Any]  # `Evaluation.metrics`, or a part of it
@@ -84,7 +86,8 @@ def attribute_in_words(name: str, found: Metrics) -> str:
         for answer, way in ANSWERS.items()
         if answer in found
     )
-    return f"{name}, right / mean F1 of its {found['categories']} categories and none: {', '.join(parts)}."
+    categories = counted(found["categories"], "category", "categories")
+    return f"{name}, right / mean F1 of {categories} and none: {', '.join(parts)}."
 
 
 def gain_in_words(metrics: Metrics) -> list[str]:

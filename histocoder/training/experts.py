@@ -31,6 +31,7 @@ from histocoder.training.trainer import Trainer
 
 _USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45, "end": 1.0, "few": 0.5}
 _USUAL_OTHER = -3.0  # score of all codes that are no candidates
+_FLAT_SHARE = 0.25  # weight of the head on an attribute, where that of the linear expert is 1
 _HALF_GROWN = 500  # training rows at which all but the linear expert have half of their usual weights
 _TRUST, _TRUST_OTHER = 50.0, 2.0  # strength of the penalty on values other than the usual ones, in validation rows
 
@@ -94,26 +95,27 @@ def fit_weights(
 
 
 def fit_attributes(coder: Coder, examples: Examples, *, num_train: int) -> dict[str, dict[str, float]]:
-    """Return the weights of the two experts on each attribute, fitted as `fit_weights` does, to rows where it is known.
+    """Return the weights of the two experts on each attribute; without a linear expert there is nothing to weigh.
 
-    Without a linear expert there is nothing to weigh.
+    Their sum is fitted as `fit_weights` does, to rows where the attribute is known; their ratio is the usual one, since
+    fitted ones neglect rare categories, of which a thousand rows have few.
     """
     if coder.model.linear_expert is None:
         return {}
-    given = Descriptions(examples.texts, examples.langs, np.arange(len(examples)))
-    found: dict[str, tuple[list[dict[str, Tensor]], list[Tensor]]] = {name: ([], []) for name in coder.attributes}
-    truth = {name: category_ids(examples.attributes[name], own) for name, own in coder.attributes.items()}
 
     @torch.inference_mode()
     def votes_of(inputs: Inputs) -> dict[str, dict[str, Tensor]]:
         return coder.decoding.attribute_votes(coder.decoding.encode(inputs))
 
-    for rows, votes in coder.each_batch(votes_of, given, PredictOptions()):
-        for name, (of_batches, is_true) in found.items():
-            ids = torch.from_numpy(truth[name][rows]).to(coder.device)
-            of_batches.append(votes[name])
-            is_true.append(ids[:, None] == torch.arange(1 + len(coder.attributes[name]), device=coder.device))
-    return {name: fit_weights(*pairs, num_train=num_train) for name, pairs in found.items()}
+    given = Descriptions(examples.texts, examples.langs, np.arange(len(examples)))
+    batches, found = list(coder.each_batch(votes_of, given, PredictOptions())), dict[str, dict[str, float]]()
+    for name, categories in coder.attributes.items():
+        ids = torch.from_numpy(category_ids(examples.attributes[name], categories)).to(coder.device)
+        is_true = ids[:, None] == torch.arange(1 + len(categories), device=coder.device)
+        votes = [{"linear": of[name]["linear"] + _FLAT_SHARE * of[name]["flat"]} for _, of in batches]
+        weight = fit_weights(votes, [is_true[rows] for rows, _ in batches], num_train=num_train)["linear"]
+        found[name] = {"linear": weight, "flat": _FLAT_SHARE * weight}
+    return found
 
 
 def without_decoder(

@@ -65,6 +65,8 @@ def ngram_model() -> MixerModel:
         experts={"decoder": 0.2, "flat": 0.5, "linear": 0.3, "end": 1.0, "few": -1.0, "further": 0.4},
         decoder_prior=True,
         num_linear_features=len(known_ngrams()),
+        attributes={"status": ("21", "23"), "relation": ("11",)},
+        attribute_experts={"status": {"flat": 0.3, "linear": 0.6}},
         thresholds={"en": 0.1},
     )
     model = MixerModel(config, encoder)
