@@ -267,18 +267,8 @@ class FinetuneConfig(RunConfig, PrepareConfig):
 
     GROUP = SavingConfig.GROUP
     MAIN = (
-        *(
-            "dataset",
-            "target_cols",
-            "attribute_cols",
-            "input_col",
-            "save_path",
-            "language",
-            "language_col",
-            "key",
-            "corrections",
-        ),
-        *("encoder", "initial_checkpoint", "num_epochs", "batch_size"),
+        *("dataset", "target_cols", "attribute_cols", "input_col", "save_path", "language", "language_col", "key"),
+        *("corrections", "encoder", "initial_checkpoint", "num_epochs", "batch_size"),
     )
 
     no_refit: bool = free(False, "do not train best/ on the validation data after the report")

@@ -59,6 +59,11 @@ class ExampleFiles:
     opened: dict[Path, TableFile] = field(default_factory=dict, repr=False, compare=False)
     """Files whose headers were read before."""
 
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the checked rows."""
+        return row_schema(self.target_cols, self.attribute_cols)
+
     def rows(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[pa.RecordBatch]:
         """Yield all rows, chunk by chunk, with the columns of `row_schema`, and say what was found.
 
@@ -136,8 +141,7 @@ class ExampleFiles:
             coded = langs.fill_null("").dictionary_encode()
             langs = pa.array(map(Language, coded.dictionary.to_pylist()), pa.string()).take(coded.indices)
             columns = [pa.array(table.rows), pa.array(file.lines(table.rows)), texts, langs, reason, *codes]
-            schema = row_schema(self.target_cols, self.attribute_cols)
-            yield pa.RecordBatch.from_arrays([*columns, *attributes], schema=schema)
+            yield pa.RecordBatch.from_arrays([*columns, *attributes], schema=self.schema)
         checker.finish(say)
         if num_dropped:
             rows = counted(num_dropped, "row is", "rows are")

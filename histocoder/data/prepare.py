@@ -29,7 +29,6 @@ from histocoder.data.examples import (
     VAL,
     Examples,
     is_codes,
-    row_schema,
 )
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.languages import chosen_language, own_languages
@@ -182,21 +181,20 @@ def _prepare(
     with temporary_folder(folder / "prepared") as scratch:
         rows = _screen(files, config, scratch / _ROWS_FILE)
         kept = rows["reason"].is_null()
-        found = (rows[name].filter(kept).unique().to_pylist() for name in filter(is_codes, rows.column_names))
-        codes = {code for column in found for code in column} - {None, MISSING}
+        columns = (rows[name].filter(kept).unique().to_pylist() for name in filter(is_codes, rows.column_names))
+        codes = {code for column in columns for code in column} - {None, MISSING}
         if len(codes) < 2:
             raise UserError(
                 f"{config.dataset} has only one code ({''.join(codes) or 'none'}) in "
                 f"{', '.join(config.target_cols)}; there is nothing to learn. Check --target-cols."
             )
         beside = corrections.keys if corrections else ()
-        titles = titles_to_learn(config, rows, files.formatter, key=key, beside=beside)
+        titles = titles_to_learn(config, rows, files, key=key, beside=beside)
         if titles is not None:
             codes |= set(titles[f"{CODES}{config.target_cols[0]}"].to_pylist())
         key = _whole_key(key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
-        columns = config.target_cols, config.attribute_cols or ()
-        writer = store.ExampleWriter(scratch / store.EXAMPLES_FILE, *columns, text_normalization=text_normalization)
+        writer = store.ExampleWriter(scratch / store.EXAMPLES_FILE, files, text_normalization=text_normalization)
         num_rows = _write_split(scratch, rows, config, writer, corrections=corrections, titles=titles)
         record |= {"rows": {**num_rows, "rejected": len(rows) - rows["reason"].null_count}, "codes": len(key.codes)}
         source = store.made_from(prepared_files(scratch, record, key), text_normalization)
@@ -224,8 +222,7 @@ def _screen(files: ExampleFiles, config: PrepareConfig, path: Path) -> pa.Table:
 
     Raises UserError if the table can't be read, its labels do not fit, or no row can be used.
     """
-    own = row_schema(config.target_cols, config.attribute_cols or ())
-    schema = pa.schema([*own, ("key", pa.string()), ("unit", pa.uint64())])
+    schema = pa.schema([*files.schema, ("key", pa.string()), ("unit", pa.uint64())])
     with pa.ipc.new_file(str(path), schema) as writer:
         for rows in files.rows(say=log.info):
             keys = description_keys(rows["text"].fill_null(""))
@@ -310,24 +307,20 @@ def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:
 
 def _files(config: PrepareConfig, key: Key | None, known: Key | None, codes: Collection[str]) -> ExampleFiles:
     """Return the table with the formatter that its codes, and those of a key and of a model, need; see `fit_codes`."""
-    num_blocks, sep = len(config.target_cols), config.use_within_block_sep
+    num_blocks, sep, attributes = len(config.target_cols), config.use_within_block_sep, config.attribute_cols or ()
     needed = {config.language_col: "language_col"} if config.language_col else {}
     files = ExampleFiles(
         (Path(config.dataset),),
         config.target_cols,
         build_formatter("general", num_blocks=num_blocks, block_size=config.block_size or 1, use_within_block_sep=sep),
-        needed={
-            **needed,
-            **dict.fromkeys(config.target_cols, "target_cols"),
-            **dict.fromkeys(config.attribute_cols or (), "attribute_cols"),
-        },
+        needed=needed | dict.fromkeys(config.target_cols, "target_cols") | dict.fromkeys(attributes, "attribute_cols"),
         input_col=config.input_col,
         language_col=config.language_col or LANG_COL,
         language=None if config.language_col else chosen_language(config.language),
         key=key,
         known=known.codes if known else (),
         rules=rules_of(config),
-        attribute_cols=config.attribute_cols or (),
+        attribute_cols=attributes,
         sheet=config.sheet,
     )
     if config.block_size is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from histocoder.config import LANG_SEP, PrepareConfig, settings_of
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.examples import ROW, SPLITS, Examples, row_schema
+from histocoder.data.examples import ROW, SPLITS, Examples
 from histocoder.data.normalize import description_keys, normalize_column
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
@@ -44,12 +44,10 @@ class ExampleWriter:
     - `input`: what models read: language and normalised description; null without a description
     """
 
-    def __init__(
-        self, path: Path, target_cols: Sequence[str], attribute_cols: Sequence[str], *, text_normalization: str
-    ) -> None:
+    def __init__(self, path: Path, files: ExampleFiles, *, text_normalization: str) -> None:
         own = {"split": pa.dictionary(pa.int8(), pa.string()), "key": pa.string(), "input": pa.string()}
         first = [("split", own["split"]), *ROW, ("key", own["key"]), ("input", own["input"])]
-        self._schema = pa.schema([*first, *list(row_schema(target_cols, attribute_cols))[len(ROW) :]])
+        self._schema = pa.schema([*first, *list(files.schema)[len(ROW) :]])
         self.path, self._how = path, text_normalization
         self._writer = pa.ipc.new_file(str(path), self._schema)
 
@@ -111,9 +109,8 @@ def store_examples(folder: Path, splits: Mapping[str, ExampleFiles], *, text_nor
     make_folder(folder)
     write_record(folder, {"format_version": PREPARED_VERSION, **whole})
     with replacing(path) as temporary:
-        files = next(iter(splits.values()))
-        columns = files.target_cols, files.attribute_cols
-        with closing(ExampleWriter(temporary, *columns, text_normalization=text_normalization)) as writer:
+        first = next(iter(splits.values()))
+        with closing(ExampleWriter(temporary, first, text_normalization=text_normalization)) as writer:
             for name, files in splits.items():
                 for rows in files.rows(say=log.info):
                     writer.write(rows, np.where(rows["reason"].is_null(), SPLITS.index(name), NO_SPLIT))

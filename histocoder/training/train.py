@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import torch
 
 from histocoder import distributed
@@ -107,8 +106,7 @@ def fit(
     attributes = attribute_categories((train_rows, val_rows))
     languages = tuple(sorted({*train_rows.languages, "unk"}))
     # `prepare` has printed the notice on languages of the user's own
-    own = own_languages(languages) if isinstance(config, MixerConfig) else None
-    if own:
+    if isinstance(config, MixerConfig) and (own := own_languages(languages)):
         log.info(own)
     num_examples = data.record["num_distinct"][TRAIN] if config.repeats == "once" else len(train_rows)
     scaled = config.for_rows(num_examples, distributed.world_size())
@@ -161,9 +159,7 @@ def attribute_categories(parts: Sequence[Examples]) -> dict[str, tuple[str, ...]
     """Return the categories of each column of attributes, however rare, and say which hardly any row has."""
     found: dict[str, tuple[str, ...]] = {}
     for name in parts[0].attributes:
-        counts = Counter(
-            pa.concat_arrays([chunk for part in parts for chunk in part.attributes[name].chunks]).to_pylist()
-        )
+        counts = Counter(label for part in parts for label in part.attributes[name].to_pylist())
         found[name] = tuple(sorted(filter(None, counts)))
         if not 0 < len(found[name]) <= MOST_CATEGORIES:
             raise UserError(
