@@ -73,6 +73,7 @@ class ModelConfig:
     experts: dict[str, float] = field(default_factory=dict)  # their weights; see `CombinedSearch`
     attribute_experts: dict[str, dict[str, float]] = field(default_factory=dict)  # their weights, by column
     num_linear_features: int = 0  # n-grams of the linear expert; 0: there is none
+    num_attribute_features: int = 0  # those of the linear expert on attributes
     fitted_to_validation: bool = False  # whether it was trained on the validation data as well, once measured
     thresholds: dict[str, float] = field(default_factory=dict)  # of the flat head, by language; see `ALL_LANGUAGES`
 

@@ -1,6 +1,5 @@
 """The modes of decoding: encoded descriptions in, their codes out."""
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from histocoder.inference.predictions import Prediction
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
 from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel
-from histocoder.model.ngram import LinearExpert
 
 
 class Inputs(NamedTuple):
@@ -25,23 +23,16 @@ class Inputs(NamedTuple):
 
     input_ids: Tensor  # see `MixerModel.encode`, of shape (B, S)
     thresholds: Tensor  # thresholds of the flat head, of shape (B,)
-    characters: Tensor | None  # for the linear expert, of shape (B, L); None if the model has none
+    characters: Tensor | None  # for linear experts, of shape (B, L); None if the model has none
 
 
-@dataclass(eq=False)
-class Encoded:
+class Encoded(NamedTuple):
     """A batch of encoded descriptions."""
 
     inputs: Inputs
     memory: Tensor  # encoding of each position, of shape (B, S, dim)
     pooled: Tensor  # encoding of each description, of shape (B, dim)
     memory_mask: Tensor | None  # positions that the decoder may attend to, of shape (B, S); None means all
-    expert: LinearExpert | None
-
-    @cached_property
-    def linear(self) -> Tensor | None:
-        """Log-odds (B, num_outputs) of the linear expert, if the model has one."""
-        return None if self.expert is None else self.expert(self.inputs.characters)
 
 
 class Decoding:
@@ -75,7 +66,7 @@ class Decoding:
         mask = None
         if config.mask_memory:
             mask = torch.cat([F.pad(part, (0, width - part.shape[1])) for part in masks])
-        return Encoded(inputs, memory, torch.cat(pooled), mask, self._model.linear_expert)
+        return Encoded(inputs, memory, torch.cat(pooled), mask)
 
     def decode(self, batch: Encoded, options: PredictOptions) -> Prediction:
         """Return the codes of a batch; see `Coder.predict_batch`."""
@@ -111,16 +102,16 @@ class Decoding:
             return {}
         sizes = [1 + len(labels) for labels in attributes.values()]
         experts = {"flat": flat}
-        if batch.linear is not None:
-            experts["linear"] = batch.linear[:, self._model.config.num_classes :]
+        if self._model.attribute_expert is not None:
+            experts["linear"] = self._model.attribute_expert(batch.inputs.characters)
         parts = {name: vote.split(sizes, dim=1) for name, vote in experts.items()}
         return {name: {expert: parts[expert][i] for expert in parts} for i, name in enumerate(attributes)}
 
     def beliefs(self, batch: Encoded) -> dict[str, Tensor]:
         """Return the probabilities of the codes, each (B, num_codes), by the experts other than the decoder."""
         beliefs = {"flat": self._flat(batch)}
-        if batch.linear is not None:
-            beliefs["linear"] = batch.linear[:, self._is_code].softmax(-1)
+        if self._model.linear_expert is not None:
+            beliefs["linear"] = self._model.linear_expert(batch.inputs.characters)[:, self._is_code].softmax(-1)
         return beliefs
 
     def combined_search(self, batch: Encoded) -> CombinedSearch:

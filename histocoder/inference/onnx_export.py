@@ -19,7 +19,7 @@ from histocoder.errors import UserError
 from histocoder.files import make_folder, temporary_folder, write_text
 from histocoder.formatters.tokenizers import join_language, lower_characters, tokenize
 from histocoder.inference.coder import Coder
-from histocoder.inference.onnx_coder import ENCODER_FILE, LINEAR_FILE, NGRAMS_FILE, TOKENIZER_FOLDER, OnnxCoder
+from histocoder.inference.onnx_coder import ENCODER_FILE, EXPERT_FILES, NGRAMS_FILE, TOKENIZER_FOLDER, OnnxCoder
 from histocoder.model import MixerModel
 from histocoder.model.ngram import SHARPNESS, NgramEncoder, Ngrams, linear_ngrams
 
@@ -62,11 +62,13 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
     ids = torch.from_numpy(tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)).long()
     num_positions = 4 * Dim("quarters", max=config.max_len // 4) if model.tokenizer.reads_characters else Dim("tokens")
     _write(EncoderGraph(model), ids, num_positions, folder / ENCODER_FILE)
-    if model.linear_expert is not None:
+    experts = {name: found for name in EXPERT_FILES if (found := getattr(model, name)) is not None}
+    if experts:
         characters = torch.from_numpy(lower_characters(texts)).long()
         _write(NgramsGraph(), characters, Dim("characters"), folder / NGRAMS_FILE)
-        expert = {name: value.numpy() for name, value in model.linear_expert.state_dict().items()}
-        np.savez(folder / LINEAR_FILE, sharpness=SHARPNESS, **expert)
+    for name, expert in experts.items():
+        tensors = {part: value.numpy() for part, value in expert.state_dict().items()}
+        np.savez(folder / EXPERT_FILES[name], sharpness=SHARPNESS, **tensors)
 
 
 class EncoderGraph(nn.Module):

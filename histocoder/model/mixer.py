@@ -65,7 +65,7 @@ class CosineClassifier(nn.Linear):
 class MixerModel(nn.Module):
     """An encoder with two heads, a sequence decoder and a flat linear head, and further ones if `config` has them.
 
-    These are a linear head on attributes and a linear expert.
+    These are a linear head and a linear expert on attributes.
 
     Without `encoder`, one of `config.encoder`'s sizes gets random weights.
     """
@@ -103,8 +103,9 @@ class MixerModel(nn.Module):
             nn.init.zeros_(self.decoder.head.bias)
         self.register_buffer("class_blocks", blocks, persistent=False)
         num_features = config.num_linear_features
-        num_labels = len(config.attribute_labels)
-        self.linear_expert = LinearExpert(num_features, config.num_classes + num_labels) if num_features else None
+        self.linear_expert = LinearExpert(num_features, config.num_classes) if num_features else None
+        num_features, num_labels = config.num_attribute_features, len(config.attribute_labels)
+        self.attribute_expert = LinearExpert(num_features, num_labels) if num_features else None
         self.attribute_head = nn.Linear(dim, num_labels) if num_labels else None
         self.encoder_is_frozen = False
         self.dtype = torch.float32

@@ -129,26 +129,23 @@ SHARPNESS = 8.0  # factor that turns the expert's decisions, which are margins o
 
 
 class LinearExpert(nn.Module):
-    """TF-IDF of n-grams times the weights of a linear support vector machine, which helps on small tables.
-
-    Its outputs are the classes, and behind them the attributes' labels.
-    """
+    """TF-IDF of n-grams times the weights of a linear support vector machine, which helps on small tables."""
 
     buckets: Tensor  # hashes of the known n-grams in ascending order, int64 of shape (num_features,)
     idf: Tensor  # inverse document frequencies, of shape (num_features,)
-    weight: Tensor  # weights, fp16 of shape (num_features, num_outputs)
-    bias: Tensor  # biases, of shape (num_outputs,)
+    weight: Tensor  # weights, fp16 of shape (num_features, num_classes)
+    bias: Tensor  # biases, of shape (num_classes,)
 
-    def __init__(self, num_features: int, num_outputs: int) -> None:
+    def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__()
         self.register_buffer("buckets", torch.zeros(num_features, dtype=torch.int64))
         self.register_buffer("idf", torch.zeros(num_features))
-        self.register_buffer("weight", torch.zeros(num_features, num_outputs, dtype=torch.float16))
-        self.register_buffer("bias", torch.zeros(num_outputs))
+        self.register_buffer("weight", torch.zeros(num_features, num_classes, dtype=torch.float16))
+        self.register_buffer("bias", torch.zeros(num_classes))
 
     @torch.no_grad()
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the log-odds (B, num_outputs) of texts (B, S), as `tokenizers.lower_characters` gives them."""
+        """Return the log-odds (B, num_classes) of texts (B, S), as `tokenizers.lower_characters` gives them."""
         row, bucket = ngram_rows(characters)
         feature = torch.searchsorted(self.buckets, bucket).clamp(max=len(self.buckets) - 1)
         known = self.buckets[feature] == bucket

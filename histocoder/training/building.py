@@ -203,7 +203,7 @@ def _first_on_primary(load: Callable[[], _Loaded]) -> _Loaded:
 def _from_initial_checkpoint(path: Path, config: RunConfig, model_config: ModelConfig) -> MixerModel:
     """Return a model with the weights of a checkpoint or of another model, or with those of its encoder."""
     weights, codes = initial_weights(path)
-    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("linear_expert.")}
+    weights = {name: tensor for name, tensor in weights.items() if "_expert." not in name}
     own = _own_config(str(path))
     tokenizer = CHARACTERS if own is None else read_tokenizer(path)
     if own is not None:

@@ -26,7 +26,7 @@ from histocoder.inference.predictions import code_columns
 from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.ngram import LinearExpert
-from histocoder.training.svm import fit_linear_expert
+from histocoder.training.svm import fit_attribute_expert, fit_linear_expert
 from histocoder.training.trainer import Trainer
 
 _USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45, "end": 1.0, "few": 0.5}
@@ -100,7 +100,7 @@ def fit_attributes(coder: Coder, examples: Examples, *, num_train: int) -> dict[
     Their sum is fitted as `fit_weights` does, to rows where the attribute is known; their ratio is the usual one, since
     fitted ones neglect rare categories, of which a thousand rows have few.
     """
-    if coder.model.linear_expert is None:
+    if coder.model.attribute_expert is None:
         return {}
 
     @torch.inference_mode()
@@ -178,23 +178,26 @@ def fit_experts(trainer: Trainer) -> None:
     Each description of the validation data counts once, so that frequent ones do not decide.
     """
     run = trainer.run
-    expert = fit_linear_expert(trainer.train_data, num_classes=trainer.model.config.num_classes)
+    data = trainer.train_data
+    experts = fit_linear_expert(data, num_classes=trainer.model.config.num_classes), fit_attribute_expert(data)
     examples = trainer.val_data.examples.sample(NUM_GREEDY, seed=0)
     texts = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
     examples = examples.take(np.flatnonzero(~texts.duplicated()))
     is_done = read_model_config(run.best).fitted_to_validation  # by an earlier start of the run
     is_last = not is_done and filecmp.cmp(run.path / WEIGHTS_FILE, run.best / WEIGHTS_FILE, shallow=False)
     if not is_last:
-        _fit_to([run.path], trainer, expert, examples)
+        _fit_to([run.path], trainer, experts, examples)
     if not is_done:
-        said = _fit_to([run.best, run.path] if is_last else [run.best], trainer, expert, examples)
+        said = _fit_to([run.best, run.path] if is_last else [run.best], trainer, experts, examples)
         log.info(f"{BEST_FOLDER}/: {said}")
 
 
-def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, examples: Examples) -> str:
+def _fit_to(
+    folders: list[Path], trainer: Trainer, experts: tuple[LinearExpert | None, LinearExpert | None], examples: Examples
+) -> str:
     """Fit the experts of a model, write it into all folders that hold it, and return how right its modes are."""
     model = load_model(folders[0])
-    set_linear_expert(model, expert)
+    set_experts(model, *experts)
     model.config = replace(model.config, experts={})  # so that the decoder votes
     coder = Coder(model, str(trainer.device), precision=trainer.config.precision)
     weights: dict[str, float] = {}
@@ -228,10 +231,11 @@ def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, 
     return said
 
 
-def set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
-    """Give a model another linear expert, or none."""
-    model.linear_expert = expert
-    model.config = replace(model.config, num_linear_features=0 if expert is None else len(expert.buckets))
+def set_experts(model: MixerModel, linear: LinearExpert | None, of_attributes: LinearExpert | None) -> None:
+    """Give a model other linear experts, on codes and on attributes, or none."""
+    model.linear_expert, model.attribute_expert = linear, of_attributes
+    numbers = [0 if expert is None else len(expert.buckets) for expert in (linear, of_attributes)]
+    model.config = replace(model.config, num_linear_features=numbers[0], num_attribute_features=numbers[1])
 
 
 def rewrite_model(folder: Path, model: MixerModel, *, remark: str = "") -> None:
