@@ -120,10 +120,8 @@ class Baselines:
         train = Examples.join(self._parts) if self._notice() is None else None
         if train is None or name not in train.attributes:
             return None
-        labels = train.attributes[name].to_pandas()
-        codes = pd.DataFrame({name: labels}).to_numpy(dtype=object)
-        train = Examples.of(train.texts, train.langs, pd.DataFrame({name: codes[:, 0]}))
-        known = train.take(np.flatnonzero(labels.notna()))
+        labels = pd.DataFrame({name: train.attributes[name].to_pylist()}, dtype=object)
+        known = Examples.of(train.texts, train.langs, labels).take(np.flatnonzero(labels[name].notna()))
         return np.array([category for (category,) in linear_codes(known, self._examples)], dtype=object)
 
     def _notice(self) -> str | None:

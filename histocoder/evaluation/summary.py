@@ -39,7 +39,7 @@ def summary(metrics: Metrics) -> list[str]:
         unseen = answer["by_text_seen"].get("0", {"n": 0, "accuracy": None})
         right = f"; of these, {percent(unseen['accuracy'])} are exactly right" if unseen["n"] else ""
         lines.append(f"{unseen['n']:,} of the descriptions do not occur in the training data{right}.")
-    lines += [attribute_in_words(name, found) for name, found in metrics.get("attributes", {}).items()]
+    lines += attributes_in_words(metrics)
     if "baselines" in metrics:
         lines += comparison(metrics)
     return [*lines, *gain_in_words(metrics)]
@@ -76,18 +76,16 @@ def comparison(metrics: Metrics) -> list[str]:
     return lines
 
 
-ANSWERS = {"model": "this model", "none": "always none", "svc": "linear model"}
-
-
-def attribute_in_words(name: str, found: Metrics) -> str:
-    """Say how right an attribute is; see `of_attributes`."""
-    parts = (
-        f"{way} {percent(found[answer]['accuracy'])} / {found[answer]['macro_f1']:.3f}"
-        for answer, way in ANSWERS.items()
-        if answer in found
-    )
-    categories = counted(found["categories"], "category", "categories")
-    return f"{name}, right / mean F1 of {categories} and none: {', '.join(parts)}."
+def attributes_in_words(metrics: Metrics) -> list[str]:
+    """Say how right each attribute is; see `of_attributes`."""
+    lines = []
+    for name, found in metrics.get("attributes", {}).items():
+        ways = {"this model": found["model"], "always none": found["none"]}
+        ways |= {"linear model": found["svc"]} if "svc" in found else {}
+        parts = [f"{way} {percent(one['accuracy'])} / {one['macro_f1']:.3f}" for way, one in ways.items()]
+        categories = counted(found["categories"], "category", "categories")
+        lines.append(f"{name}, right / mean F1 of {categories} and none: {', '.join(parts)}.")
+    return lines
 
 
 def gain_in_words(metrics: Metrics) -> list[str]:

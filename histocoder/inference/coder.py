@@ -158,9 +158,8 @@ class Coder:
     def predict_batch(self, inputs: Inputs, options: PredictOptions) -> Prediction:
         """Code a batch of tokenised descriptions; see `predict`."""
         batch = self.decoding.encode(inputs)
-        return Prediction.of(
-            [*self.decoding.decode(batch, options)[:3], *self.decoding.attributes(batch)], self.model.config
-        )
+        arrays = [*self.decoding.decode(batch, options)[:3], *self.decoding.attributes(batch)]
+        return Prediction.of(arrays, self.model.config)
 
     @torch.inference_mode()
     def embed(self, texts: Texts, lang: Langs = "unk", *, batch_size: int = 256) -> np.ndarray:

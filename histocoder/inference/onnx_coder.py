@@ -62,8 +62,9 @@ class OnnxCoder:
             self._config = ModelConfig.from_dict(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
             how = {"sess_options": options, "providers": ["CPUExecutionProvider"]}
             self._encoder = onnxruntime.InferenceSession(folder / ENCODER_FILE, **how)
-            paths = {name: path for name, file in EXPERT_FILES.items() if (path := folder / file).is_file()}
-            self._experts = {name: dict(np.load(path)) for name, path in paths.items()}
+            numbers = {"linear_expert": self._config.num_linear_features}
+            numbers["attribute_expert"] = self._config.num_attribute_features
+            self._experts = {name: dict(np.load(folder / EXPERT_FILES[name])) for name in numbers if numbers[name]}
             if self._experts:
                 self._ngrams = onnxruntime.InferenceSession(folder / NGRAMS_FILE, **how)
         except Exception as error:  # onnxruntime has no class of its own for all of them
@@ -118,10 +119,9 @@ class OnnxCoder:
 
     def _attributes(self, logits: list[np.ndarray], characters: np.ndarray | None) -> list[np.ndarray]:
         """Return the probabilities of each attribute's categories, as `Decoding.attributes` does."""
-        config, votes, first = self._config, {"flat": logits[0]} if logits else {}, 0
+        votes, first, found, config = dict(zip(["flat"], logits, strict=False)), 0, [], self._config
         if "attribute_expert" in self._experts:
             votes["linear"] = self._linear("attribute_expert", characters)
-        found = []
         for name, labels in config.attributes.items():
             own, weights = slice(first, first := first + 1 + len(labels)), config.attribute_experts.get(name, {})
             scores = [weights.get(expert, 1.0) * vote[:, own] for expert, vote in votes.items()]

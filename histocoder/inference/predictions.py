@@ -28,9 +28,8 @@ class Attribute(NamedTuple):
     @property
     def best(self) -> tuple[np.ndarray, np.ndarray]:
         """The most probable category of each description, and its probability, both of shape (n,)."""
-        probs = np.nan_to_num(self.probs)
-        chosen = np.array(self.labels, dtype=object)[probs.argmax(1)]
-        return chosen, self.probs.max(1)
+        best = np.nan_to_num(self.probs).argmax(1)
+        return np.array(self.labels, dtype=object)[best], self.probs.max(1)
 
 
 class Prediction(NamedTuple):

@@ -57,7 +57,7 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
     from histocoder.evaluation.baselines import AFTER_TRAINING, Baselines
     from histocoder.evaluation.evaluator import evaluate, gain  # here, since drawing takes a second to import
     from histocoder.evaluation.report import write_report
-    from histocoder.evaluation.summary import attribute_in_words, comparison, gain_in_words, summary
+    from histocoder.evaluation.summary import attributes_in_words, comparison, gain_in_words, summary
     from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known
 
@@ -74,13 +74,8 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
         found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
     folder = trainer.run.path
     path = write_report(folder, found, coder, title=folder.resolve().name, logs=trainer.run.logs)
-    of_attributes = (attribute_in_words(*one) for one in found.metrics.get("attributes", {}).items())
-    for line in [
-        *summary(found.metrics)[:2],
-        *of_attributes,
-        *comparison(found.metrics),
-        *gain_in_words(found.metrics),
-    ]:
+    metrics = found.metrics
+    for line in summary(metrics)[:2] + attributes_in_words(metrics) + comparison(metrics) + gain_in_words(metrics):
         log.info(line)
     log.info(f"Wrote the report to {path}.")
 
