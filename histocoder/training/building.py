@@ -165,7 +165,6 @@ def build_model(
         codes=key.codes,
         target_cols=files.target_cols,
         descriptions=key.descriptions,
-        attributes=attributes,
         languages=languages,
         decoder_num_layers=2 if config.encoder == "ngram" and config.initial_checkpoint is None else 3,
         decoder_dim_feedforward=config.decoder_dim_feedforward,
@@ -176,6 +175,7 @@ def build_model(
         flat_loss=config.flat_loss,
         flat_head=config.flat_head,
         decoder_prior=decoder_prior,
+        attributes=attributes,
     )
     if config.initial_checkpoint is not None:
         return _from_initial_checkpoint(Path(config.initial_checkpoint), config, model_config)

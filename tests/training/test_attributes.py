@@ -63,6 +63,17 @@ def test_attributes_are_predicted(trained: Path):
     assert logs["acc_status"].dropna().iloc[-1] > 80
 
 
+def test_cards_of_the_desk_show_attributes(trained: Path):
+    pytest.importorskip("fastapi")
+    from histocoder.desk.coding import Coding
+
+    coding = Coding(Coder.from_pretrained(trained), run=trained, model_id="")
+    found = coding.answer(["baker master", "miner"], ["unk", "unk"])
+    assert [(one.attribute, one.label) for one in found[0].attributes] == [("status", "21"), ("place", "Aa")]
+    assert found[1].attributes[0].label is None and found[1].attributes[0].probability > 0.5
+    assert "Beside codes it predicts status, place." in coding.coder.card
+
+
 def test_attributes_are_evaluated_reviewed_and_corrected(trained: Path, tmp_path: Path):
     shutil.copytree(trained.parent, tmp_path, dirs_exist_ok=True)
     table, out, coded, checked = (tmp_path / name for name in ("table.csv", "out", "coded.csv", "review.csv"))
