@@ -125,7 +125,7 @@ class OnnxCoder:
         for name, labels in config.attributes.items():
             own, weights = slice(first, first := first + 1 + len(labels)), config.attribute_experts.get(name, {})
             scores = [weights.get(expert, 1.0) * vote[:, own] for expert, vote in votes.items()]
-            found.append(_softmax(sum(scores)).astype(np.float64))
+            found.append(_softmax(np.sum(scores, axis=0)).astype(np.float64))
         return found
 
     def _linear(self, name: str, characters: np.ndarray | None) -> np.ndarray:

@@ -55,8 +55,9 @@ class Prediction(NamedTuple):
     @classmethod
     def of(cls, arrays: Sequence[np.ndarray], config: ModelConfig) -> Prediction:
         """Return the prediction of these arrays."""
-        pairs = zip(config.attributes.items(), arrays[3:], strict=True)
-        return cls(*arrays[:3], {name: Attribute((None, *labels), probs) for (name, labels), probs in pairs})
+        codes, probs, conf, *rest = arrays
+        pairs = zip(config.attributes.items(), rest, strict=True)
+        return cls(codes, probs, conf, {name: Attribute((None, *labels), own) for (name, labels), own in pairs})
 
     @classmethod
     def above(cls, codes: np.ndarray, probs: np.ndarray, thresholds: np.ndarray) -> Prediction:
