@@ -245,7 +245,7 @@ def _class_table(codes: Sequence[str], classes: Sequence[str]) -> np.ndarray:
 
 def category_ids(column: pa.ChunkedArray, categories: Sequence[str]) -> np.ndarray:
     """Return the index of each category, from 1; 0 where there is none, -1 where that is not known."""
-    return pc.fill_null(pc.index_in(column, value_set=pa.array(["", *categories], pa.string())), -1).to_numpy()
+    return np.array(pc.fill_null(pc.index_in(column, value_set=pa.array(["", *categories], pa.string())), -1))
 
 
 class BatchLoader:
