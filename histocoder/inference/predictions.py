@@ -18,7 +18,7 @@ LEAST = 1e-9  # least probability of an expert, which is not 0 so that none has 
 
 
 class Attribute(NamedTuple):
-    """What a model says of an attribute of n descriptions, such as status."""
+    """An attribute of n descriptions, such as status, as a model predicts it."""
 
     labels: tuple[str | None, ...]
     """Its K categories; None, the first, is none."""
