@@ -187,8 +187,8 @@ class Coder:
                 chosen = self.decoding.decode(batch, options)
             return [*others[:3], *chosen[:3], *self.decoding.attributes(batch)]
 
-        arrays = join_rows(self.each_batch(work, given, options), given.rows)
-        return Prediction.of(arrays[3:], self.model.config), Prediction(*arrays[:3])
+        codes, probs, conf, *of_answer = join_rows(self.each_batch(work, given, options), given.rows)
+        return Prediction.of(of_answer, self.model.config), Prediction(codes, probs, conf)
 
     def each_batch(
         self,

@@ -89,11 +89,12 @@ class Decoding:
 
     def attributes(self, batch: Encoded) -> list[np.ndarray]:
         """Return the probabilities of each attribute's categories, each of shape (B, K)."""
-        weights = self._model.config.attribute_experts
-        return [
-            _numpy(sum(weights.get(name, {}).get(expert, 1.0) * vote for expert, vote in votes.items()).softmax(-1))
-            for name, votes in self.attribute_votes(batch).items()
-        ]
+        found = []
+        for name, votes in self.attribute_votes(batch).items():
+            weights = self._model.config.attribute_experts.get(name, {})
+            scores = torch.stack([weights.get(expert, 1.0) * vote for expert, vote in votes.items()]).sum(0)
+            found.append(_numpy(scores.softmax(-1)))
+        return found
 
     def attribute_votes(self, batch: Encoded) -> dict[str, dict[str, Tensor]]:
         """Return the log-odds (B, K) of each attribute's categories, by each expert."""
