@@ -107,6 +107,7 @@ def _coded_rows(config: KnownCodesFlags, coder: Coder, rules: LabelRules) -> Exa
         language=language,
         known=coder.codes,
         rules=rules,
+        attribute_cols=tuple(coder.attributes),
         sheet=config.sheet,
     )
     rows = files.read(say=log.info)

@@ -19,6 +19,7 @@ from histocoder.evaluation import scores
 from histocoder.evaluation.baselines import Baselines, difference_interval, shares
 from histocoder.evaluation.scores import code_sets, mean_scores, mean_scores_by, score_sets, seen_groups
 from histocoder.inference.coder import Coder
+from histocoder.inference.predictions import Prediction
 
 _MAX_DIGITS = 5
 _TOP = 5  # maximum k of top-k accuracy
@@ -32,7 +33,8 @@ class Evaluation:
     """Plain values, for JSON. `answer`, in the model's own `mode`, holds the means of `score_sets`: `overall`,
     `by_language`, `by_num_codes`, `by_digits` that are compared, and by how often the rarest code and the description
     occur in the training data; and the results of `calibration` and, with each description once, `production_curve`.
-    `topk`, `confusions`, `by_code` and, by the names of columns, `by_group` are those of the functions in `scores`."""
+    `attributes` are those of `of_attributes`; `topk`, `confusions`, `by_code` and, by the names of columns, `by_group`
+    those of functions in `scores`."""
     rows: pd.DataFrame
     """One line for each description: its `text` and `lang`, its sets of codes `true` and `predicted`, whether these are
     `right`, and `conf`."""
@@ -93,10 +95,31 @@ def evaluate(
         "by_code": scores.scores_by_code(truth, predicted),
         "by_group": {name: scores.scores_by_group(right, conf, texts, one) for name, one in (groups or {}).items()},
     }
+    if known_attributes := of_attributes(decoded, examples, trained):
+        metrics["attributes"] = known_attributes
     if trained is not None:
         metrics["baselines"] = trained.compare(right)
     columns = {"text": texts, "lang": langs, "true": truth, "predicted": predicted, "right": right, "conf": conf}
     return Evaluation(metrics, pd.DataFrame(columns))
+
+
+def of_attributes(decoded: Prediction, examples: Examples, trained: Baselines | None) -> dict[str, Any]:
+    """Return, for each attribute that some rows state, `n`, and the scores of the `model`, of `none` and of the `svc`.
+
+    `none` answers always none; `svc`, where there is one, is a linear model fitted on the training data.
+    """
+    found: dict[str, Any] = {}
+    for name, attribute in decoded.attributes.items():
+        truth = examples.attributes[name].to_pandas() if name in examples.attributes else pd.Series(dtype=object)
+        if not (is_known := truth.notna().to_numpy()).any():
+            continue
+        answers = {"model": pd.Series(attribute.best[0]).fillna("").to_numpy(), "none": np.full(len(truth), "")}
+        if trained is not None and (linear := trained.attribute(name)) is not None:
+            answers["svc"] = linear
+        true = truth[is_known].to_numpy()
+        of_answers = {way: scores.attribute_scores(true, answer[is_known]) for way, answer in answers.items()}
+        found[name] = {"n": int(is_known.sum()), "categories": len(set(true) - {""}), **of_answers}
+    return found
 
 
 def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, progress: bool = True) -> np.ndarray:

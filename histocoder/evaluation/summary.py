@@ -5,6 +5,8 @@ from typing import Any
 
 import pandas as pd
 
+from histocoder.errors import counted
+
 TARGET_ACCURACY = 0.95  # wanted accuracy of automatically coded rows; the summary says how many may be coded so
 
 Metrics = Mapping[str, Any]  # `Evaluation.metrics`, or a part of it
@@ -39,6 +41,7 @@ def summary(metrics: Metrics) -> list[str]:
         unseen = answer["by_text_seen"].get("0", {"n": 0, "accuracy": None})
         right = f"; of these, {percent(unseen['accuracy'])} are exactly right" if unseen["n"] else ""
         lines.append(f"{unseen['n']:,} of the descriptions do not occur in the training data{right}.")
+    lines += attributes_in_words(metrics)
     if "baselines" in metrics:
         lines += comparison(metrics)
     return [*lines, *gain_in_words(metrics)]
@@ -72,6 +75,18 @@ def comparison(metrics: Metrics) -> list[str]:
         f"histocoder predict --known would take the codes of {round(exact['answered'] * num_rows):,} of the "
         f"{num_rows:,} descriptions ({percent(exact['answered'])}) from the training data{right}."
     )
+    return lines
+
+
+def attributes_in_words(metrics: Metrics) -> list[str]:
+    """Say how right each attribute is; see `of_attributes`."""
+    lines = []
+    for name, found in metrics.get("attributes", {}).items():
+        ways = {"this model": found["model"], "always none": found["none"]}
+        ways |= {"linear model": found["svc"]} if "svc" in found else {}
+        parts = [f"{way} {percent(one['accuracy'])} / {one['macro_f1']:.3f}" for way, one in ways.items()]
+        categories = counted(found["categories"], "category", "categories")
+        lines.append(f"{name}, right / mean F1 of {categories} and none: {', '.join(parts)}.")
     return lines
 
 
