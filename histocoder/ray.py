@@ -36,7 +36,7 @@ def code(
         GPUs per actor, by default 1 if there are any; and actors, by default up to one per GPU, or per CPU but one.
     input_col, language_col, mode, precision, **options
         See the flags of `histocoder predict`; options are `language`, `k`, `threshold`, `constrain`, `min_confidence`,
-        `batch_size` and `columns`.
+        `batch_size`, `columns`, `classes` and `levels`.
 
     Raises
     ------

@@ -35,7 +35,7 @@ def code(
         Folder of a model that all machines see, or the name of a Hugging Face hub repo.
     input_col, language_col, mode, precision, device, **options
         See the flags of `histocoder predict`; each worker computes on the device, and options are `language`, `k`,
-        `threshold`, `constrain`, `min_confidence`, `batch_size` and `columns`.
+        `threshold`, `constrain`, `min_confidence`, `batch_size`, `columns`, `classes` and `levels`.
 
     Raises
     ------

@@ -149,6 +149,8 @@ def unpublishable(config: ModelConfig) -> str:
         return "its encoder is not CANINE"
     if "labels" in config.formatter:
         return "its codes are labels, which the decoder writes as numbers"
+    if config.attributes:
+        return "it has attributes"
     if config.flat_head != "linear":
         return "its flat head is not linear"
     return "its decoder uses the flat head's probabilities as a prior" if config.decoder_prior else ""

@@ -1,4 +1,4 @@
-"""`histocoder evaluate` and `histocoder review`: see how right codes are, and choose what to check first."""
+"""`histocoder evaluate`, `compare` and `review`: see how right codes are, and choose what to check first."""
 
 import itertools
 import math
@@ -8,9 +8,10 @@ from pathlib import Path
 from histocoder import distributed
 from histocoder.checkpoints.model_files import local_folder, read_model_config
 from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of, run_settings
-from histocoder.cli.flags import EvaluateFlags, ReviewFlags
+from histocoder.cli.audit import new_output, write_frame
+from histocoder.cli.flags import CompareFlags, EvaluateFlags, KnownCodesFlags, ReviewFlags
 from histocoder.data.codes import LabelRules
-from histocoder.data.example_files import ExampleFiles
+from histocoder.data.example_files import ExampleFiles, other_cells
 from histocoder.data.examples import HELD_OUT, TRAIN, VAL, Examples
 from histocoder.data.languages import chosen_language
 from histocoder.data.normalize import description_keys
@@ -18,6 +19,8 @@ from histocoder.data.table import open_table
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.baselines import Baselines, run_rows
 from histocoder.evaluation.review_file import Columns, next_step, review
+from histocoder.evaluation.scores import named_groups
+from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, training_files
 from histocoder.log import log
@@ -38,20 +41,58 @@ def run_evaluate(config: EvaluateFlags) -> None:
         raise UserError(f"{output} already has a report. Add --overwrite to replace it, or choose another --output.")
     folder = local_folder(config.model)
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
-    rules = LabelRules(
+    rules = _rules(config)
+    examples = _coded_rows(config, coder, rules)
+    trained = _trained(config, coder, examples, run_of(folder), rules)
+    groups = {}
+    for name in config.group_col or ():
+        cells = other_cells(examples, config.data, name, setting="group_col", sheet=config.sheet)
+        groups[name] = named_groups(cells.to_pylist())
+    found = evaluate(coder, examples, trained=trained, groups=groups, batch_size=config.batch_size)
+    title = f"{Path(config.model).name} on {Path(config.data).name}"
+    report = write_report(output, found, coder, title=title, logs=run_of(folder) / LOG_FILE)
+    for name, by_group in found.metrics.get("by_group", {}).items():
+        log.info(f"Exactly right by {name}, with 95 % intervals:\n{table_of_shares(by_group)}")
+    log.info("\n".join([*summary(found.metrics), f"Wrote the report to {report}."]))
+
+
+def run_compare(config: CompareFlags) -> None:
+    """Print how far two models differ, and write the descriptions that they code differently."""
+    from histocoder.evaluation.evaluator import compare
+
+    device, output = distributed.start(device=config.device), new_output(config.output, overwrite=config.overwrite)
+    first, second = (Coder.from_pretrained(name, str(device), precision=config.precision) for name in config.models)
+    found, changed = compare(first, second, _coded_rows(config, first, _rules(config)))
+    models = " and ".join(
+        f"{percent(found[name]['rows'])} ({percent(found[name]['texts'])}) by {path}"
+        for name, path in zip(("first", "second"), config.models, strict=True)
+    )
+    log.info(f"Exactly right, of rows (and of distinct descriptions): {models}.")
+    lead = (
+        f"{100 * one['mean']:+.1f} ({100 * one['low']:+.1f} to {100 * one['high']:+.1f})"
+        for one in found["difference"].values()
+    )
+    log.info(
+        f"Difference in percentage points, with 95 % intervals: {' of rows, '.join(lead)} of distinct descriptions."
+    )
+    for name in ("true", "codes_first", "codes_second"):
+        changed[name] = changed[name].map(" ".join)
+    write_frame(output, changed, raw=config.raw)
+    log.info(
+        f"Wrote the {len(changed):,} rows that they code differently to {output}: {changed['right_first'].sum():,} are "
+        f"right by the first model alone, {changed['right_second'].sum():,} by the second alone."
+    )
+
+
+def _rules(config: KnownCodesFlags) -> LabelRules:
+    return LabelRules(
         zero_pad=config.zero_pad_codes,
         allow_short=config.allow_codes_shorter_than_block_size,
         drop_bad=config.drop_bad_labels,
     )
-    examples = _coded_rows(config, coder, rules)
-    trained = _trained(config, coder, examples, run_of(folder), rules)
-    found = evaluate(coder, examples, trained=trained, batch_size=config.batch_size)
-    title = f"{Path(config.model).name} on {Path(config.data).name}"
-    report = write_report(output, found, coder, title=title, logs=run_of(folder) / LOG_FILE)
-    log.info("\n".join([*summary(found.metrics), f"Wrote the report to {report}."]))
 
 
-def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examples:
+def _coded_rows(config: KnownCodesFlags, coder: Coder, rules: LabelRules) -> Examples:
     """Return the rows of `--data` that have codes."""
     language = None
     if config.language is not None:
@@ -66,6 +107,7 @@ def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examp
         language=language,
         known=coder.codes,
         rules=rules,
+        attribute_cols=tuple(coder.attributes),
         sheet=config.sheet,
     )
     rows = files.read(say=log.info)

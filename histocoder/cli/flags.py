@@ -12,7 +12,7 @@ from histocoder.config.prediction import (
     BatchOptions,
     ClassOptions,
 )
-from histocoder.config.settings import free, require
+from histocoder.config.settings import changed, free, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,8 @@ class NamedModel(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputeFlags(Settings):
-    """Device and precision of a model."""
+class ComputingFlags(Settings):
+    """The device and the precision."""
 
     device: str = free("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     precision: str = free(
@@ -37,7 +37,7 @@ class ComputeFlags(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFlags(ComputeFlags, NamedModel):
+class ModelFlags(ComputingFlags, NamedModel):
     """The model, and how it computes."""
 
 
@@ -71,13 +71,13 @@ class PredictFlags(PredictConfig, ModelFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateFlags(BatchOptions, ModelFlags):
-    """Evaluate a model on descriptions whose codes are known."""
+class KnownCodesFlags(BatchOptions):
+    """Descriptions whose codes are known."""
 
     data: str = free(None, f"table of descriptions and codes: {TABLE_HELP}", metavar="FILE", is_required=True)
     sheet: str | None = free(None, f"--data: {SHEET_HELP}", metavar="NAME")
     target_cols: tuple[str, ...] | None = free(None, "columns of codes (default: the model's)", metavar="COL")
-    input_col: str = free("occ1", "column of descriptions, also in --train-data", metavar="COL")
+    input_col: str = free("occ1", "column of descriptions", metavar="COL")
     language: str | None = free(
         None, "language of all descriptions, a code or a name: see below (default: by --language-col)", metavar="LANG"
     )
@@ -85,12 +85,79 @@ class EvaluateFlags(BatchOptions, ModelFlags):
     zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than the model's longest")
     drop_bad_labels: bool = free(False, "drop rows whose labels do not fit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateFlags(KnownCodesFlags, ModelFlags):
+    """Evaluate a model on descriptions whose codes are known."""
+
+    input_col: str = changed(KnownCodesFlags, "input_col", "occ1", text="column of descriptions, also in --train-data")
     train_data: str | None = free(
         None, "training data, to tell seen from new descriptions (default: those of the model's run)", metavar="FILE"
+    )
+    group_col: tuple[str, ...] | None = free(
+        None,
+        "columns to tell the accuracy by, such as year, source or parish; numbers are put into ranges",
+        metavar="COL",
     )
     baselines: bool = free(False, "compare with a linear model fitted on the training data, which may take minutes")
     output: str = free("evaluation", "folder for the report", metavar="DIR")
     overwrite: bool = free(False, "replace an existing report in --output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareFlags(KnownCodesFlags, ComputingFlags):
+    """Compare two models on descriptions whose codes are known."""
+
+    models: tuple[str, ...] = free(
+        None, "folders of two models, or hf://OWNER/NAME", metavar="MODEL", flags=("models",)
+    )
+    output: str = free("compare.csv", "file of the descriptions that they code differently", metavar="FILE")
+    overwrite: bool = free(False, "replace an existing --output")
+    raw: bool = free(False, RAW_HELP)
+
+    def check(self) -> None:
+        require(len(self.models) == 2, f"Name two models to compare; there are {len(self.models)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodedTableFlags(Settings):
+    """The columns of a table with codes, and what is written of it."""
+
+    input_col: str = free("occ1", "column of descriptions", metavar="COL")
+    target_cols: tuple[str, ...] = free(None, "columns of codes, first code first", metavar="COL", is_required=True)
+    language: str = free("unk", "language of all rows, a code or a name: see below", metavar="LANG")
+    language_col: str | None = free(None, "column of each row's language, instead of --language", metavar="COL")
+    zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
+    allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than the longest as they are")
+    overwrite: bool = free(False, "replace an existing --output")
+    raw: bool = free(False, RAW_HELP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFlags(CodedTableFlags):
+    """Find labels of a table that are likely wrong, before a model is trained on them."""
+
+    dataset: str = free(None, f"table of descriptions and codes: {TABLE_HELP}", metavar="FILE", is_required=True)
+    sheet: str | None = free(None, f"--dataset: {SHEET_HELP}", metavar="NAME")
+    output: str = free("audit.csv", "file of suspect labels to correct", metavar="FILE")
+    budget: int = free(200, "number of labels to check", at_least=1)
+    key: str | None = free(None, "all codes of the classification: system_code,code; others are wrong", metavar="FILE")
+    group_col: str | None = free(
+        None, "column to count wrong labels by, such as the coder or the source", metavar="COL"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreementFlags(CodedTableFlags):
+    """Compare two coders' codes of the same descriptions, and list what they have to settle."""
+
+    files: tuple[str, ...] = free(None, "a table of each coder", metavar="FILE", flags=("files",))
+    output: str = free("settle.csv", "file of the descriptions on which they differ", metavar="FILE")
+    id_col: str | None = free(None, "column that numbers the rows (default: by their descriptions)", metavar="COL")
+
+    def check(self) -> None:
+        require(len(self.files) == 2, f"Name two files to compare; there are {len(self.files)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +201,11 @@ class ClassesFlags(ClassOptions):
     def check(self) -> None:
         """Raise a UserError unless there is something to add."""
         require(bool(self.table or self.levels), "Give a table of classes with --table, or groups with --levels.")
+        self.check_table(self.table, "--table")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags(ComputeFlags):
+class ServeFlags(ComputingFlags):
     """Train, code and check in a browser."""
 
     model: str | None = free(

@@ -8,7 +8,10 @@ from importlib import import_module
 
 from histocoder.cli.arguments import Parser, add_flags, config_of
 from histocoder.cli.flags import (
+    AgreementFlags,
+    AuditFlags,
     ClassesFlags,
+    CompareFlags,
     ConvertFlags,
     DoctorFlags,
     EvaluateFlags,
@@ -30,7 +33,10 @@ _SCRIPTS = {
 _COMMANDS: dict[str, tuple[str, type[Settings]]] = {
     "predict": ("predict", PredictFlags),
     "evaluate": ("evaluate", EvaluateFlags),
+    "compare": ("evaluate", CompareFlags),
     "review": ("evaluate", ReviewFlags),
+    "audit": ("audit", AuditFlags),
+    "agreement": ("agreement", AgreementFlags),
     "classes": ("classes", ClassesFlags),
     "serve": ("serve", ServeFlags),
     "export": ("convert", ExportFlags),

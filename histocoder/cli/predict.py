@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE, local_folder
@@ -51,12 +51,8 @@ def run_predict(config: PredictFlags) -> None:
         mode, own = config.mode or coder.mode, coder.model.config
         log.info(f"Coded {config.input} into {config.output} in mode {mode}.")
         if distributed.is_primary():
-            about: dict[str, Any] = {
-                "system": coder.system,
-                "model": {"folder": config.model, **of_model},
-                "mode": mode,
-            }
-            about |= {"precision": coder.precision, "min_confidence": config.min_confidence}
+            about: dict[str, Any] = {"system": coder.system, "model": {"folder": config.model, **of_model}}
+            about |= {"mode": mode, "precision": coder.precision, "min_confidence": config.min_confidence}
             if mode == "flat":
                 usual = own.thresholds or own.default_threshold
                 about["threshold"] = usual if config.threshold is None else config.threshold
@@ -66,10 +62,10 @@ def run_predict(config: PredictFlags) -> None:
             log.info(f"Wrote {provenance_file(config.output)}, with this methods paragraph: {methods}")
         return
     distinct = coder.distinct(config.texts, config.language)
-    found = TableCoder(coder, how, known=known).code(distinct).to_pandas()
-    table = found.reindex(distinct.rows).dropna(axis=1, how="all")  # without codes where the description is blank
-    table = table.fillna(np.nan).set_axis(pd.Index(config.texts, name="text"))
-    print(table.reset_index().to_string(index=False, na_rep="", float_format="{:.2f}".format))
+    tables = TableCoder(coder, replace(how, language="unk"), known=known)  # which appends no column of languages
+    table = tables.append(pa.table({"text": config.texts}), [tables.code(distinct)], distinct.rows).to_pandas()
+    table = table.dropna(axis=1, how="all").fillna(np.nan)  # without codes where the description is blank
+    print(table.to_string(index=False, na_rep="", float_format="{:.2f}".format))
 
 
 def _validation(folder: Path, mode: str) -> dict[str, Any]:

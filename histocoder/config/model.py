@@ -55,6 +55,7 @@ class ModelConfig:
     codes: tuple[str, ...]  # the code of each class of the flat head
     target_cols: tuple[str, ...]  # the columns that held the codes
     descriptions: dict[str, str] = field(default_factory=dict)  # of codes, as in the key
+    attributes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # column -> categories, beside none
     languages: tuple[str, ...] = ()  # those of the training data
     decoder_num_layers: int = 3
     decoder_num_heads: int = 8
@@ -70,8 +71,11 @@ class ModelConfig:
     mode: str = "greedy"  # the best in validation, the default of `Coder.predict`
     decoder_prior: bool = False  # whether the decoder starts from what the flat head expects; see `Prior`
     experts: dict[str, float] = field(default_factory=dict)  # their weights; see `CombinedSearch`
+    attribute_experts: dict[str, dict[str, float]] = field(default_factory=dict)  # their weights, by column
     num_linear_features: int = 0  # n-grams of the linear expert; 0: there is none
+    num_attribute_features: int = 0  # those of the linear expert on attributes
     fitted_to_validation: bool = False  # whether it was trained on the validation data as well, once measured
+    usual_confidence: float = 0.0  # that four fifths of the validation descriptions exceed; see `TableCoder.unlike`
     thresholds: dict[str, float] = field(default_factory=dict)  # of the flat head, by language; see `ALL_LANGUAGES`
 
     def __post_init__(self) -> None:
@@ -81,6 +85,11 @@ class ModelConfig:
     @property
     def num_classes(self) -> int:
         return len(self.codes)
+
+    @property
+    def attribute_labels(self) -> list[tuple[str, str | None]]:
+        """Column and category of each logit of the attributes; that of none, None, is each column's first."""
+        return [(name, label) for name, labels in self.attributes.items() for label in (None, *labels)]
 
     @property
     def system(self) -> str:
@@ -118,4 +127,5 @@ class ModelConfig:
             require(name in known, f"config.json: {name!r} is missing.")
         for name in ("codes", "target_cols", "languages"):
             known[name] = tuple(known.get(name, ()))
+        known["attributes"] = {name: tuple(labels) for name, labels in known.get("attributes", {}).items()}
         return cls(**known)

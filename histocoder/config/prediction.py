@@ -108,6 +108,12 @@ class ClassOptions(Settings):
         strange = [level for level in self.levels or () if level not in LEVELS]
         require(not strange, f"--levels {' '.join(strange)}: there is no such level; choose among {', '.join(LEVELS)}.")
 
+    def check_table(self, table: str | None, flag: str) -> None:
+        """Raise a UserError for a setting that does nothing without a table of classes, which the flag names."""
+        for name in ("value_cols", "scale_cols", "none", *(f"{name}_col" for name in QUALIFIERS)):
+            is_usual = getattr(self, name) == getattr(ClassOptions, name)
+            require(bool(table) or is_usual, f"--{name.replace('_', '-')} needs {flag}; add it, or omit this one.")
+
     @property
     def settings_of_qualifiers(self) -> dict[str, str]:
         """Columns of the input that are named for status, relation and product -> the settings that name them."""
@@ -130,5 +136,4 @@ class PredictConfig(PredictOptions, FileOptions, ClassOptions):
             not (self.classes or self.levels) or self.mode != "full",
             "--classes and --levels are of codes, and --mode full writes none; choose another mode.",
         )
-        for name in ("value_cols", "scale_cols", *self.settings_of_qualifiers.values()):
-            require(self.classes is not None or not getattr(self, name), f"--{name.replace('_', '-')} needs --classes.")
+        self.check_table(self.classes, "--classes")

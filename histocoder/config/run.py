@@ -36,8 +36,8 @@ def _block_size(text: str) -> int | None:
 
 def check_names(target_cols: Sequence[str]) -> None:
     for name in target_cols:
-        taken = f"A target column can't be called {name}, since prepared or coded tables use this name; rename it."
-        require(not _TAKEN.fullmatch(name), taken)
+        taken = "since prepared or coded tables use this name; rename it."
+        require(not _TAKEN.fullmatch(name), f"A column of codes or attributes can't be called {name}, {taken}")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ class TableConfig(Settings):
         None, f"characters of the longest code; {_FITTING}", metavar="N|auto", parse=_block_size, at_least=1
     )
     use_within_block_sep: bool = free(False, "',' separates the tokens within a code, as in PSTI's 1,10,2")
-    share_val: float = free(0.1, "share of the data for validation", metavar="P")
+    share_val: float | None = free(
+        None, "share of the data for validation (default: 1,000 descriptions, between a tenth and a fifth)", metavar="P"
+    )
     split_by: str = free("text", "split by descriptions, whose rows stay together, or by rows", choices=("text", "row"))
     key: str | None = free(None, "allowed codes: system_code,code (default: those in the data)", metavar="CSV")
     titles: str = free(
@@ -91,7 +93,8 @@ class TableConfig(Settings):
             "Give --language (one for all rows) or --language-col (one for each row), not both.",
         )
         check_target_len(len(columns), self.block_size or 1)
-        require(0 < self.share_val < 1, f"--share-val is {self.share_val:g}; it must lie between 0 and 1, as 0.1 does.")
+        share = 0.1 if self.share_val is None else self.share_val
+        require(0 < share < 1, f"--share-val is {share:g}; it must lie between 0 and 1, as 0.1 does.")
 
     @property
     def folder(self) -> Path:
@@ -149,12 +152,21 @@ class DataConfig(Settings):
     GROUP = "data"
 
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
+    attribute_cols: tuple[str, ...] | None = free(
+        None, "further columns of categories to learn beside the codes, such as status; blank is none", metavar="COL"
+    )
     drop_bad_labels: bool = free(False, "drop rows whose labels do not fit")
     blank_means_no_occupation: bool = free(
         False, "train on rows without any code as descriptions of no occupation (default: drop them)"
     )
     zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than the longest as they are")
+
+    def check(self) -> None:
+        """Raise a UserError if a column of attributes can't be one."""
+        columns = self.attribute_cols or ()
+        require(len({*columns, self.input_col}) == len(columns) + 1, "A column is specified twice in --attribute-cols.")
+        check_names(columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +236,8 @@ class PrepareConfig(SeedConfig, DataConfig, TableConfig):
     """Preparation of training and validation data from a user's table."""
 
     def check(self) -> None:
-        require(self.input_col not in self.target_cols, f"{self.input_col!r} is both input and target column.")
+        for name in (self.input_col, *(self.attribute_cols or ())):
+            require(name not in self.target_cols, f"{name!r} is a target column and another one as well.")
         require(
             not (self.zero_pad_codes and self.use_within_block_sep),
             "--zero-pad-codes is for codes of digits; it can't be used with --use-within-block-sep.",
@@ -257,8 +270,8 @@ class FinetuneConfig(RunConfig, PrepareConfig):
 
     GROUP = SavingConfig.GROUP
     MAIN = (
-        *("dataset", "target_cols", "input_col", "save_path", "language", "language_col", "key", "corrections"),
-        *("encoder", "initial_checkpoint", "num_epochs", "batch_size"),
+        *("dataset", "target_cols", "attribute_cols", "input_col", "save_path", "language", "language_col", "key"),
+        *("corrections", "encoder", "initial_checkpoint", "num_epochs", "batch_size"),
     )
 
     no_refit: bool = free(False, "do not train best/ on the validation data after the report")

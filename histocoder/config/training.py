@@ -93,6 +93,7 @@ class FitConfig(Settings):
     seq2seq_weight: float = fixed(
         0.1, "weight of the decoder's loss; that of the classifier's is 1 - W", metavar="W", between=(0, 1)
     )
+    attribute_weight: float = fixed(0.2, "weight of the loss of each of --attribute-cols", metavar="W", at_least=0)
     flat_loss: str = fixed(
         None,
         "the classifier's loss: cross-entropy over the codes, or binary cross-entropy, summed or averaged over them",

@@ -12,10 +12,7 @@ import pyarrow.compute as pc
 from histocoder.config import PrepareConfig
 from histocoder.data.codes import LabelRules
 from histocoder.data.example_files import CHECKED_COL, ExampleFiles
-from histocoder.data.examples import (
-    LANG_COL,
-    is_codes,
-)
+from histocoder.data.examples import ATTRIBUTES, LANG_COL, is_codes
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
 from histocoder.data.table import open_table
@@ -81,9 +78,10 @@ class Corrections:
         found = np.where(is_known | is_held_out, np.where(found < 0, of_all, found), -1)
         self._is_used[found[found >= 0]] = True
         for i, name in enumerate(rows.schema.names):
-            if is_codes(name) and (found >= 0).any():
+            if (is_codes(name) or name.startswith(ATTRIBUTES)) and (found >= 0).any():
                 corrected = pa.array(self._rows[name], pa.string()).take(pa.array(found, mask=found < 0))
-                rows = rows.set_column(i, name, pc.if_else(pa.array(found >= 0), corrected, rows[name]))
+                is_given = pa.array(found >= 0) if is_codes(name) else corrected.is_valid()
+                rows = rows.set_column(i, name, pc.if_else(is_given, corrected, rows[name]))
         return rows, (found >= 0) & ~is_held_out, is_known, is_held_out
 
     def others(self) -> pa.RecordBatch:
@@ -124,6 +122,7 @@ def read_corrections(
             language=None if has_language else _ANY,
             known=known,
             rules=rules,
+            attribute_cols=config.attribute_cols or (),
         )
         parts += [examples.coded().table for examples in files.chunks(say=log.info)]
     rows = pa.concat_tables(parts)

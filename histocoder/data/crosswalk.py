@@ -57,6 +57,8 @@ class Crosswalk:
         If the table can't be read, or has no such columns.
     """
 
+    qualifiers = QUALIFIERS
+
     def __init__(self, path: str | Path, options: ClassOptions) -> None:
         self.file = open_table(path, [CODE_COL], optional=QUALIFIERS)
         self.notices = self.file.notices
@@ -127,6 +129,8 @@ def _found(values: set[str | None], how: str) -> Found:
 class Groups:
     """Groups of codes on some levels, with their titles, which are found as the values of a `Crosswalk` are."""
 
+    qualifiers = ()
+
     def __init__(self, system: str, levels: Sequence[str]) -> None:
         if system == "occ1950" and {*levels} != {"major"}:
             raise UserError("OCC1950 has major groups alone; give --levels major.")
@@ -177,7 +181,7 @@ class Classes:
 
     def append(self, table: pa.Table) -> pa.Table:
         """Return a table with the new columns behind its own."""
-        for name in QUALIFIERS:  # the input's column, else that of what is predicted
+        for name in self.values.qualifiers:  # the input's column, else that of what is predicted
             usual = (getattr(self._options, f"{name}_col") or name, f"{self._prefix}{name}")
             if columns := [column for own in usual for column in named(own, table.column_names)]:
                 self._qualifier_cols[name] = columns[0]
@@ -256,9 +260,6 @@ class Classes:
             lines.append(
                 f"  {name}: {exact} of {coded:,} rows with a code by exact matches, {all_ways} with fallbacks ({each})"
             )
-        lines += [
-            f"  {name}: {one['mean']:.3f} on average, {one['rows']:,} rows" for name, one in told["means"].items()
-        ]
         return [f"Classes of {told['table']} (SHA-256 {told['sha256'][:12]}) by {', '.join(self._matched)}:", *lines]
 
 

@@ -7,9 +7,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 
 import numpy as np
@@ -41,6 +41,7 @@ class Batch:
     input_ids: Tensor  # token ids, of shape (B, S), int32
     targets: Tensor  # tokens of the codes, of shape (B, 2 + num_blocks * block_size), int64
     class_ids: Tensor  # classes of the codes, of shape (B, num_blocks), int64; -1 where there is none
+    attribute_ids: Tensor  # categories of the attributes, of shape (B, A), int64; 0 is none, -1 not known
     num_rows: int  # number of rows of the global batch; see `samplers.Share` for this and the next two
     num_target_blocks: int
     weight: float
@@ -52,7 +53,8 @@ class Batch:
 
         Loss and gradients are the same, except that such rows share their dropout.
         """
-        columns = (self.input_ids.numpy(), self.class_ids.numpy().astype(np.int32))
+        labels = (ids.numpy().astype(np.int32) for ids in (self.class_ids, self.attribute_ids))
+        columns = (self.input_ids.numpy(), *labels)
         table = np.ascontiguousarray(np.concatenate(columns, axis=1))
         alike = table.view(np.dtype((np.void, table.strides[0])))[:, 0]
         _, first, group = np.unique(alike, return_index=True, return_inverse=True)
@@ -84,6 +86,7 @@ class Batch:
             input_ids=function(self.input_ids),
             targets=function(self.targets),
             class_ids=function(self.class_ids),
+            attribute_ids=function(self.attribute_ids),
             counts=function(self.counts),
         )
 
@@ -99,6 +102,7 @@ class OccupationDataset(Dataset):
     formatter: Formatter  # the one that the examples were checked with
     classes: Sequence[str]  # codes of the flat head, in order
     max_len: int  # maximum number of tokens of an input
+    attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # column -> categories, beside none
     tokenizer: Tokenizer = CHARACTERS
     augmenter: Augmenter | None = None
     pad_to: int | None = None  # number of positions of all batches; None: as many as the longest row needs
@@ -108,6 +112,8 @@ class OccupationDataset(Dataset):
         blocks = self.formatter.blocks(self.examples.code_table).astype(np.int64)
         self._blocks = np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)  # an unused block, then each code's
         self._class_ids = _class_table(self.examples.code_table, self.classes)
+        ids = [category_ids(self.examples.attributes[name], own) for name, own in self.attributes.items()]
+        self._attribute_ids = np.array(ids, dtype=np.int32).reshape(len(ids), len(self)).T  # (n, A)
         self._prefix_lengths = np.array([len(lang + LANG_SEP) for lang in self.examples.languages])
         self._lengths = self._count_tokens().astype(np.min_scalar_type(self.max_len))
         self.weights = np.broadcast_to(np.float32(1.0), len(self))
@@ -139,9 +145,9 @@ class OccupationDataset(Dataset):
         return first, text_of_row
 
     def _distinct_rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first row of each text and set of codes; and for these their share of the text's rows."""
+        """Return the first row of each text, codes and attributes; and for these their share of the text's rows."""
         _, text = self.distinct_texts()
-        pairs = np.column_stack([text, self.examples.code_index])
+        pairs = np.column_stack([text, self.examples.code_index, self._attribute_ids])
         _, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
         shares = np.zeros(len(self), dtype=np.float32)
         shares[first] = counts / np.bincount(text)[text[first]]
@@ -178,6 +184,11 @@ class OccupationDataset(Dataset):
         index, blocks = (class_ids >= 0).nonzero()
         return self.rows[index], class_ids[index, blocks]
 
+    def attribute_labels(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return, of each attribute, the rows to train on where it is known, and their categories."""
+        columns = self._attribute_ids[self.rows].T
+        return [(self.rows[ids >= 0], ids[ids >= 0]) for ids in columns]
+
     def descriptions(self, rows: np.ndarray) -> list[str]:
         """Return normalised descriptions, without their languages."""
         return [text.partition(LANG_SEP)[2] for text in self.examples.inputs(rows)]
@@ -192,6 +203,7 @@ class OccupationDataset(Dataset):
             input_ids=torch.from_numpy(input_ids),
             targets=torch.from_numpy(targets),
             class_ids=torch.from_numpy(self._class_ids[codes]),
+            attribute_ids=torch.from_numpy(self._attribute_ids[rows].astype(np.int64)),
             num_rows=share.num_rows,
             num_target_blocks=share.num_target_blocks,
             weight=share.weight,
@@ -229,6 +241,11 @@ def _class_table(codes: Sequence[str], classes: Sequence[str]) -> np.ndarray:
     if strange := [code for code in codes if code not in index]:
         raise ValueError(f"the code {strange[0]!r} is not in the key")
     return np.array([-1, *(index[code] for code in codes)], dtype=np.int64)
+
+
+def category_ids(column: pa.ChunkedArray, categories: Sequence[str]) -> np.ndarray:
+    """Return the index of each category, from 1; 0 where there is none, -1 where that is not known."""
+    return np.array(pc.fill_null(pc.index_in(column, value_set=pa.array(["", *categories], pa.string())), -1))
 
 
 class BatchLoader:

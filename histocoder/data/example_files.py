@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.data.cells import MISSING_MARKS
+from histocoder.data.cells import MISSING_MARKS, read_code
 from histocoder.data.codes import LabelChecker, LabelRules, count_codes
 from histocoder.data.examples import LANG_COL, TEXT_COL, Examples, row_schema
 from histocoder.data.key import Key
@@ -52,10 +52,17 @@ class ExampleFiles:
     """Codes of a model, which are read as they are even if they look like marks of missing values, or numbers."""
     rules: LabelRules = field(default_factory=LabelRules)
     """Rules for codes that do not fit."""
+    attribute_cols: tuple[str, ...] = ()
+    """Columns of attributes, which a file may lack."""
     sheet: str | None = None
     """Sheet of Excel workbooks; None: the only one with content."""
     opened: dict[Path, TableFile] = field(default_factory=dict, repr=False, compare=False)
     """Files whose headers were read before."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the checked rows."""
+        return row_schema(self.target_cols, self.attribute_cols)
 
     def rows(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[pa.RecordBatch]:
         """Yield all rows, chunk by chunk, with the columns of `row_schema`, and say what was found.
@@ -89,7 +96,8 @@ class ExampleFiles:
     def _open(self, path: Path) -> TableFile:
         if path not in self.opened:
             columns, optional = {self.input_col: "input_col", **self.needed}, (self.language_col, *self.target_cols)
-            self.opened[path] = open_table(path, columns, optional=(*optional, *_INDEX_COLS), sheet=self.sheet)
+            optional = (*optional, *self.attribute_cols, *_INDEX_COLS)
+            self.opened[path] = open_table(path, columns, optional=optional, sheet=self.sheet)
         return self.opened[path]
 
     def _code_columns(self, file: TableFile) -> dict[str, str]:
@@ -107,7 +115,12 @@ class ExampleFiles:
             say(notice)
         checker = LabelChecker(file, [*code_columns], self.formatter, self.rules, key=self.key, known=self.known)
         num_dropped = num_decoded = 0
-        for table in checked_tables(file, [self.input_col, *lang_cols, *code_columns.values()], say):
+        own = list(filter(file.has, self.attribute_cols))
+        for table in checked_tables(file, [self.input_col, *lang_cols, *code_columns.values(), *own], say):
+            attributes = [
+                _categories(table.columns[name]) if name in own else pa.nulls(len(table), pa.string())
+                for name in self.attribute_cols
+            ]
             for target, column in code_columns.items():
                 table.columns[target] = (
                     table.columns[column] if target == column else _codes_of(table, column, self.key)
@@ -128,7 +141,7 @@ class ExampleFiles:
             coded = langs.fill_null("").dictionary_encode()
             langs = pa.array(map(Language, coded.dictionary.to_pylist()), pa.string()).take(coded.indices)
             columns = [pa.array(table.rows), pa.array(file.lines(table.rows)), texts, langs, reason, *codes]
-            yield pa.RecordBatch.from_arrays(columns, schema=row_schema(self.target_cols))
+            yield pa.RecordBatch.from_arrays([*columns, *attributes], schema=self.schema)
         checker.finish(say)
         if num_dropped:
             rows = counted(num_dropped, "row is", "rows are")
@@ -138,6 +151,15 @@ class ExampleFiles:
             say(f"{path}: {rows} HTML entities, such as &amp;, which are decoded.")
         if self.language is None and not lang_cols:
             say(f"{path} has no column {self.language_col!r}; its language is treated as unknown (unk).")
+
+
+def other_cells(examples: Examples, path: str, name: str, *, setting: str, sheet: str | None = None) -> pa.Array:
+    """Return the cells of another column of the file that rows were read from, of shape (n,); null where blank.
+
+    Raises UserError if there is no such column; `setting` is the one that names it.
+    """
+    table = open_table(path, {name: setting}, sheet=sheet).read([name])
+    return table.columns[name].take(examples.table["row"].combine_chunks())
 
 
 def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str], None]) -> Iterator[Table]:
@@ -163,6 +185,12 @@ def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str
         )
     unchecked = num_rows - num_checked
     say(f"{file.path}: {num_checked:,} checked rows are used; {unchecked:,} unchecked rows are ignored.")
+
+
+def _categories(column: pa.Array) -> pa.Array:
+    """Return the categories in a column, read as codes are; "" where there is none."""
+    coded = column.fill_null("").dictionary_encode()
+    return pa.array(map(read_code, coded.dictionary.to_pylist()), pa.string()).take(coded.indices)
 
 
 def _codes_of(table: Table, column: str, key: Key | None) -> pa.Array:

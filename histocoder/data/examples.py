@@ -28,13 +28,14 @@ ROW = pa.schema(
     ]
 )
 """First columns of checked rows; behind them are those of codes, which a dropped row has as the file does."""
-CODES = "codes."
-"""Begin of the names of columns of codes."""
+CODES, ATTRIBUTES = "codes.", "attributes."
+"""Begins of the names of columns of codes, and of attributes: "" where a row has none, null where that is not known."""
 
 
-def row_schema(target_cols: Sequence[str]) -> pa.Schema:
+def row_schema(target_cols: Sequence[str], attribute_cols: Sequence[str] = ()) -> pa.Schema:
     """Return the columns of checked rows."""
-    return pa.schema([*ROW, *((f"{CODES}{name}", pa.string()) for name in target_cols)])
+    names = [*(f"{CODES}{name}" for name in target_cols), *(f"{ATTRIBUTES}{name}" for name in attribute_cols)]
+    return pa.schema([*ROW, *((name, pa.string()) for name in names)])
 
 
 def is_codes(name: str) -> bool:
@@ -104,6 +105,12 @@ class Examples:
         """Codes, of shape (n, k): strings, None where there is none."""
         columns = {name.removeprefix(CODES): self.table[name].to_numpy() for name in self._code_columns}
         return pd.DataFrame(columns, dtype=object)
+
+    @cached_property
+    def attributes(self) -> dict[str, pa.ChunkedArray]:
+        """Columns of attributes, by name; see `ATTRIBUTES`."""
+        names = [name for name in self.table.column_names if name.startswith(ATTRIBUTES)]
+        return {name.removeprefix(ATTRIBUTES): self.table[name] for name in names}
 
     @property
     def _code_columns(self) -> list[str]:

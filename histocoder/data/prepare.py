@@ -18,6 +18,7 @@ from histocoder.data.codes import LabelRules, fit_codes, rules_of
 from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import (
+    ATTRIBUTES,
     CODES,
     HELD_OUT,
     LANG_COL,
@@ -28,7 +29,6 @@ from histocoder.data.examples import (
     VAL,
     Examples,
     is_codes,
-    row_schema,
 )
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.languages import chosen_language, own_languages
@@ -52,6 +52,7 @@ TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
 REJECTED_FILE, CONFLICTS_FILE = "rejected.csv", "conflicts.csv"
 PREPARED_TABLES = (store.EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTED_FILE, CONFLICTS_FILE)
 _ROWS_FILE = "rows.arrow"
+_ENOUGH_TO_VALIDATE = 1_000  # descriptions, by default
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
 """Rules by which prepared data, which were checked before, are read."""
 
@@ -72,11 +73,9 @@ def prepared_files(folder: Path, record: dict[str, Any], key: Key) -> dict[str, 
     """Return the tables of prepared data by the names of their splits."""
     paths = {name: folder / file for name, file in SPLIT_FILES.items()}
     columns, formatter = tuple(record["settings"]["target_cols"]), formatter_of(record, key)
-    return {
-        name: ExampleFiles((path,), columns, formatter, key=key, rules=PREPARED_RULES)
-        for name, path in paths.items()
-        if path.is_file()
-    }
+    attributes = tuple(record["settings"].get("attribute_cols") or ())
+    how: dict[str, Any] = {"key": key, "rules": PREPARED_RULES, "attribute_cols": attributes}
+    return {name: ExampleFiles((path,), columns, formatter, **how) for name, path in paths.items() if path.is_file()}
 
 
 def held_out(folder: Path) -> tuple[Path, ...]:
@@ -172,7 +171,7 @@ def _prepare(
     num_digits = config.block_size if config.zero_pad_codes else 0
     key = read_key(config.key, num_digits=num_digits) if config.key else None
     own = [code for one in (key, known) if one is not None for code in one.codes]
-    files = _files(config, key, known, own)
+    files = table_files(config, key, known, own)
     record["settings"]["block_size"] = files.formatter.block_size
     if files.formatter.system.labels is not None:
         record["settings"]["block_size"] = None
@@ -191,14 +190,12 @@ def _prepare(
                 f"{', '.join(config.target_cols)}; there is nothing to learn. Check --target-cols."
             )
         beside = corrections.keys if corrections else ()
-        titles = titles_to_learn(config, rows, files.formatter, key=key, beside=beside)
+        titles = titles_to_learn(config, rows, files, key=key, beside=beside)
         if titles is not None:
             codes |= set(titles[f"{CODES}{config.target_cols[0]}"].to_pylist())
         key = _whole_key(key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
-        writer = store.ExampleWriter(
-            scratch / store.EXAMPLES_FILE, config.target_cols, text_normalization=text_normalization
-        )
+        writer = store.ExampleWriter(scratch / store.EXAMPLES_FILE, files, text_normalization=text_normalization)
         num_rows = _write_split(scratch, rows, config, writer, corrections=corrections, titles=titles)
         record |= {"rows": {**num_rows, "rejected": len(rows) - rows["reason"].null_count}, "codes": len(key.codes)}
         source = store.made_from(prepared_files(scratch, record, key), text_normalization)
@@ -226,7 +223,7 @@ def _screen(files: ExampleFiles, config: PrepareConfig, path: Path) -> pa.Table:
 
     Raises UserError if the table can't be read, its labels do not fit, or no row can be used.
     """
-    schema = pa.schema([*row_schema(config.target_cols), ("key", pa.string()), ("unit", pa.uint64())])
+    schema = pa.schema([*files.schema, ("key", pa.string()), ("unit", pa.uint64())])
     with pa.ipc.new_file(str(path), schema) as writer:
         for rows in files.rows(say=log.info):
             keys = description_keys(rows["text"].fill_null(""))
@@ -294,8 +291,10 @@ def _write_split(
 
 def _as_people_read(examples: Examples) -> pa.Table:
     codes = list(filter(is_codes, examples.table.column_names))
-    names = [TEXT_COL, LANG_COL, *(name.removeprefix(CODES) for name in codes)]
-    return examples.table.select(["text", "lang", *codes]).rename_columns(names)
+    known = [name for name, column in examples.attributes.items() if column.null_count < len(column)]
+    names = [TEXT_COL, LANG_COL, *(name.removeprefix(CODES) for name in codes), *known]
+    own = (f"{ATTRIBUTES}{name}" for name in known)
+    return examples.table.select(["text", "lang", *codes, *own]).rename_columns(names)
 
 
 def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:
@@ -304,24 +303,28 @@ def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:
     distinct = np.sort(pd.unique(units))  # several times as fast as `np.unique`
     if len(distinct) < 2:
         raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
-    return distinct[min(max(round(len(distinct) * config.share_val), 1), len(distinct) - 1) - 1]
+    share = np.clip(_ENOUGH_TO_VALIDATE / len(distinct), 0.1, 0.2) if config.share_val is None else config.share_val
+    return distinct[min(max(round(len(distinct) * share), 1), len(distinct) - 1) - 1]
 
 
-def _files(config: PrepareConfig, key: Key | None, known: Key | None, codes: Collection[str]) -> ExampleFiles:
+def table_files(
+    config: PrepareConfig, key: Key | None = None, known: Key | None = None, codes: Collection[str] = ()
+) -> ExampleFiles:
     """Return the table with the formatter that its codes, and those of a key and of a model, need; see `fit_codes`."""
-    num_blocks, sep = len(config.target_cols), config.use_within_block_sep
+    num_blocks, sep, attributes = len(config.target_cols), config.use_within_block_sep, config.attribute_cols or ()
     needed = {config.language_col: "language_col"} if config.language_col else {}
     files = ExampleFiles(
         (Path(config.dataset),),
         config.target_cols,
         build_formatter("general", num_blocks=num_blocks, block_size=config.block_size or 1, use_within_block_sep=sep),
-        needed={**needed, **dict.fromkeys(config.target_cols, "target_cols")},
+        needed=needed | dict.fromkeys(config.target_cols, "target_cols") | dict.fromkeys(attributes, "attribute_cols"),
         input_col=config.input_col,
         language_col=config.language_col or LANG_COL,
         language=None if config.language_col else chosen_language(config.language),
         key=key,
         known=known.codes if known else (),
         rules=rules_of(config),
+        attribute_cols=attributes,
         sheet=config.sheet,
     )
     if config.block_size is not None:

@@ -17,20 +17,7 @@ from histocoder.data.table import fingerprint
 from histocoder.errors import counted
 from histocoder.files import write_text
 
-BIBTEX = f"""@software{{histocoder,
-  title = {{histocoder}},
-  author = {{{{The histocoder developers}}}},
-  version = {{{__version__}}},
-  year = {{2026}}
-}}
-@misc{{occcanine,
-  title = {{Breaking the HISCO Barrier: Automatic Occupational Standardization with OccCANINE}},
-  author = {{Dahl, Christian M{{\\o}}ller and Johansen, Torben and Vedel, Christian}},
-  year = {{2024}},
-  eprint = {{2402.13604}},
-  archivePrefix = {{arXiv}}
-}}
-"""
+BIBTEX = Path(__file__).with_name("cite.bib").read_text(encoding="utf-8").replace("VERSION", __version__)
 """Entries for histocoder, and for the paper whose model it trains."""
 
 
@@ -103,13 +90,12 @@ def _sentences(told: Mapping[str, Any]) -> Iterator[str]:
         by = ", ".join([*columns["codes"], *(name for kind, name in columns.items() if kind != "codes")])
         for name, counts in classes["counts"].items():
             coded, with_value = covered(counts)
-            if not coded:
-                continue
-            sure = classes["means"].get(f"{name}_prob")
-            mean = f" ({_percent(sure['mean'])} expected to be right)" if sure else ""
-            parts.append(f"{name} for {_percent(with_value / coded)} of {coded:,} rows with a code{mean}")
-        table = f"{classes['table']} (SHA-256 {classes['sha256'][:12]}…)"
-        yield f"By {by}, {table} gave {', '.join(parts)}."
+            prob = classes["means"].get(f"{name}_prob", {"rows": 0})
+            mean = f" ({_percent(prob['mean'])} expected to be right)" if prob["rows"] else ""
+            of = counted(coded, "row", "rows")
+            parts += [f"{name} for {_percent(with_value / coded)} of {of} with a code{mean}"] if coded else []
+        if parts:
+            yield f"By {by}, {classes['table']} (SHA-256 {classes['sha256'][:12]}…) gave {', '.join(parts)}."
 
 
 def _percent(share: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from histocoder.config import LANG_SEP, PrepareConfig, settings_of
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.examples import ROW, SPLITS, Examples, row_schema
+from histocoder.data.examples import ROW, SPLITS, Examples
 from histocoder.data.normalize import description_keys, normalize_column
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
@@ -37,17 +37,17 @@ _NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
 
 
 class ExampleWriter:
-    """Writes `examples.arrow`: checked rows (see `checked_rows`), with these columns before those of codes:
+    """Writes `examples.arrow`: checked rows (see `row_schema`), with these columns before those of codes:
 
     - `split`: one of `SPLITS`, the same for all rows of a batch; null if the rows are in none of them
     - `key`: what equal descriptions have in common (see `description_keys`)
     - `input`: what models read: language and normalised description; null without a description
     """
 
-    def __init__(self, path: Path, target_cols: Sequence[str], *, text_normalization: str) -> None:
+    def __init__(self, path: Path, files: ExampleFiles, *, text_normalization: str) -> None:
         own = {"split": pa.dictionary(pa.int8(), pa.string()), "key": pa.string(), "input": pa.string()}
         first = [("split", own["split"]), *ROW, ("key", own["key"]), ("input", own["input"])]
-        self._schema = pa.schema([*first, *list(row_schema(target_cols))[len(ROW) :]])
+        self._schema = pa.schema([*first, *list(files.schema)[len(ROW) :]])
         self.path, self._how = path, text_normalization
         self._writer = pa.ipc.new_file(str(path), self._schema)
 
@@ -89,6 +89,7 @@ def made_from(splits: Mapping[str, ExampleFiles], text_normalization: str) -> di
         "key": None if files.key is None else hashlib.sha256("&".join(files.key.codes).encode()).hexdigest(),
         "rules": asdict(files.rules),
         "text_normalization": text_normalization,
+        **({"attributes": list(files.attribute_cols)} if files.attribute_cols else {}),
     }
 
 
@@ -108,8 +109,8 @@ def store_examples(folder: Path, splits: Mapping[str, ExampleFiles], *, text_nor
     make_folder(folder)
     write_record(folder, {"format_version": PREPARED_VERSION, **whole})
     with replacing(path) as temporary:
-        target_cols = next(iter(splits.values())).target_cols
-        with closing(ExampleWriter(temporary, target_cols, text_normalization=text_normalization)) as writer:
+        first = next(iter(splits.values()))
+        with closing(ExampleWriter(temporary, first, text_normalization=text_normalization)) as writer:
             for name, files in splits.items():
                 for rows in files.rows(say=log.info):
                     writer.write(rows, np.where(rows["reason"].is_null(), SPLITS.index(name), NO_SPLIT))
@@ -138,7 +139,8 @@ def record_of(config: PrepareConfig) -> dict[str, Any]:
     """Return what `prepared.json` records of the source and the settings, before the data are prepared."""
     names = [one.name for one in settings_of(PrepareConfig) if one.name not in _NOT_OF_THE_DATA]
     settings = {_NAMES.get(name, name): getattr(config, name) for name in names}
-    settings |= {"target_cols": list(config.target_cols), "key": fingerprint(config.key) if config.key else None}
+    lists = {name: list(getattr(config, name) or ()) or None for name in ("target_cols", "attribute_cols")}
+    settings |= {**lists, "key": fingerprint(config.key) if config.key else None}
     if config.titles not in ("auto", "none"):
         settings["titles"] = fingerprint(config.titles)
     if config.corrections:

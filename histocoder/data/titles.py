@@ -10,13 +10,13 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.config import PrepareConfig
-from histocoder.data.examples import CODES, is_codes, row_schema
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.examples import CODES, is_codes
 from histocoder.data.key import Key
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
 from histocoder.data.table import open_table
 from histocoder.errors import UserError, counted
-from histocoder.formatters import Formatter
 from histocoder.log import log
 
 WEIGHT = np.float32(0.3)
@@ -28,7 +28,7 @@ _LEAST_KNOWN, _LEAST_AGREEING = 1 / 3, 1 / 2
 
 
 def titles_to_learn(
-    config: PrepareConfig, rows: pa.Table, formatter: Formatter, *, key: Key | None, beside: Collection[str]
+    config: PrepareConfig, rows: pa.Table, files: ExampleFiles, *, key: Key | None, beside: Collection[str]
 ) -> pa.RecordBatch | None:
     """Return titles in the languages of a table as checked rows with keys; None if there are none to learn from.
 
@@ -45,7 +45,7 @@ def titles_to_learn(
     kept = rows.filter(rows["reason"].is_null())
     first = kept[next(filter(is_codes, rows.column_names))]
     given = pd.DataFrame({"key": kept["key"].to_pylist(), "lang": kept["lang"].to_pylist(), "code": first.to_pylist()})
-    fits = np.array([formatter.system.problem(code) is None for code in titles["code"]])
+    fits = np.array([files.formatter.system.problem(code) is None for code in titles["code"]])
     titles = titles[titles["lang"].isin(given["lang"].unique()) & fits]
     if config.titles == "auto":
         coded = given.drop_duplicates("code")["code"]
@@ -60,7 +60,7 @@ def titles_to_learn(
     langs = ", ".join(sorted(titles["lang"].unique()))
     number = counted(len(titles), "title of codes", "titles of codes")
     log.info(f"The model learns from {number} as well ({langs}); --titles none leaves them out.")
-    return _checked_rows(config, titles)
+    return _checked_rows(files, titles)
 
 
 def _read(config: PrepareConfig) -> pd.DataFrame:
@@ -79,10 +79,10 @@ def _read(config: PrepareConfig) -> pd.DataFrame:
     return found.assign(key=description_keys(found["text"].tolist()))
 
 
-def _checked_rows(config: PrepareConfig, titles: pd.DataFrame) -> pa.RecordBatch:
+def _checked_rows(files: ExampleFiles, titles: pd.DataFrame) -> pa.RecordBatch:
     nothing = [None] * len(titles)
     columns = {"text": titles["text"].tolist(), "lang": titles["lang"].tolist(), "key": titles["key"].tolist()}
-    columns[f"{CODES}{config.target_cols[0]}"] = titles["code"].tolist()
-    schema = pa.schema([*row_schema(config.target_cols), ("key", pa.string())])
+    columns[f"{CODES}{files.target_cols[0]}"] = titles["code"].tolist()
+    schema = pa.schema([*files.schema, ("key", pa.string())])
     arrays = [pa.array(columns.get(field.name, nothing), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

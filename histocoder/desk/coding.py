@@ -53,6 +53,14 @@ class Neighbour(BaseModel):
     similarity: float  # cosine of their n-grams
 
 
+class Category(BaseModel):
+    """The most probable category of an attribute, such as status."""
+
+    attribute: str
+    label: str | None  # None: none
+    probability: float
+
+
 class Answer(BaseModel):
     """Codes of a description, and what helps to judge them."""
 
@@ -60,6 +68,7 @@ class Answer(BaseModel):
     lang: str
     codes: list[Code]
     confidence: float | None  # probability of the set of codes
+    attributes: list[Category] = []
     known: list[Code] | None = None  # codes that people gave this description in the training data
     known_share: float | None = None  # share of its rows that have these codes
     alternatives: list[Code] = []  # other codes, by the experts' combined probability of being the first
@@ -157,6 +166,7 @@ class Coding:
                     lang=lang,
                     codes=codes,
                     confidence=None if np.isnan(conf) else float(conf),
+                    attributes=self._attributes(coded, row),
                     known=[self.titled(code) for code in known.codes] if known else None,
                     known_share=known.share if known else None,
                     alternatives=likely[:_ALTERNATIVES],
@@ -164,6 +174,11 @@ class Coding:
                 )
             )
         return answers
+
+    def _attributes(self, prediction: Prediction, row: int) -> list[Category]:
+        found = {name: [part[row] for part in one.best] for name, one in prediction.attributes.items()}
+        pairs = ((name, label, float(prob)) for name, (label, prob) in found.items() if not np.isnan(prob))
+        return [Category(attribute=name, label=label, probability=prob) for name, label, prob in pairs]
 
     def _codes(self, prediction: Prediction, row: int) -> list[Code]:
         pairs = zip(prediction.codes[row], prediction.probs[row], strict=True)

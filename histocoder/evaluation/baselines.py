@@ -45,9 +45,10 @@ def run_rows(run: Path, coder: Coder, *splits: str) -> Examples | None:
     paths = tuple(path for name in splits if (path := run / SPLIT_FILES[name]).is_file())
     rules = LabelRules(allow_short=True, drop_bad=True)
     config = coder.model.config
+    own: dict[str, Any] = {"attribute_cols": tuple(config.attributes)}
     if not paths:
         return None
-    return ExampleFiles(paths, config.target_cols, coder.formatter, known=coder.codes, rules=rules).read()
+    return ExampleFiles(paths, config.target_cols, coder.formatter, known=coder.codes, rules=rules, **own).read()
 
 
 class Baselines:
@@ -113,6 +114,15 @@ class Baselines:
         if notice := self._notice():
             return {**result, "notice": notice}
         return {**result, "svc": compared(is_right(linear_codes(Examples.join(self._parts), self._examples)))}
+
+    def attribute(self, name: str) -> np.ndarray | None:
+        """Return the categories of an attribute that a linear model gives each of the n rows; None without one."""
+        train = Examples.join(self._parts) if self._notice() is None else None
+        if train is None or name not in train.attributes:
+            return None
+        labels = pd.DataFrame({name: train.attributes[name].to_pylist()}, dtype=object)
+        known = Examples.of(train.texts, train.langs, labels).take(np.flatnonzero(labels[name].notna()))
+        return np.array([category for (category,) in linear_codes(known, self._examples)], dtype=object)
 
     def _notice(self) -> str | None:
         """Return why there is no linear model."""

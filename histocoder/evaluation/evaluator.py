@@ -4,6 +4,7 @@ Accuracy, precision, recall and F1 of an observation are those of Dahl, Johansen
 Barrier, https://arxiv.org/abs/2402.13604.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from histocoder.evaluation import scores
 from histocoder.evaluation.baselines import Baselines, difference_interval, shares
 from histocoder.evaluation.scores import code_sets, mean_scores, mean_scores_by, score_sets, seen_groups
 from histocoder.inference.coder import Coder
+from histocoder.inference.predictions import Prediction
 
 _MAX_DIGITS = 5
 _TOP = 5  # maximum k of top-k accuracy
@@ -31,19 +33,25 @@ class Evaluation:
     """Plain values, for JSON. `answer`, in the model's own `mode`, holds the means of `score_sets`: `overall`,
     `by_language`, `by_num_codes`, `by_digits` that are compared, and by how often the rarest code and the description
     occur in the training data; and the results of `calibration` and, with each description once, `production_curve`.
-    `topk`, `confusions` and `by_code` are those of the functions in `scores`."""
+    `attributes` are those of `of_attributes`; `topk`, `confusions`, `by_code` and, by the names of columns, `by_group`
+    those of functions in `scores`."""
     rows: pd.DataFrame
     """One line for each description: its `text` and `lang`, its sets of codes `true` and `predicted`, whether these are
     `right`, and `conf`."""
 
 
 def evaluate(
-    coder: Coder, examples: Examples, *, trained: Baselines | None = None, batch_size: int = 256
+    coder: Coder,
+    examples: Examples,
+    *,
+    trained: Baselines | None = None,
+    groups: Mapping[str, np.ndarray] | None = None,
+    batch_size: int = 256,
 ) -> Evaluation:
     """Let a model code descriptions whose codes are known, and count what it gets right.
 
-    `trained` has been given all training rows, if there are any; the model is compared with it. Raise UserError where
-    there are no rows.
+    `trained` has been given all training rows, if there are any; the model is compared with it. `groups` are names of
+    columns, each with the group that every row is in. Raise UserError where there are no rows.
     """
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
@@ -85,11 +93,33 @@ def evaluate(
         },
         "confusions": scores.confusions(truth, predicted, texts),
         "by_code": scores.scores_by_code(truth, predicted),
+        "by_group": {name: scores.scores_by_group(right, conf, texts, one) for name, one in (groups or {}).items()},
     }
+    if known_attributes := of_attributes(decoded, examples, trained):
+        metrics["attributes"] = known_attributes
     if trained is not None:
         metrics["baselines"] = trained.compare(right)
     columns = {"text": texts, "lang": langs, "true": truth, "predicted": predicted, "right": right, "conf": conf}
     return Evaluation(metrics, pd.DataFrame(columns))
+
+
+def of_attributes(decoded: Prediction, examples: Examples, trained: Baselines | None) -> dict[str, Any]:
+    """Return, for each attribute that some rows state, `n`, and the scores of the `model`, of `none` and of the `svc`.
+
+    `none` answers always none; `svc`, where there is one, is a linear model fitted on the training data.
+    """
+    found: dict[str, Any] = {}
+    for name, attribute in decoded.attributes.items():
+        truth = examples.attributes[name].to_pandas() if name in examples.attributes else pd.Series(dtype=object)
+        if not (is_known := truth.notna().to_numpy()).any():
+            continue
+        answers = {"model": pd.Series(attribute.best[0]).fillna("").to_numpy(), "none": np.full(len(truth), "")}
+        if trained is not None and (linear := trained.attribute(name)) is not None:
+            answers["svc"] = linear
+        true = truth[is_known].to_numpy()
+        of_answers = {way: scores.attribute_scores(true, answer[is_known]) for way, answer in answers.items()}
+        found[name] = {"n": int(is_known.sum()), "categories": len(set(true) - {""}), **of_answers}
+    return found
 
 
 def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, progress: bool = True) -> np.ndarray:
@@ -121,3 +151,23 @@ def gain(
                 "difference": difference_interval(right_after, right_before, examples.texts),
             }
     return found
+
+
+def compare(first: Coder, second: Coder, examples: Examples) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Compare two models on the same n descriptions, whose codes are known.
+
+    Return plain values, for JSON: `first` and `second` (see `shares`), and the `difference`, second - first (see
+    `difference_interval`); and the rows that they code differently: `text`, `lang`, the `true` codes, and each model's
+    `codes_…`, `conf_…` and `right_…`. Rows that the first alone has right are the first.
+    """
+    texts, langs, truth = examples.texts, examples.langs, code_sets(examples.codes)
+    rows, right = pd.DataFrame({"text": texts, "lang": langs, "true": truth}), {}
+    for name, coder in {"first": first, "second": second}.items():
+        found = coder.code(coder.distinct(texts, langs), PredictOptions())
+        codes = code_sets(found.codes)
+        right[name] = score_sets(truth, codes)["accuracy"].to_numpy()
+        rows = rows.assign(**{f"codes_{name}": codes, f"conf_{name}": found.conf, f"right_{name}": right[name]})
+    result: dict[str, Any] = {name: shares(one, texts) for name, one in right.items()}
+    result["difference"] = difference_interval(right["second"], right["first"], texts)
+    changed = rows[rows["codes_first"].map(frozenset) != rows["codes_second"].map(frozenset)]
+    return result, changed.sort_values(["right_first", "right_second"], ascending=[False, True], kind="stable")

@@ -23,8 +23,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from histocoder import __version__
 from histocoder.checkpoints.run_folder import FIGURES_FOLDER, METRICS_FILE, REPORT_FILE
+from histocoder.data.languages import NAMES, Language
 from histocoder.evaluation.evaluator import Evaluation
-from histocoder.evaluation.summary import Metrics, num_descriptions, percent, summary
+from histocoder.evaluation.summary import Metrics, num_descriptions, percent, share_to_leave, summary
 from histocoder.files import make_folder, replacing
 from histocoder.inference.coder import Coder
 
@@ -64,7 +65,7 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
         figures[name] = buffer.getvalue()
     wrong = evaluation.rows[~evaluation.rows["right"]].sort_values("conf", ascending=False, kind="stable")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "count": "{:,}".format}
+    environment.filters |= {"percent": percent, "count": "{:,}".format, "language": _language}
     page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         metrics=metrics,
         figures={name: base64.b64encode(png).decode() for name, png in figures.items()},
@@ -73,6 +74,7 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
         title=title,
         descriptions=num_descriptions(metrics),
         summary=summary(metrics),
+        target=share_to_leave(metrics["answer"]["production"]),
         max_codes=_MAX_CODES,
         date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -97,8 +99,12 @@ def _figures(metrics: Metrics, logs: Path | None) -> Iterator[tuple[str, Figure]
     yield "production", _production_curve(metrics["answer"]["production"])
     yield "calibration", _reliability(metrics["answer"]["calibration"])
     for name, (part, label) in _GROUPS.items():
-        if len(metrics["answer"].get(part, ())) > 1:
-            yield name, bars(metrics["answer"][part], label)
+        groups = {group: scores for group, scores in metrics["answer"].get(part, {}).items() if scores["n"] > 1}
+        if len(groups) > 1:
+            yield (
+                name,
+                bars({_language(one): groups[one] for one in groups} if name == "languages" else groups, label),
+            )
 
 
 def _training_curves(log: pd.DataFrame) -> Figure:
@@ -182,3 +188,7 @@ def _percent(axis: Any) -> None:
 
 def _legend(axes: Axes, **location: Any) -> None:
     axes.legend(frameon=False, fontsize=9.5, labelcolor=_INK, **location)
+
+
+def _language(code: str) -> str:
+    return NAMES.get(Language(code).iso, code)

@@ -17,7 +17,7 @@ from histocoder.data.output import Form, check_output, write_table
 from histocoder.data.table import TableFile, open_table
 from histocoder.errors import UserError, counted, shown
 from histocoder.files import finetune_command, from_here
-from histocoder.inference.predictions import code_columns
+from histocoder.inference.predictions import attribute_columns, code_columns
 from histocoder.log import log
 
 
@@ -46,8 +46,8 @@ def review(
 
     A description is worth checking by how many rows are likely wrong with it: how often it occurs, times 1 - `conf`.
     `finetune.py --corrections` takes the file, once the column `checked` marks the rows that are right. It has columns
-    of descriptions, languages, `checked` (blank), codes as predicted, their meanings and alternatives where the
-    predictions have them, `conf`, and `times`. `raw` leaves texts that a spreadsheet would run as formulas as they are.
+    of descriptions, languages, `checked` (blank), codes as predicted, their meanings, attributes and alternatives where
+    the predictions have them, `conf`, and `times`. `raw` leaves texts as they are that a spreadsheet would run.
 
     Raises UserError where a column is missing, or the output exists and `overwrite` is not set.
     """
@@ -89,7 +89,9 @@ def in_order_of_worth(file: TableFile, columns: Columns, *, beside: Sequence[str
         raise UserError(f"{file.path} has no column prob_1; give the output of histocoder predict.")
     prefix = codings[-1]  # that of the last coding's columns
     answers = _answers(file.header, prefix, columns.target_cols)
-    alternatives = {name: name.removeprefix(prefix) for name in file.header if name.startswith(f"{prefix}alt_")}
+    pairs = attribute_columns(name for name in file.header if name.startswith(prefix)).items()
+    names = [*itertools.chain(*pairs), *(name for name in file.header if name.startswith(f"{prefix}alt_"))]
+    alternatives = {name: name.removeprefix(prefix) for name in names}
     languages = (columns.language_col, "pred_lang", f"{prefix}lang", "lang", columns.run_language_col)
     by = [columns.input_col, *[name for name in languages if name and file.has(name)][:1]]
     own = (CHECKED_COL, "conf", "times", *answers.values())

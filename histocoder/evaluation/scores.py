@@ -54,6 +54,20 @@ def score_sets(truth: Sets, predicted: Sets) -> pd.DataFrame:
     )
 
 
+def attribute_scores(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """Return the accuracy of categories, of shape (n,), and the mean F1 of those that are true of some row.
+
+    Examples
+    --------
+    >>> attribute_scores(np.array(["", "", "", "21"]), np.array(["", "", "", ""]))["accuracy"]
+    0.75
+    """
+    from sklearn.metrics import f1_score  # here, since it takes a second to import
+
+    f1 = f1_score(truth, predicted, labels=np.unique(truth), average="macro", zero_division=0)
+    return {"accuracy": float((truth == predicted).mean()), "macro_f1": float(f1)}
+
+
 def cut_codes(sets: Sets, digits: int, *, separator: str = "") -> list[tuple[str, ...]]:
     """Cut codes to their first digits, which `separator` separates; special codes, such as -1, stay whole."""
 

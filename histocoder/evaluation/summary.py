@@ -1,7 +1,11 @@
 """Describe an evaluation in sentences."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import pandas as pd
+
+from histocoder.errors import counted
 
 TARGET_ACCURACY = 0.95  # wanted accuracy of automatically coded rows; the summary says how many may be coded so
 
@@ -37,6 +41,7 @@ def summary(metrics: Metrics) -> list[str]:
         unseen = answer["by_text_seen"].get("0", {"n": 0, "accuracy": None})
         right = f"; of these, {percent(unseen['accuracy'])} are exactly right" if unseen["n"] else ""
         lines.append(f"{unseen['n']:,} of the descriptions do not occur in the training data{right}.")
+    lines += attributes_in_words(metrics)
     if "baselines" in metrics:
         lines += comparison(metrics)
     return [*lines, *gain_in_words(metrics)]
@@ -73,6 +78,18 @@ def comparison(metrics: Metrics) -> list[str]:
     return lines
 
 
+def attributes_in_words(metrics: Metrics) -> list[str]:
+    """Say how right each attribute is; see `of_attributes`."""
+    lines = []
+    for name, found in metrics.get("attributes", {}).items():
+        ways = {"this model": found["model"], "always none": found["none"]}
+        ways |= {"linear model": found["svc"]} if "svc" in found else {}
+        parts = [f"{way} {percent(one['accuracy'])} / {one['macro_f1']:.3f}" for way, one in ways.items()]
+        categories = counted(found["categories"], "category", "categories")
+        lines.append(f"{name}, right / mean F1 of {categories} and none: {', '.join(parts)}.")
+    return lines
+
+
 def gain_in_words(metrics: Metrics) -> list[str]:
     """Say what `gain` found; nothing where no codes were corrected."""
     if "corrections" not in metrics:
@@ -95,18 +112,35 @@ def gain_in_words(metrics: Metrics) -> list[str]:
     return lines
 
 
+def share_to_leave(production: Metrics) -> tuple[float, float] | None:
+    """Return the least share to leave to a person to have enough of the others right, and the least `conf` of these.
+
+    None where no share is enough.
+    """
+    points = zip(*(production[name] for name in ("share", "conf", "accuracy")), strict=True)
+    enough = [(1 - share, conf) for share, conf, accuracy in points if (accuracy or 0) >= TARGET_ACCURACY]
+    return min(enough, default=None)
+
+
 def _target(production: Metrics) -> str:
-    enough = [i for i, accuracy in enumerate(production["accuracy"]) if (accuracy or 0) >= TARGET_ACCURACY]
-    wanted = f"{100 * TARGET_ACCURACY:.0f}\u00a0%"
-    if not enough:
+    found, wanted = share_to_leave(production), f"{100 * TARGET_ACCURACY:.0f}\u00a0%"
+    if found is None:
         return f"However many are left to a person, fewer than {wanted} of the others are right."
-    if enough[-1] == len(production["share"]) - 1:
+    left, conf = found
+    if left == 0:
         return f"That is {wanted} or more even if none are left to a person."
-    share, conf = production["share"][enough[-1]], production["conf"][enough[-1]]
     return (
         f"To get {wanted} of the automatically coded distinct descriptions right, leave the least certain "
-        f"{100 * (1 - share):.0f}\u00a0%, those with a confidence below {conf:.2f}, to a person."
+        f"{100 * left:.0f}\u00a0%, those with a confidence below {conf:.2f}, to a person."
     )
+
+
+def table_of_shares(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table whose shares, some of them 95 % intervals from `low` to `high`, are in percent."""
+    table = pd.DataFrame(rows)
+    for name in table.columns.intersection(["share", "low", "high", "conf", "ece"]):
+        table[name] = table[name].map(percent)
+    return table.to_string(index=False, na_rep="\u2013", float_format="{:.3f}".format)
 
 
 def num_descriptions(metrics: Metrics) -> str:

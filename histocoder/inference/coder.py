@@ -47,6 +47,8 @@ class Coder:
         The mode chosen in validation, the default of `predict`.
     codes : tuple of str
         Codes of the model's key.
+    attributes : mapping
+        Columns of attributes, such as status -> their categories, beside none.
     precision : str
         Name of the torch dtype that it computes in.
     turn : context manager
@@ -70,6 +72,7 @@ class Coder:
         self.precision = str(dtype).removeprefix("torch.")
         self.decoding = Decoding(self.model, self.computing)
         self.formatter, self.codes = self.decoding.formatter, self.decoding.codes
+        self.attributes = model.config.attributes
         self.system, self.mode = model.config.system, model.config.mode
         self.card = model_card(model.config)
         self.turn: AbstractContextManager[object] = nullcontext()
@@ -144,15 +147,19 @@ class Coder:
     def code(self, given: Descriptions, options: PredictOptions, *, progress: ShowProgress = True) -> Prediction:
         """Return the codes of `predict` as arrays, those of each row of `given`."""
         options = replace(options, mode=options.mode or self.mode)  # which is checked with it
-        parts = self.each_batch(lambda inputs: self.predict_batch(inputs, options), given, options, progress=progress)
-        found = Prediction(*join_rows(parts, given.rows))
+        parts = self.each_batch(
+            lambda inputs: self.predict_batch(inputs, options).arrays, given, options, progress=progress
+        )
+        found = Prediction.of(join_rows(parts, given.rows), self.model.config)
         found.drop_unsure(0.0 if options.mode == "full" else options.min_confidence)
         return found
 
     @torch.inference_mode()
     def predict_batch(self, inputs: Inputs, options: PredictOptions) -> Prediction:
         """Code a batch of tokenised descriptions; see `predict`."""
-        return self.decoding.decode(self.decoding.encode(inputs), options)
+        batch = self.decoding.encode(inputs)
+        arrays = [*self.decoding.decode(batch, options)[:3], *self.decoding.attributes(batch)]
+        return Prediction.of(arrays, self.model.config)
 
     @torch.inference_mode()
     def embed(self, texts: Texts, lang: Langs = "unk", *, batch_size: int = 256) -> np.ndarray:
@@ -184,12 +191,13 @@ class Coder:
             chosen, others = self.decoding.ranked(batch)
             if options.mode != "combined":
                 chosen = self.decoding.decode(batch, options)
-            return [*chosen, *others]
+            return [*others[:3], *chosen[:3], *self.decoding.attributes(batch)]
 
-        arrays = join_rows(self.each_batch(work, given, options, progress=progress), given.rows)
-        found, ranked = Prediction(*arrays[:3]), Prediction(*arrays[3:])
+        arrays = self.each_batch(work, given, options, progress=progress)
+        codes, probs, conf, *of_answer = join_rows(arrays, given.rows)
+        found = Prediction.of(of_answer, self.model.config)
         found.drop_unsure(options.min_confidence)
-        return found, ranked
+        return found, Prediction(codes, probs, conf)
 
     def each_batch(
         self,

@@ -23,7 +23,7 @@ class Inputs(NamedTuple):
 
     input_ids: Tensor  # see `MixerModel.encode`, of shape (B, S)
     thresholds: Tensor  # thresholds of the flat head, of shape (B,)
-    characters: Tensor | None  # for the linear expert, of shape (B, L); None if the model has none
+    characters: Tensor | None  # for linear experts, of shape (B, L); None if the model has none
 
 
 class Encoded(NamedTuple):
@@ -86,6 +86,27 @@ class Decoding:
             return Prediction(self._named[indices.cpu().numpy()], _numpy(probs), _numpy(probs[:, 0]))
         of_all = _numpy(search.full(source))
         return Prediction(np.empty((len(of_all), 0), dtype=object), of_all, of_all.max(1))
+
+    def attributes(self, batch: Encoded) -> list[np.ndarray]:
+        """Return the probabilities of each attribute's categories, each of shape (B, K)."""
+        found = []
+        for name, votes in self.attribute_votes(batch).items():
+            weights = self._model.config.attribute_experts.get(name, {})
+            scores = torch.stack([weights.get(expert, 1.0) * vote for expert, vote in votes.items()]).sum(0)
+            found.append(_numpy(scores.softmax(-1)))
+        return found
+
+    def attribute_votes(self, batch: Encoded) -> dict[str, dict[str, Tensor]]:
+        """Return the log-odds (B, K) of each attribute's categories, by each expert."""
+        attributes, flat = self._model.config.attributes, self._computing.classify_attributes(batch.pooled)
+        if flat is None:
+            return {}
+        sizes = [1 + len(labels) for labels in attributes.values()]
+        experts = {"flat": flat}
+        if self._model.attribute_expert is not None:
+            experts["linear"] = self._model.attribute_expert(batch.inputs.characters)
+        parts = {name: vote.split(sizes, dim=1) for name, vote in experts.items()}
+        return {name: {expert: parts[expert][i] for expert in parts} for i, name in enumerate(attributes)}
 
     def beliefs(self, batch: Encoded) -> dict[str, Tensor]:
         """Return the probabilities of the codes, each (B, num_codes), by the experts other than the decoder."""

@@ -121,11 +121,12 @@ def readings(
         warn_user(Notice(f"Descriptions that are longer than {limit}, with the language, are truncated."))
     order = np.argsort(tokens.lengths, kind="stable")
     lengths, start = tokens.lengths[order], 0
+    has_expert = config.num_linear_features or config.num_attribute_features
     while start < len(order):
         alike = int(np.searchsorted(lengths, _LIKE * lengths[start], side="right"))
         rows = order[start : min(max(alike, start + at_least), start + options.batch_size)]
         ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
-        characters = lower_characters([joined[row] for row in rows]) if config.num_linear_features else None
+        characters = lower_characters([joined[row] for row in rows]) if has_expert else None
         yield rows, ids, thresholds[rows], characters
         start += len(rows)
 

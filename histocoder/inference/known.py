@@ -109,5 +109,6 @@ def training_files(
         language=None if lang_col else "unk",
         known=coder.codes,
         rules=rules,
+        attribute_cols=tuple(coder.attributes),
     )
     return files, lang_col is not None

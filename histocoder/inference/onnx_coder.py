@@ -19,7 +19,8 @@ from histocoder.inference.descriptions import Descriptions, Langs, Texts, readin
 from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Prediction, join_rows
 
 CONFIG_FILE, TOKENIZER_FOLDER = "config.json", "tokenizer"
-ENCODER_FILE, NGRAMS_FILE, LINEAR_FILE = "encoder.onnx", "linear_ngrams.onnx", "linear.npz"
+ENCODER_FILE, NGRAMS_FILE = "encoder.onnx", "linear_ngrams.onnx"
+EXPERT_FILES = {"linear_expert": "linear.npz", "attribute_expert": "linear_attributes.npz"}
 MODES = ("combined", "flat")
 _AT_LEAST = 64  # number of descriptions of a batch, even if their lengths differ
 
@@ -61,15 +62,17 @@ class OnnxCoder:
             self._config = ModelConfig.from_dict(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
             how = {"sess_options": options, "providers": ["CPUExecutionProvider"]}
             self._encoder = onnxruntime.InferenceSession(folder / ENCODER_FILE, **how)
-            if self._config.num_linear_features:
+            numbers = {"linear_expert": self._config.num_linear_features}
+            numbers["attribute_expert"] = self._config.num_attribute_features
+            self._experts = {name: dict(np.load(folder / EXPERT_FILES[name])) for name in numbers if numbers[name]}
+            if self._experts:
                 self._ngrams = onnxruntime.InferenceSession(folder / NGRAMS_FILE, **how)
-                self._expert = dict(np.load(folder / LINEAR_FILE))
         except Exception as error:  # onnxruntime has no class of its own for all of them
             raise DamagedError(f"The model in {folder} can't be read ({str(error).splitlines()[0]}).") from error
         tokenizer = folder / TOKENIZER_FOLDER
         self._tokenizer = PretrainedTokenizer.from_folder(tokenizer) if tokenizer.is_dir() else CHARACTERS
         self._num_blocks = build_formatter(**self._config.formatter).num_blocks
-        self._is_code = np.array([bool(code) for code in self._config.codes])
+        self._is_code = [i for i, code in enumerate(self._config.codes) if code]
         self.codes = tuple(filter(None, self._config.codes))
         self.mode = "flat" if self._config.mode == "flat" else "combined"
 
@@ -97,7 +100,7 @@ class OnnxCoder:
             raise UserError(f"The mode {mode} needs the decoder, which an exported model lacks; open the model itself.")
         given, parts = Descriptions.of(texts, lang, languages=config.languages), []
         for rows, ids, thresholds, characters in readings(given, config, self._tokenizer, options, at_least=_AT_LEAST):
-            logits = _run(self._encoder, ids)
+            logits, *of_attributes = _run(self._encoder, ids)
             flat = _softmax(logits) if config.flat_loss == "softmax" else 1 / (1 + np.exp(-logits))
             beliefs = {"flat": flat[:, self._is_code]}
             if mode == "flat":
@@ -105,19 +108,32 @@ class OnnxCoder:
                 probs = np.take_along_axis(beliefs["flat"], order, 1).astype(np.float64)
                 part = Prediction.above(np.array(self.codes, dtype=object)[order], probs, thresholds)
             else:
-                if characters is not None:
-                    beliefs["linear"] = _softmax(self._linear(characters)[:, self._is_code])
+                if "linear_expert" in self._experts:
+                    beliefs["linear"] = _softmax(self._linear("linear_expert", characters)[:, self._is_code])
                 part = without_decoder(beliefs, config.experts, self.codes)
-            parts.append((rows, part))
-        prediction = Prediction(*join_rows(parts, given.rows))
+            parts.append((rows, [*part.arrays, *self._attributes(of_attributes, characters)]))
+        prediction = Prediction.of(join_rows(parts, given.rows), config)
         prediction.drop_unsure(min_confidence)
         frame = prediction.frame(config)
         return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
 
-    def _linear(self, characters: np.ndarray) -> np.ndarray:
-        """Return the log-odds of `LinearExpert` for characters (B, S), of shape (B, num_classes)."""
-        known, idf, weight, bias = (self._expert[name] for name in ("buckets", "idf", "weight", "bias"))
-        buckets = _run(self._ngrams, characters).reshape(len(characters), -1)
+    def _attributes(self, logits: list[np.ndarray], characters: np.ndarray | None) -> list[np.ndarray]:
+        """Return the probabilities of each attribute's categories, as `Decoding.attributes` does."""
+        votes, first, found, config = dict(zip(["flat"], logits, strict=False)), 0, [], self._config
+        if "attribute_expert" in self._experts:
+            votes["linear"] = self._linear("attribute_expert", characters)
+        for name, labels in config.attributes.items():
+            own, weights = slice(first, first := first + 1 + len(labels)), config.attribute_experts.get(name, {})
+            scores = [weights.get(expert, 1.0) * vote[:, own] for expert, vote in votes.items()]
+            found.append(_softmax(np.sum(scores, axis=0)).astype(np.float64))
+        return found
+
+    def _linear(self, name: str, characters: np.ndarray | None) -> np.ndarray:
+        """Return the log-odds of a `LinearExpert` for characters (B, S), of shape (B, number of classes)."""
+        assert characters is not None
+        expert = self._experts[name]
+        known, idf, weight, bias = (expert[part] for part in ("buckets", "idf", "weight", "bias"))
+        buckets = _run(self._ngrams, characters)[0].reshape(len(characters), -1)
         row, at = (buckets >= 0).nonzero()
         bucket = buckets[row, at]
         index = np.searchsorted(known, bucket).clip(max=len(known) - 1)
@@ -128,7 +144,7 @@ class OnnxCoder:
         norm = np.sqrt(np.bincount(row, tfidf**2, minlength=len(characters)).astype(np.float32))
         shares, starts = tfidf / norm[row], np.searchsorted(row, np.arange(len(characters) + 1))
         sums = [shares[a:b] @ weight[index[a:b]].astype(np.float32) for a, b in itertools.pairwise(starts)]
-        return float(self._expert["sharpness"]) * (np.stack(sums) + bias)
+        return float(expert["sharpness"]) * (np.stack(sums) + bias)
 
 
 def without_decoder(
@@ -149,10 +165,10 @@ def without_decoder(
     return Prediction(np.array(codes, dtype=object)[best[:, :1]], probs, probs[:, 0].copy())
 
 
-def _run(session: Any, values: np.ndarray) -> np.ndarray:
-    """Run a graph of one input, integers, and one output."""
-    output: np.ndarray = session.run(None, {session.get_inputs()[0].name: values.astype(np.int64)})[0]
-    return output
+def _run(session: Any, values: np.ndarray) -> list[np.ndarray]:
+    """Run a graph of one input, integers, and return its outputs."""
+    outputs: list[np.ndarray] = session.run(None, {session.get_inputs()[0].name: values.astype(np.int64)})
+    return outputs
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:

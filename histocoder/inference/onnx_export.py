@@ -19,7 +19,7 @@ from histocoder.errors import UserError
 from histocoder.files import make_folder, temporary_folder, write_text
 from histocoder.formatters.tokenizers import join_language, lower_characters, tokenize
 from histocoder.inference.coder import Coder
-from histocoder.inference.onnx_coder import ENCODER_FILE, LINEAR_FILE, NGRAMS_FILE, TOKENIZER_FOLDER, OnnxCoder
+from histocoder.inference.onnx_coder import ENCODER_FILE, EXPERT_FILES, NGRAMS_FILE, TOKENIZER_FOLDER, OnnxCoder
 from histocoder.model import MixerModel
 from histocoder.model.ngram import SHARPNESS, NgramEncoder, Ngrams, linear_ngrams
 
@@ -62,15 +62,17 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
     ids = torch.from_numpy(tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)).long()
     num_positions = 4 * Dim("quarters", max=config.max_len // 4) if model.tokenizer.reads_characters else Dim("tokens")
     _write(EncoderGraph(model), ids, num_positions, folder / ENCODER_FILE)
-    if model.linear_expert is not None:
+    experts = {name: found for name in EXPERT_FILES if (found := getattr(model, name)) is not None}
+    if experts:
         characters = torch.from_numpy(lower_characters(texts)).long()
         _write(NgramsGraph(), characters, Dim("characters"), folder / NGRAMS_FILE)
-        expert = {name: value.numpy() for name, value in model.linear_expert.state_dict().items()}
-        np.savez(folder / LINEAR_FILE, sharpness=SHARPNESS, **expert)
+    for name, expert in experts.items():
+        tensors = {part: value.numpy() for part, value in expert.state_dict().items()}
+        np.savez(folder / EXPERT_FILES[name], sharpness=SHARPNESS, **tensors)
 
 
 class EncoderGraph(nn.Module):
-    """Encoder and flat head, as torch can export them."""
+    """Encoder, flat head and that on attributes, as torch can export them."""
 
     def __init__(self, model: MixerModel) -> None:
         super().__init__()
@@ -78,9 +80,11 @@ class EncoderGraph(nn.Module):
         if isinstance(model.encoder, NgramEncoder):
             self.model.encoder = _DenseNgrams(model.encoder)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Return flat logits (B, num_classes)."""
-        return self.model.classify(self.model.encode(input_ids)[1])
+    def forward(self, input_ids: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Return flat logits (B, num_classes), and those of attributes (B, num_labels) if there are any."""
+        pooled = self.model.encode(input_ids)[1]
+        flat, attributes = self.model.classify(pooled), self.model.classify_attributes(pooled)
+        return flat if attributes is None else (flat, attributes)
 
 
 class _DenseNgrams(NgramEncoder):
@@ -111,7 +115,7 @@ class NgramsGraph(nn.Module):
 
 @torch.no_grad()
 def _write(module: nn.Module, example: Tensor, length: Any, path: Path) -> None:
-    """Export a module of one input (B, length), by an example of it, and one output."""
+    """Export a module of one input (B, length), by an example of it."""
     module.eval()(example)  # fill caches, which would otherwise keep tensors of the export
     before = logging.root.manager.disable
     try:

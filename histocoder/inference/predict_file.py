@@ -52,8 +52,8 @@ def predict_file(
 ) -> dict[str, Any]:
     """Code a file into another, with all its columns, the language if one was given for all rows, and the codes.
 
-    The codes of its distinct descriptions are kept in parts beside the output. After an interruption they stay, and the
-    same call resumes. Several processes share the parts. The output does not depend on either.
+    The codes of its distinct descriptions are kept in parts beside the output, by which the same call resumes after an
+    interruption, and which several processes share. Return, on rank 0, what `write_provenance` tells of the rows.
 
     Parameters
     ----------
@@ -66,11 +66,6 @@ def predict_file(
     progress : callable, optional
         Receives the number of rows that a batch has coded, and of all rows; by default a progress bar on rank 0's
         terminal, if there is one. It may raise an error to stop; the same call then resumes.
-
-    Returns
-    -------
-    dict
-        On rank 0 what `write_provenance` tells of the rows: `counts`, `expected_accuracy` and `classes`.
     """
     columns, output = config.settings_of_columns | config.settings_of_qualifiers, Path(config.output)
     table = open_table(Path(config.input), columns, sheet=config.sheet)
@@ -95,23 +90,25 @@ def predict_file(
         hidden = True if progress is not None or distributed.rank() else None  # None: without a terminal
         with tqdm(total=num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True) as bar, _saying(say):
             tell = bar.update if progress is None else lambda num_coded: progress(num_coded, num_rows)
-            blocks = table.chunks(chunk_rows=block_rows)
+            blocks, told = table.chunks(chunk_rows=block_rows), _Told(tables, config.columns)
             prefix, size = str(parts / f"codes-{identity}"), _BATCHES * config.batch_size
-            told = _Told(tables.schema.names, config.columns)
-            coded = map(told.add, _coded_blocks(tables, blocks, prefix=prefix, size=size, tell=tell))
-            for notice in write_table(output, coded, form) if distributed.is_primary() else coded:
+            coded = _coded_blocks(tables, blocks, prefix=prefix, size=size, tell=tell)
+            for notice in write_table(output, map(told.add, coded), form) if distributed.is_primary() else coded:
                 say(notice)
         if distributed.is_primary():
+            if (remark := tables.unlike()) is not None:
+                say(remark)
             shutil.rmtree(parts, ignore_errors=True)
     for classes in tables.classes if distributed.is_primary() else ():
         say("\n".join(classes.coverage()))
-    return {**told.numbers(), "classes": [classes.told for classes in tables.classes]}
+    return told.numbers()
 
 
 class _Told:
-    """Counts the rows of coded blocks by what became of them; the columns of codes have the names of a schema."""
+    """Counts the rows of coded blocks by what became of them."""
 
-    def __init__(self, names: Sequence[str], prefix: str) -> None:
+    def __init__(self, tables: TableCoder, prefix: str) -> None:
+        names, self._classes = tables.schema.names, tables.classes
         self._code = next(iter(code_columns(names)), names[0])
         self._conf, self._source = (one if one in names else None for one in (f"{prefix}conf", f"{prefix}{SOURCE_COL}"))
         self._counts, self._sums = Counter[str](), Counter[str]()  # the latter of confidence
@@ -131,10 +128,11 @@ class _Told:
         return block
 
     def numbers(self) -> dict[str, Any]:
-        """Return the counts, and the mean confidence in rows that the model answered, and in those that it coded."""
+        """Return the counts, the mean confidence in rows that the model answered and in those it coded, and classes."""
         names = [name for name in ("answered", "coded") if self._conf and self._sums[f"{name} rows"]]
         accuracy = {name: round(float(self._sums[name] / self._sums[f"{name} rows"]), 4) for name in names}
-        return {"counts": dict(self._counts), "expected_accuracy": accuracy}
+        classes = [classes.told for classes in self._classes]
+        return {"counts": dict(self._counts), "expected_accuracy": accuracy, "classes": classes}
 
 
 def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form:

@@ -26,6 +26,8 @@ from histocoder.inference.predictions import code_columns
 REMEMBERED, REMEMBERED_CELLS = 500_000, 10_000_000  # distinct descriptions, and cells of their codes, kept for later
 _BLOCK_ROWS, _BLOCK_CELLS = 100_000, 2_000_000  # largest number of rows of a block, and of cells of their codes
 _DECIMALS = 6
+USUAL_SHARE = 0.2  # share of validation descriptions whose confidence is below `ModelConfig.usual_confidence`
+_UNUSUAL_SHARE, _FEWEST = 0.5, 50  # share of a file's descriptions that shows it to be unlike, if there are so many
 
 
 class TableCoder:
@@ -53,6 +55,7 @@ class TableCoder:
         self.block_rows = min(_BLOCK_ROWS, -(-_BLOCK_CELLS // width))
         self._room = min(REMEMBERED, REMEMBERED_CELLS // width)
         self._distinct = DistinctDescriptions(coder.model.config.languages, room=self._room)
+        self._num_usual = self._num_low = 0  # descriptions by the model's confidence
 
     def find(self, block: pa.Table) -> Descriptions:
         """Return a block's descriptions that no earlier block has, and the index of each row's."""
@@ -105,6 +108,11 @@ class TableCoder:
         `codes` are those of the block's new descriptions, `rows` the indices of all its rows'; see `find`. Blocks come
         in the order in which they were found.
         """
+        if self._config.mode == self._coder.mode:
+            usual = self._coder.model.config.usual_confidence
+            for conf in (part[f"{self._config.columns}conf"].to_numpy() for part in codes):
+                self._num_usual += int((conf >= usual).sum())
+                self._num_low += int((conf < usual).sum())
         all_codes = pa.concat_tables([self._remembered, *codes]).combine_chunks()
         if len(self._remembered) < self._room:
             self._remembered = all_codes
@@ -119,6 +127,17 @@ class TableCoder:
         for classes in self.classes:
             block = classes.append(block)
         return block.drop_columns([CANDIDATES, SHARES]) if self.classes else block
+
+    def unlike(self) -> str | None:
+        """Return a sentence if the descriptions of all blocks seem unlike those that the model was trained on."""
+        number = self._num_usual + self._num_low
+        if number < _FEWEST or self._num_low <= _UNUSUAL_SHARE * number:
+            return None
+        low, usual = 100 * self._num_low / number, self._coder.model.config.usual_confidence
+        return (
+            f"{self._config.input} is unlike the training data: {low:.0f} % of its descriptions have a confidence "
+            f"below {usual:.2f}, as {100 * USUAL_SHARE:.0f} % of the validation data have. Check the language."
+        )
 
 
 @dataclass(frozen=True)

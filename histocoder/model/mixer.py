@@ -27,6 +27,8 @@ class MixerOutput(NamedTuple):
     """Logits of the token that follows each target position, of shape (ceil(B / decoder_stride), L, vocab_size)."""
     flat_logits: Tensor
     """Logits of each code of the key, of shape (B, num_classes)."""
+    attribute_logits: Tensor | None = None
+    """Logits of `ModelConfig.attribute_labels`, of shape (B, num_labels); None without any."""
 
 
 class CosineClassifier(nn.Linear):
@@ -61,7 +63,9 @@ class CosineClassifier(nn.Linear):
 
 
 class MixerModel(nn.Module):
-    """An encoder with two heads, a sequence decoder and a flat linear head, and a linear expert if `config` has one.
+    """An encoder with two heads, a sequence decoder and a flat linear head, and further ones if `config` has them.
+
+    These are a linear head and a linear expert on attributes.
 
     Without `encoder`, one of `config.encoder`'s sizes gets random weights.
     """
@@ -100,6 +104,9 @@ class MixerModel(nn.Module):
         self.register_buffer("class_blocks", blocks, persistent=False)
         num_features = config.num_linear_features
         self.linear_expert = LinearExpert(num_features, config.num_classes) if num_features else None
+        num_features, num_labels = config.num_attribute_features, len(config.attribute_labels)
+        self.attribute_expert = LinearExpert(num_features, num_labels) if num_features else None
+        self.attribute_head = nn.Linear(dim, num_labels) if num_labels else None
         self.encoder_is_frozen = False
         self.dtype = torch.float32
 
@@ -174,6 +181,10 @@ class MixerModel(nn.Module):
         is_cosine = isinstance(self.linear_decoder, CosineClassifier)
         return self.linear_decoder(pooled) if is_cosine else linear(pooled, self.linear_decoder)
 
+    def classify_attributes(self, pooled: Tensor) -> Tensor | None:
+        """Return the logits (B, num_labels) of attributes of pooled encodings (B, dim), in fp32; None without any."""
+        return None if self.attribute_head is None else linear(self.dropout(pooled).float(), self.attribute_head)
+
     def class_probabilities(self, flat_logits: Tensor) -> Tensor:
         """Return the probabilities of the flat head's logits (B, num_classes)."""
         return flat_logits.softmax(-1) if self.config.flat_loss == "softmax" else flat_logits.sigmoid()
@@ -202,4 +213,4 @@ class MixerModel(nn.Module):
         rows = slice(None, None, decoder_stride)
         memory_mask = None if memory_mask is None else memory_mask[rows]
         seq2seq_logits = self.decoder(target_tokens, memory[rows], memory_mask, self.prior(flat_logits[rows]))
-        return MixerOutput(seq2seq_logits, flat_logits)
+        return MixerOutput(seq2seq_logits, flat_logits, self.classify_attributes(pooled))

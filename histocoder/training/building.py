@@ -87,15 +87,16 @@ def _own_config(path: str | None) -> ModelConfig | None:
     return read_model_config(Path(path)) if path is not None and is_own_model(Path(path)) else None
 
 
-def seeded_model(
-    config: RunConfig, files: ExampleFiles, checkpoint: Checkpoint | None, *, key: Key, languages: tuple[str, ...]
-) -> MixerModel:
-    """Build a new model, or one of a checkpoint's configuration; later draws differ between ranks, for dropout."""
+def seeded_model(config: RunConfig, files: ExampleFiles, checkpoint: Checkpoint | None, **of_data: Any) -> MixerModel:
+    """Build a new model, or one of a checkpoint's configuration; later draws differ between ranks, for dropout.
+
+    `of_data` are the last parameters of `build_model`.
+    """
     torch.manual_seed(config.seed)
     if checkpoint is not None:
         model = MixerModel(checkpoint.model_config, tokenizer=checkpoint.tokenizer)
     else:
-        model = build_model(config, files, key=key, languages=languages)
+        model = build_model(config, files, **of_data)
     if config.save_format == "occcanine" and (reason := unpublishable(model.config)):
         raise UserError(
             f"--save-format occcanine: OccCANINE has no format for this model: {reason}. Omit the flag, or start a new "
@@ -146,7 +147,14 @@ def set_directions(model: MixerModel, data: OccupationDataset, device: torch.dev
     model.to("cpu").train()
 
 
-def build_model(config: RunConfig, files: ExampleFiles, *, key: Key, languages: tuple[str, ...]) -> MixerModel:
+def build_model(
+    config: RunConfig,
+    files: ExampleFiles,
+    *,
+    key: Key,
+    languages: tuple[str, ...],
+    attributes: dict[str, tuple[str, ...]],
+) -> MixerModel:
     """Return a new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
     decoder_prior = config.flat_loss != "bce-mean" and config.save_format != "occcanine"
     is_new = config.initial_checkpoint is None or config.only_encoder
@@ -168,6 +176,7 @@ def build_model(config: RunConfig, files: ExampleFiles, *, key: Key, languages: 
         flat_loss=config.flat_loss,
         flat_head=config.flat_head,
         decoder_prior=decoder_prior,
+        attributes=attributes,
     )
     if config.initial_checkpoint is not None:
         return _from_initial_checkpoint(Path(config.initial_checkpoint), config, model_config)
@@ -195,7 +204,7 @@ def _first_on_primary(load: Callable[[], _Loaded]) -> _Loaded:
 def _from_initial_checkpoint(path: Path, config: RunConfig, model_config: ModelConfig) -> MixerModel:
     """Return a model with the weights of a checkpoint or of another model, or with those of its encoder."""
     weights, codes = initial_weights(path)
-    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("linear_expert.")}
+    weights = {name: tensor for name, tensor in weights.items() if "_expert." not in name}
     own = _own_config(str(path))
     tokenizer = CHARACTERS if own is None else read_tokenizer(path)
     if own is not None:
@@ -210,13 +219,15 @@ def _from_initial_checkpoint(path: Path, config: RunConfig, model_config: ModelC
         names = ("mask_memory", "pad_to", "decoder_prior")
         kept = {"decoder_prior": False} if own is None else {name: getattr(own, name) for name in names}
         model_config = replace(model_config, **kept)
+        labels = own.attribute_labels if own else (), model_config.attribute_labels
+        weights = _with_classes(weights, "attribute_head", *labels) if any(labels) else weights
         if codes is not None and (extra := sorted(set(codes) - set(model_config.codes))):
             raise UserError(
                 f"--initial-checkpoint: {path} has {len(extra):,} codes that these data lack, such as {extra[0]}. Pass "
                 "its key with --key, or load only its encoder with --only-encoder."
             )
         if codes is not None and codes != model_config.codes:
-            weights = _with_classes(weights, codes, model_config.codes)
+            weights = _with_classes(weights, "linear_decoder", codes, model_config.codes)
         head = weights.get("decoder.head.weight")
         form = model_config.formatter if own is None else own.formatter
         if "labels" in form:
@@ -254,13 +265,16 @@ def _writes(form: dict[str, Any], model_config: ModelConfig) -> bool:
     return not any(map(build_formatter(**form).system.problem, model_config.codes))
 
 
-def _with_classes(weights: dict[str, Tensor], old: Sequence[str], new: Sequence[str]) -> dict[str, Tensor]:
-    """Return weights whose flat head has the new codes' classes: old codes keep theirs, others are improbable."""
-    weight, bias = weights["linear_decoder.weight"], weights["linear_decoder.bias"]
-    index = [new.index(code) for code in old]
-    heads = weight.new_zeros(len(new), weight.shape[1]), bias.new_full((len(new),), -math.log(len(new)))
-    heads[0][index], heads[1][index] = weight, bias
-    return {**weights, "linear_decoder.weight": heads[0], "linear_decoder.bias": heads[1]}
+def _with_classes(weights: dict[str, Tensor], head: str, old: Sequence[Any], new: Sequence[Any]) -> dict[str, Tensor]:
+    """Return weights whose linear head has the new classes: old ones keep theirs, others are improbable."""
+    width = weights["linear_decoder.weight"].shape[1]
+    found = {"weight": torch.zeros(len(new), width), "bias": torch.full((len(new),), -math.log(max(len(new), 1)))}
+    if both := [(i, new.index(code)) for i, code in enumerate(old) if code in new]:
+        before, now = map(list, zip(*both, strict=True))
+        for name, values in found.items():
+            values[now] = weights[f"{head}.{name}"][before]
+    found = {f"{head}.{name}": values for name, values in found.items()}
+    return {name: weight for name, weight in weights.items() if name not in found} | (found if new else {})
 
 
 def initial_key(config: RunConfig) -> Key | None:

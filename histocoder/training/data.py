@@ -91,10 +91,12 @@ def _given_files(config: MixerConfig) -> dict[str, ExampleFiles]:
         tuple(map(Path, config.train_data + config.val_data)),
         columns,
         formatter,
+        needed=dict.fromkeys(config.attribute_cols or (), "attribute_cols"),
         input_col=config.input_col,
         language_col=config.language_col,
         key=key,
         rules=rules,
+        attribute_cols=config.attribute_cols or (),
     )
 
     def fitted() -> tuple[Formatter, LabelRules]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from histocoder.checkpoints.model_files import CARD_FILE, WEIGHTS_FILE, load_model, read_model_config, save_model
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import NUM_GREEDY, PredictOptions
+from histocoder.data.dataset import category_ids
 from histocoder.data.examples import Examples
 from histocoder.evaluation.evaluator import right_rows
 from histocoder.inference.coder import Coder
@@ -22,14 +23,16 @@ from histocoder.inference.combined import CombinedSearch
 from histocoder.inference.decoding import Inputs
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.predictions import code_columns
+from histocoder.inference.table_coder import USUAL_SHARE
 from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.ngram import LinearExpert
-from histocoder.training.svm import fit_linear_expert
+from histocoder.training.svm import fit_attribute_expert, fit_linear_expert
 from histocoder.training.trainer import Trainer
 
 _USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45, "end": 1.0, "few": 0.5}
 _USUAL_OTHER = -3.0  # score of all codes that are no candidates
+_FLAT_SHARE = 0.25  # weight of the head on an attribute, where that of the linear expert is 1
 _HALF_GROWN = 500  # training rows at which all but the linear expert have half of their usual weights
 _TRUST, _TRUST_OTHER = 50.0, 2.0  # strength of the penalty on values other than the usual ones, in validation rows
 
@@ -92,6 +95,30 @@ def fit_weights(
     return {**fitted, "other": float(other.detach())} if may_be_other else fitted
 
 
+def fit_attributes(coder: Coder, examples: Examples, *, num_train: int) -> dict[str, dict[str, float]]:
+    """Return the weights of the two experts on each attribute; without a linear expert there is nothing to weigh.
+
+    Their sum is fitted as `fit_weights` does, to rows where the attribute is known; their ratio is the usual one, since
+    fitted ones neglect rare categories, of which a thousand rows have few.
+    """
+    if coder.model.attribute_expert is None:
+        return {}
+
+    @torch.inference_mode()
+    def votes_of(inputs: Inputs) -> dict[str, dict[str, Tensor]]:
+        return coder.decoding.attribute_votes(coder.decoding.encode(inputs))
+
+    given = Descriptions(examples.texts, examples.langs, np.arange(len(examples)))
+    batches, found = list(coder.each_batch(votes_of, given, PredictOptions())), dict[str, dict[str, float]]()
+    for name, categories in coder.attributes.items():
+        ids = torch.from_numpy(category_ids(examples.attributes[name], categories)).to(coder.device)
+        is_true = ids[:, None] == torch.arange(1 + len(categories), device=coder.device)
+        votes = [{"linear": of[name]["linear"] + _FLAT_SHARE * of[name]["flat"]} for _, of in batches]
+        weight = fit_weights(votes, [is_true[rows] for rows, _ in batches], num_train=num_train)["linear"]
+        found[name] = {"linear": weight, "flat": _FLAT_SHARE * weight}
+    return found
+
+
 def without_decoder(
     votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], weights: dict[str, float], *, num_train: int
 ) -> dict[str, float]:
@@ -152,23 +179,26 @@ def fit_experts(trainer: Trainer) -> None:
     Each description of the validation data counts once, so that frequent ones do not decide.
     """
     run = trainer.run
-    expert = fit_linear_expert(trainer.train_data, num_classes=trainer.model.config.num_classes)
+    data = trainer.train_data
+    experts = fit_linear_expert(data, num_classes=trainer.model.config.num_classes), fit_attribute_expert(data)
     examples = trainer.val_data.examples.sample(NUM_GREEDY, seed=0)
     texts = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
     examples = examples.take(np.flatnonzero(~texts.duplicated()))
     is_done = read_model_config(run.best).fitted_to_validation  # by an earlier start of the run
     is_last = not is_done and filecmp.cmp(run.path / WEIGHTS_FILE, run.best / WEIGHTS_FILE, shallow=False)
     if not is_last:
-        _fit_to([run.path], trainer, expert, examples)
+        _fit_to([run.path], trainer, experts, examples)
     if not is_done:
-        said = _fit_to([run.best, run.path] if is_last else [run.best], trainer, expert, examples)
+        said = _fit_to([run.best, run.path] if is_last else [run.best], trainer, experts, examples)
         log.info(f"{BEST_FOLDER}/: {said}")
 
 
-def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, examples: Examples) -> str:
+def _fit_to(
+    folders: list[Path], trainer: Trainer, experts: tuple[LinearExpert | None, LinearExpert | None], examples: Examples
+) -> str:
     """Fit the experts of a model, write it into all folders that hold it, and return how right its modes are."""
     model = load_model(folders[0])
-    set_linear_expert(model, expert)
+    set_experts(model, *experts)
     model.config = replace(model.config, experts={})  # so that the decoder votes
     coder = Coder(model, str(trainer.device), precision=trainer.config.precision)
     weights: dict[str, float] = {}
@@ -178,7 +208,8 @@ def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, 
         weights |= fit_weights(votes, is_true, num_train=len(trainer.train_data), may_be_other=number == 0)
         if coder.formatter.num_blocks == num_codes.min() == 1:
             weights = without_decoder(votes, is_true, weights, num_train=len(trainer.train_data))
-    model.config = replace(model.config, experts=weights)
+    of_attributes = fit_attributes(coder, examples, num_train=len(trainer.train_data))
+    model.config = replace(model.config, experts=weights, attribute_experts=of_attributes)
     modes = ("combined", "greedy", "flat")
     right = {mode: float(right_rows(coder, examples, mode=mode, progress=False).mean()) for mode in modes}
     best = best_mode(right, num_rows=len(examples))
@@ -196,15 +227,18 @@ def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, 
         share = right_rows(coder, examples, mode="combined", progress=False).mean()
         said += f" With further codes only from a probability of {weights['further']:.2f}: combined {100 * share:.1f}."
     model.config = replace(model.config, mode=best)
+    conf = coder.code(coder.distinct(examples.texts, examples.langs), PredictOptions(mode=best), progress=False).conf
+    model.config = replace(model.config, usual_confidence=float(np.quantile(conf, USUAL_SHARE)))
     for folder in folders:
         rewrite_model(folder, model)
     return said
 
 
-def set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
-    """Give a model another linear expert, or none."""
-    model.linear_expert = expert
-    model.config = replace(model.config, num_linear_features=0 if expert is None else len(expert.buckets))
+def set_experts(model: MixerModel, linear: LinearExpert | None, of_attributes: LinearExpert | None) -> None:
+    """Give a model other linear experts, on codes and on attributes, or none."""
+    model.linear_expert, model.attribute_expert = linear, of_attributes
+    numbers = [0 if expert is None else len(expert.buckets) for expert in (linear, of_attributes)]
+    model.config = replace(model.config, num_linear_features=numbers[0], num_attribute_features=numbers[1])
 
 
 def rewrite_model(folder: Path, model: MixerModel, *, remark: str = "") -> None:

@@ -57,7 +57,7 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
     from histocoder.evaluation.baselines import AFTER_TRAINING, Baselines
     from histocoder.evaluation.evaluator import evaluate, gain  # here, since drawing takes a second to import
     from histocoder.evaluation.report import write_report
-    from histocoder.evaluation.summary import comparison, gain_in_words, summary
+    from histocoder.evaluation.summary import attributes_in_words, comparison, gain_in_words, summary
     from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known
 
@@ -74,7 +74,8 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
         found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
     folder = trainer.run.path
     path = write_report(folder, found, coder, title=folder.resolve().name, logs=trainer.run.logs)
-    for line in [*summary(found.metrics)[:2], *comparison(found.metrics), *gain_in_words(found.metrics)]:
+    metrics = found.metrics
+    for line in summary(metrics)[:2] + attributes_in_words(metrics) + comparison(metrics) + gain_in_words(metrics):
         log.info(line)
     log.info(f"Wrote the report to {path}.")
 
@@ -86,18 +87,19 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
     data = trainer.train_data.of(rows.open(*rows.splits), augmenter=None, once=trainer.train_data.once)
     data.augmenter = augmenter_of(config, data)
     model = load_model(run.best)
-    model.linear_expert = None
+    model.linear_expert = model.attribute_expert = None
     _train_on(trainer, data, model.state_dict())
     weights = trainer.learner.weights()
 
     def save() -> None:
         """Write the refitted model in place of the measured one, whole."""
-        from histocoder.training.experts import rewrite_model, set_linear_expert
-        from histocoder.training.svm import fit_linear_expert
+        from histocoder.training.experts import rewrite_model, set_experts
+        from histocoder.training.svm import fit_attribute_expert, fit_linear_expert
 
         model.load_state_dict(weights)
         has_vote = "linear" in model.config.experts
-        set_linear_expert(model, fit_linear_expert(data, num_classes=model.config.num_classes) if has_vote else None)
+        expert = fit_linear_expert(data, num_classes=model.config.num_classes) if has_vote else None
+        set_experts(model, expert, fit_attribute_expert(data) if model.config.attribute_experts else None)
         model.config = replace(model.config, fitted_to_validation=True)
         remark = "\nAfter this evaluation it was trained on the validation data as well.\n"
         rewrite_model(run.best, model, remark=remark)

@@ -126,8 +126,24 @@ def flat_loss(
     return counts @ rows / ((num_rows or int(counts.sum())) * num_terms)
 
 
+def attribute_sums(
+    logits: Tensor | None, attribute_ids: Tensor, config: ModelConfig, counts: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sum of the attributes' cross-entropies, and how many of each, (A,), are right and are known.
+
+    Logits are of shape (B, num_labels), ids (B, A), of which -1 is not known, and counts (B,).
+    """
+    if logits is None:
+        return counts.new_zeros(()), counts.new_zeros(0), counts.new_zeros(0)
+    parts = logits.float().split([1 + len(labels) for labels in config.attributes.values()], dim=1)
+    pairs = list(zip(parts, attribute_ids.T, strict=True))
+    losses = (F.cross_entropy(part, ids, ignore_index=-1, reduction="none") for part, ids in pairs)
+    right = torch.stack([(part.argmax(1) == ids).sum() for part, ids in pairs])
+    return counts @ torch.stack([*losses]).sum(0), right, attribute_ids.ge(0).sum(0)
+
+
 def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, fit: FitConfig) -> Tensor:
-    """Return this rank's part of the global batch's loss: `w * block loss + (1 - w) * flat loss`.
+    """Return this rank's part of the global batch's loss: `w * block loss + (1 - w) * flat loss`, and attributes'.
 
     With a `decoder_stride` in the settings `fit`, the rows that the decoder is given represent all of them.
     """
@@ -149,7 +165,11 @@ def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, fit: FitC
         num_rows=batch.num_rows,
         counts=batch.counts,
     )
-    return fit.seq2seq_weight * block + (1 - fit.seq2seq_weight) * flat
+    loss = fit.seq2seq_weight * block + (1 - fit.seq2seq_weight) * flat
+    if output.attribute_logits is None:
+        return loss
+    of_attributes = attribute_sums(output.attribute_logits, batch.attribute_ids, config, batch.counts)[0]
+    return loss + fit.attribute_weight * of_attributes / batch.num_rows
 
 
 @torch.no_grad()
@@ -163,8 +183,8 @@ def validate(
     dict
         `val_loss`, `val_loss_linear`, `val_loss_seq2seq`: as if all rows were one batch. In percent: `seq_acc` (exact
         set of codes) and `token_acc`, with teacher forcing on all rows; `flat_acc` (exact set, of the best class and
-        those above the default threshold); and `greedy_seq_acc`, the exact set of codes decoded freely, on `NUM_GREEDY`
-        rows, the same ones each time.
+        those above the default threshold); `greedy_seq_acc`, the exact set of codes decoded freely, on `NUM_GREEDY`
+        rows, the same ones each time; and of each attribute `acc_…`, of the rows where it is known.
     """
     model.eval()
     device, n = model.linear_decoder.weight.device, len(data)
@@ -172,24 +192,30 @@ def validate(
     sampler = SequentialSampler(data.lengths(), batch_size=config.batch_size, num_replicas=world_size, rank=rank)
     in_sample = np.zeros(n, dtype=bool)
     in_sample[np.random.default_rng(0).permutation(n)[:NUM_GREEDY]] = True
-    sums = torch.zeros(8, dtype=torch.float64)
+    names = [*model.config.attributes]
+    sums = torch.zeros(9 + 2 * len(names), dtype=torch.float64)
     for share in sampler:
         freely = torch.from_numpy(in_sample[share.rows]).to(device)
         batch = data[share]
         encoded = model.encode(batch.input_ids.to(device), None if outputs is None else outputs.of(batch))
         sums += _batch_sums(model, batch.to(device), encoded, freely)
     model.train()
-    target, unused, flat, forced_right, correct, real, flat_right, right = distributed.all_reduce(sums).tolist()
+    sums = distributed.all_reduce(sums)
+    target, unused, flat, forced_right, correct, real, flat_right, right, of_attributes = sums[:9].tolist()
+    shares = 100 * sums[9 : 9 + len(names)] / sums[9 + len(names) :].clamp(min=1)
     num_blocks = model.config.formatter["num_blocks"]
     seq2seq = target / (n * max(int(data.num_target_blocks.max()), 1)) + unused / (n * num_blocks)
     return {
-        "val_loss": config.seq2seq_weight * seq2seq + (1 - config.seq2seq_weight) * flat / n,
+        "val_loss": config.seq2seq_weight * seq2seq
+        + (1 - config.seq2seq_weight) * flat / n
+        + config.attribute_weight * of_attributes / n,
         "val_loss_linear": flat / n,
         "val_loss_seq2seq": seq2seq,
         "seq_acc": 100 * forced_right / n,
         "token_acc": 100 * correct / max(real, 1),
         "flat_acc": 100 * flat_right / n,
         "greedy_seq_acc": 100 * right / in_sample.sum(),
+        **{f"acc_{name}": share for name, share in zip(names, shares.tolist(), strict=True)},
     }
 
 
@@ -214,6 +240,8 @@ def _batch_sums(
         tokens, _ = greedy(model.decoder, source, num_tokens=length, block_size=length // num_blocks)
         right = exact_set(true[freely], tokens[:, 1:], num_blocks=num_blocks).sum()
     probabilities = model.class_probabilities(flat_logits)
+    once = torch.ones(len(pooled), device=pooled.device)
+    of_attributes = attribute_sums(model.classify_attributes(pooled), batch.attribute_ids, model.config, once)
     parts = (
         target_loss.sum(),
         unused_loss.sum(),
@@ -223,8 +251,9 @@ def _batch_sums(
         real.sum(),
         flat_exact_set(probabilities, batch.class_ids, threshold=model.config.default_threshold).sum(),
         right,
+        *of_attributes,
     )
-    return torch.stack([part.float().to(flat_logits.device) for part in parts]).cpu()
+    return torch.cat([part.float().to(flat_logits.device).view(-1) for part in parts]).cpu()
 
 
 def _blocks(tokens: Tensor, num_blocks: int) -> Tensor:

@@ -20,6 +20,7 @@ MAX_COST = 12_000_000  # rows times classes up to which each machine is fitted t
 MAX_ROWS = 200_000  # up to which a large table has an expert: as many of 500 classes took 184 s on two cores
 NUM_RIVALS, NUM_OTHERS = 60, 500  # in a large table: rival classes of a row, and random negatives of a machine
 MAX_WEIGHTS = 1 << 26  # weights of an expert at most, 128 MB; the n-grams of fewest descriptions are left out
+MAX_ATTRIBUTE_WEIGHTS = 1 << 24  # those of an expert on attributes, which has fewer outputs, and needs more n-grams
 _ROWS_AT_ONCE = 2048
 _Machines: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -31,25 +32,40 @@ def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExp
     to a sample of the others, as Slice (Jain et al. 2019) chooses negative examples. Noise is left out of the data.
     Returns None if fitting would take too long (`MAX_COST`, `MAX_ROWS`), or there are fewer than two codes.
     """
+    rows, class_ids = data.labels()
+    if len(np.unique(class_ids)) < 2 or (len(rows) * num_classes > MAX_COST and len(data) > MAX_ROWS):
+        return None
+    return _expert(data, [(rows, class_ids)], [num_classes], max_weights=MAX_WEIGHTS)
+
+
+def fit_attribute_expert(data: OccupationDataset) -> LinearExpert | None:
+    """Fit such machines to the attributes; None if there are none, or too many rows."""
+    sizes = [1 + len(labels) for labels in data.attributes.values()]
+    if not sizes or len(data) > MAX_ROWS:
+        return None
+    return _expert(data, data.attribute_labels(), sizes, max_weights=MAX_ATTRIBUTE_WEIGHTS)
+
+
+def _expert(
+    data: OccupationDataset, labels: list[tuple[np.ndarray, np.ndarray]], sizes: list[int], *, max_weights: int
+) -> LinearExpert:
+    """Fit an expert whose outputs are those of several tasks: rows with their classes, of which there are `sizes`."""
     from sklearn.feature_extraction.text import TfidfTransformer
 
-    rows, class_ids = data.labels()
-    is_costly = len(rows) * num_classes > MAX_COST
-    if len(np.unique(class_ids)) < 2 or (is_costly and len(data) > MAX_ROWS):
-        return None
-    buckets, weights, counts = _ngram_counts(data, max_features=MAX_WEIGHTS // num_classes)
+    buckets, weights, counts = _ngram_counts(data, max_features=max_weights // sum(sizes))
     tfidf = TfidfTransformer(sublinear_tf=True).fit(counts)
     tfidf.idf_ = tfidf.idf_ * weights
     features = tfidf.transform(counts).astype(np.float64)  # as liblinear computes
-    labelled, rows = np.unique(rows, return_inverse=True)
-    fit = _fit_to_rivals if is_costly else _fit_to_all
-    classes, coefficients, intercepts = fit(features[labelled], rows, class_ids, data.weights[labelled])
-    expert = LinearExpert(len(buckets), num_classes)
+    expert = LinearExpert(len(buckets), sum(sizes))
     expert.buckets.copy_(torch.from_numpy(buckets))
     expert.idf.copy_(torch.from_numpy(tfidf.idf_))
     expert.bias.fill_(-1.0)  # for codes that only the key has
-    expert.weight[:, classes] = torch.from_numpy(coefficients.T).half()
-    expert.bias[classes] = torch.from_numpy(intercepts).float()
+    for (rows, class_ids), size, first in zip(labels, sizes, np.cumsum([0, *sizes]), strict=False):
+        labelled, index = np.unique(rows, return_inverse=True)
+        fit = fit_to_rivals if len(rows) * size > MAX_COST else fit_to_all
+        classes, coefficients, intercepts = fit(features[labelled], index, class_ids, data.weights[labelled])
+        expert.weight[:, first + classes] = torch.from_numpy(coefficients.T).half()
+        expert.bias[first + classes] = torch.from_numpy(intercepts).float()
     return expert
 
 
@@ -78,7 +94,7 @@ def _ngram_counts(data: OccupationDataset, *, max_features: int) -> tuple[np.nda
     return buckets[kept], weights[kept], counts[:, kept]
 
 
-def _fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, weights: np.ndarray) -> _Machines:
+def fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, weights: np.ndarray) -> _Machines:
     """Fit each class's machine to all rows; a row with several classes is an example of each of them.
 
     Returns classes, coefficients of shape (num_classes, num_features), and intercepts.
@@ -96,7 +112,7 @@ def _fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, w
     return classes, np.stack(coefficients), np.array(intercepts)
 
 
-def _fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, weights: np.ndarray) -> _Machines:
+def fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, weights: np.ndarray) -> _Machines:
     """Fit each machine to the rows of its class, to those whose rival it is, and to some others.
 
     A row's rivals are the `NUM_RIVALS` classes other than its own whose centroids are nearest to it.

@@ -5,7 +5,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -39,7 +39,7 @@ DASHBOARD_NAMES = {
     "skipped_steps": "train/skipped_steps",
 }
 """Name of each number in W&B and TensorBoard."""
-COLUMNS = ("step", *DASHBOARD_NAMES)  # columns of `logs.csv`
+COLUMNS = ("step", *DASHBOARD_NAMES)  # columns of `logs.csv`, before those of attributes
 _WANDB_SECONDS = {"WANDB_INIT_TIMEOUT": "15", "WANDB_LOGIN_TIMEOUT": "15", "WANDB_FINISH_TIMEOUT": "20"}
 """W&B's own timeouts, which bound the time that it holds up a run's start and end."""
 _Dashboard: TypeAlias = tuple[Callable[[dict[str, float], int], object], Callable[[], object]]
@@ -62,14 +62,22 @@ class RunLog(Tracker):
     Lines of `logs.csv` beyond `start_step`, behind the last checkpoint, are removed.
     """
 
-    def __init__(self, path: Path, dashboards: dict[str, Callable[[], _Dashboard]], *, start_step: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        dashboards: dict[str, Callable[[], _Dashboard]],
+        *,
+        start_step: int,
+        attribute_cols: Sequence[str] = (),
+    ) -> None:
         self._path, self._dashboards = path, dict[str, _Dashboard]()
+        self._columns = (*COLUMNS, *(f"acc_{name}" for name in attribute_cols))
         kept = []
         if path.exists() and start_step:
             whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")  # a full disk may cut the last line
             kept = [row for row in csv.DictReader(whole.splitlines()) if int(row["step"]) <= start_step]
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", restval="")
+            writer = csv.DictWriter(file, self._columns, extrasaction="ignore", restval="")
             writer.writeheader()
             writer.writerows(kept)
         for name, begin in dashboards.items():
@@ -82,12 +90,12 @@ class RunLog(Tracker):
         cells = {name: f"{value:.6g}" for name, value in measured.items()}
         try:
             with self._path.open("a", encoding="utf-8", newline="") as file:
-                csv.DictWriter(file, COLUMNS, restval="").writerow({**cells, "step": step})
+                csv.DictWriter(file, self._columns, restval="").writerow({**cells, "step": step})
         except OSError as error:
             raise UserError(f"Could not write {self._path}: {error.strerror or error}.") from error
         for name, (send, _) in list(self._dashboards.items()):
             with self._surviving(name):
-                send({DASHBOARD_NAMES[column]: value for column, value in measured.items()}, step)
+                send({DASHBOARD_NAMES.get(column, f"val/{column}"): value for column, value in measured.items()}, step)
 
     def close(self) -> None:
         for name, (_, close) in list(self._dashboards.items()):
@@ -114,7 +122,7 @@ def open_tracker(config: RunConfig, run: RunFolder, *, start_step: int, system: 
         dashboards["W&B"] = lambda: _begin_wandb(run, config, system)
     if config.log_tensorboard:
         dashboards["TensorBoard"] = lambda: _begin_tensorboard(run, start_step)
-    return RunLog(run.logs, dashboards, start_step=start_step)
+    return RunLog(run.logs, dashboards, start_step=start_step, attribute_cols=config.attribute_cols or ())
 
 
 def _begin_wandb(run: RunFolder, config: RunConfig, system: str) -> _Dashboard:

@@ -2,6 +2,8 @@
 
 import hashlib
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.examples import TITLES, TRAIN, VAL
+from histocoder.data.examples import TITLES, TRAIN, VAL, Examples
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import own_languages
 from histocoder.data.prepare import KEY_FILE
@@ -29,6 +31,8 @@ from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.finish import finish
 from histocoder.training.tracking import open_tracker
 from histocoder.training.trainer import Trainer
+
+MOST_CATEGORIES, FEW_ROWS = 1_000, 5  # of a column of attributes; rows of a category that is hardly learned
 
 
 def train(config: FinetuneConfig | MixerConfig) -> Path:
@@ -99,10 +103,10 @@ def fit(
     data = open_data(config, files, run)
     train_rows, val_rows = data.open(TRAIN, *({TITLES} & {*data.splits})), data.open(VAL)
     key = data.files.key or Key.from_codes({*train_rows.code_table, *val_rows.code_table} - {MISSING})
+    attributes = attribute_categories((train_rows, val_rows))
     languages = tuple(sorted({*train_rows.languages, "unk"}))
     # `prepare` has printed the notice on languages of the user's own
-    own = own_languages(languages) if isinstance(config, MixerConfig) else None
-    if own:
+    if isinstance(config, MixerConfig) and (own := own_languages(languages)):
         log.info(own)
     num_examples = data.record["num_distinct"][TRAIN] if config.repeats == "once" else len(train_rows)
     scaled = config.for_rows(num_examples, distributed.world_size())
@@ -113,12 +117,13 @@ def fit(
     settings = rows | settings_to_compare(scaled, data.files, key)
     check_settings(settings, scaled, checkpoint, run.path)
 
-    model = seeded_model(config, data.files, checkpoint, key=key, languages=languages)
+    model = seeded_model(config, data.files, checkpoint, key=key, languages=languages, attributes=attributes)
     train_data = OccupationDataset(
         train_rows,
         formatter=build_formatter(**model.config.formatter),
         classes=key.codes,
         max_len=config.max_len,
+        attributes=model.config.attributes,
         tokenizer=model.tokenizer,
         pad_to=model.config.pad_to,
         once=config.repeats == "once",
@@ -150,6 +155,25 @@ def fit(
     finish(config, trainer, data)
 
 
+def attribute_categories(parts: Sequence[Examples]) -> dict[str, tuple[str, ...]]:
+    """Return the categories of each column of attributes, however rare, and say which hardly any row has."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in parts[0].attributes:
+        counts = Counter(label for part in parts for label in part.attributes[name].to_pylist())
+        found[name] = tuple(sorted(filter(None, counts)))
+        if not 0 < len(found[name]) <= MOST_CATEGORIES:
+            raise UserError(
+                f"The column {name!r} has {counted(len(found[name]), 'category', 'categories')}; a column of "
+                f"--attribute-cols has 1 to {MOST_CATEGORIES:,}."
+            )
+        rare = [label for label in found[name] if counts[label] < FEW_ROWS]
+        log.info(
+            f"{name}: {counted(len(found[name]), 'category', 'categories')}, and none in {counts['']:,} rows"
+            + f"; rarely predicted, with fewer than {FEW_ROWS} rows: {', '.join(rare[:10])}" * bool(rare)
+        )
+    return found
+
+
 def settings_to_compare(config: RunConfig, files: ExampleFiles, key: Key) -> dict[str, Any]:
     """Return what a resumed run must agree on beside its rows: form of the data, `fixed` settings, rows of a step.
 
@@ -159,6 +183,7 @@ def settings_to_compare(config: RunConfig, files: ExampleFiles, key: Key) -> dic
     values: dict[str, Any] = {
         "codes": f"{len(key.codes)} ({hashlib.sha256('&'.join(key.codes).encode()).hexdigest()[:8]})",
         "columns": ", ".join((files.input_col, files.language_col, *files.target_cols)),
+        "attributes": ", ".join(files.attribute_cols),
         "formatter": ", ".join(f"{name} {form[name]}" for name in form if name != "labels"),  # which are the codes
         "rows a step": config.step_size(distributed.world_size()),
     }

@@ -168,6 +168,7 @@ class Trainer:
             f"validation at step {self.state.step}: loss {results['val_loss']:.4g}; accuracy in %: decoded "
             f"{results['greedy_seq_acc']:.1f}, flat {results['flat_acc']:.1f}, teacher-forced {results['seq_acc']:.1f} "
             f"(tokens {results['token_acc']:.1f})"
+            + "".join(f", {name} {results[f'acc_{name}']:.1f}" for name in self.model.config.attributes)
         )
         if not math.isfinite(results["val_loss"]):
             raise self.not_finite(f"The validation loss of step {self.state.step} is not finite")

@@ -171,6 +171,30 @@ def test_evaluate_takes_labels_as_training_does(general: Path, data: Path, capsy
     assert "name a folder for the report" in refused(capsys, *flags, data)
 
 
+def test_evaluate_tells_groups_apart(model: Path, data: Path, capsys: pytest.CaptureFixture[str]):
+    rows = [f"farmer{i},en,61110,{1800 + i},{'' if i else 'x'}" for i in range(50)]
+    data.write_text("\n".join(["occ1,lang,hisco_1,year,parish", *rows]))
+    found = evaluate(model, data, "--group-col", "Year", "parish")
+    assert [one["n"] for one in found["by_group"]["Year"]] == [10] * 5
+    assert {one["group"]: one["n"] for one in found["by_group"]["parish"]} == {"x": 1, "(blank)": 49}
+    said = capsys.readouterr().out
+    assert "1800-1809 10" in said and "Exactly right by parish" in said
+    assert "no column 'coder'" in refused(capsys, *evaluation(model, data, "--group-col", "coder"))
+
+
+def test_compare_lists_what_changed(model: Path, general: Path, data: Path, capsys: pytest.CaptureFixture[str]):
+    data.write_text("occ1,lang,hisco_1\nfarmer,en,61110\nminer,en,71105\ncook,en,53100\n")
+    given = ("--data", data, "--output", data.parent / "changed.csv")
+    main([str(arg) for arg in ("compare", model, general, *given)])
+    said = capsys.readouterr().out
+    assert "Exactly right, of rows" in said and "Difference in percentage points, with 95 % intervals" in said
+    header, *rows = (data.parent / "changed.csv").read_text().splitlines()
+    assert header.startswith('"text","lang","true","codes_first","conf_first","right_first","codes_second"')
+    assert f"Wrote the {len(rows)} rows that they code differently" in said
+    assert "Add --overwrite" in refused(capsys, "compare", model, general, *given)
+    assert "Name two models" in refused(capsys, "compare", model, *given)
+
+
 def test_evaluate_compares_with_simple_methods(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     data = write_table(tmp_path / "t.csv")
     assert "Add --train-data FILE." in refused(capsys, *evaluation(model, data, "--baselines"))

@@ -166,6 +166,24 @@ def test_mistakes_are_one_sentence(
     assert {path: path.read_bytes() for path in Path().iterdir()} == before
 
 
+def test_groups_of_occ1950_are_added_without_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = write(tmp_path / "data.csv", "id,occ1950_1,status", "a,070,21", "b,690,", "c,,", "d,999,")
+    given = ("classes", "--input", str(data), "--output", str(tmp_path / "out.csv"))
+    main([*given, "--levels", "major"])
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        assert [row["major"] for row in csv.DictReader(file)] == ["000-099", "600-690", "", "980-999"]
+    told = json.loads(provenance_file(tmp_path / "out.csv").read_text())["classes"][0]
+    assert told["counts"] == {"major": {"exact": 3, "no code": 1}} and told["columns"] == {"codes": ["occ1950_1"]}
+    for flags, message in (
+        ((), "Give a table of classes with --table, or groups with --levels."),
+        (("--levels", "major", "minor", "--overwrite"), "OCC1950 has major groups alone; give --levels major."),
+        (("--levels", "major", "--value-cols", "x"), "--value-cols needs --table"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*given, *flags])
+        assert message in capsys.readouterr().err
+
+
 def test_damaged_input_leaves_nothing(crosswalk: Path, tmp_path: Path):
     data = write(tmp_path / "data.csv", "hisco_1,x", *["61110,1"] * 150_000, "61110,1,2")
     with pytest.raises(SystemExit):

@@ -106,6 +106,21 @@ def test_provenance_of_all_probabilities(folder: Path):
     assert told["counts"] == {"rows": 90, "coded": 77, "unsure": 0, "blank": 13} and told["expected_accuracy"] == {}
 
 
+def test_nothing_to_code_has_a_provenance(folder: Path):
+    Path("in.csv").write_text("occ1,lang\n,en\n,en\n")
+    told = predict("--classes", "hsn.csv", "--levels", "unit")
+    assert told["counts"] == {"rows": 2, "coded": 0, "unsure": 0, "blank": 2}
+    assert told["methods"].endswith("Of 2 rows, 0 (0.0 %) are coded; 2 rows have no description.")
+    assert [one["counts"]["unit_1"] for one in told["classes"][1:]] == [{"no code": 2}]
+
+
+def test_descriptions_on_the_command_line_get_classes(folder: Path, capsys: pytest.CaptureFixture[str]):
+    main(["predict", "--model", "model", "--mode", "flat", "--language", "en", "--classes", "hsn.csv", "farmer", ""])
+    header, farmer, blank = (line.split() for line in capsys.readouterr().out.rstrip("\n").split("\n"))
+    assert header[0] == "text" and {"hisclass_1", "hisclass_1_prob", "HISCAM_NL_1_sd"} <= {*header}
+    assert len(farmer) == len(header) and blank == [] and "lang" not in header
+
+
 def test_classes_of_predict_are_those_of_classes(folder: Path):
     read(Path("in.csv")).assign(status=["", "21", "22"] * 30).to_csv("in.csv", index=False)
     for mode, prefix in (("greedy", ""), ("topk", "my_")):
@@ -140,7 +155,8 @@ def test_classes_of_predict_are_those_of_classes(folder: Path):
         (("--classes", "no.csv"), "File not found: no.csv"),
         (("--classes", "hsn.csv", "--mode", "full"), "--mode full writes none; choose another mode."),
         (("--levels", "major", "tiny"), "--levels tiny: there is no such level; choose among major, minor, unit."),
-        (("--status-col", "lang"), "--status-col needs --classes."),
+        (("--status-col", "lang"), "--status-col needs --classes; add it, or omit this one."),
+        (("--levels", "major", "--none", "0"), "--none needs --classes"),
         (("--classes", "hsn.csv", "--status-col", "st"), "has no column 'st'"),
         (("--classes", "hsn.csv", "--value-cols", "socpo"), "has no column 'socpo'"),
         (("--classes", "in.csv"), "has no column 'hisco'"),

@@ -15,7 +15,7 @@ from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError
 from histocoder.evaluation import scores
 from histocoder.evaluation.baselines import Baselines
-from histocoder.evaluation.evaluator import evaluate
+from histocoder.evaluation.evaluator import compare, evaluate, right_rows
 from histocoder.evaluation.scores import code_sets
 from histocoder.inference.known import Known
 
@@ -123,3 +123,30 @@ def test_descriptions_without_codes_are_evaluated():
     assert evaluation.metrics["answer"]["overall"]["accuracy"] == evaluation.rows["right"].mean()
     with pytest.raises(UserError, match="no descriptions"):
         evaluate(tiny_coder(), Examples.of([], [], pd.DataFrame({"hisco_1": []})))
+
+
+def test_groups_are_cells_or_ranges_of_numbers():
+    assert scores.named_groups(["a", None, "b"]).tolist() == ["a", "(blank)", "b"]
+    years = scores.named_groups([str(1850 + i) for i in range(50)] + [None])
+    assert [years[0], years[10], years[49], years[50]] == ["1850-1859", "1860-1869", "1890-1899", "(blank)"]
+    assert scores.named_groups([f"parish {i}" for i in range(60)]).tolist().count("others") == 20
+
+
+def test_scores_by_group_agree_with_the_means():
+    right, conf = np.array([True, False, True, True]), np.array([0.9, 0.4, 0.8, 0.6])
+    one, two = scores.scores_by_group(right, conf, list("abcd"), np.array(["x", "x", "y", "y"]))
+    assert (one["group"], one["n"], one["share"], two["share"]) == ("x", 2, 0.5, 1.0)
+    assert two["low"] < 1.0 == two["high"] and one["conf"] == pytest.approx(0.65)
+
+
+def test_two_models_are_compared_row_by_row():
+    first, second = tiny_coder(), tiny_coder()
+    second.mode = "flat"
+    examples = few_examples().coded()
+    found, changed = compare(first, second, examples)
+    right = [right_rows(one, examples, progress=False).mean() for one in (first, second)]
+    assert [found["first"]["rows"], found["second"]["rows"]] == right
+    assert found["difference"]["rows"]["mean"] == pytest.approx(right[1] - right[0])
+    assert (changed["codes_first"] != changed["codes_second"]).all()
+    same, unchanged = compare(first, first, examples)
+    assert same["difference"]["rows"] == {"mean": 0, "low": 0, "high": 0} and unchanged.empty

@@ -13,6 +13,7 @@ from histocoder.data.examples import Examples
 from histocoder.evaluation.baselines import Baselines
 from histocoder.evaluation.evaluator import Evaluation, evaluate
 from histocoder.evaluation.report import write_report
+from histocoder.evaluation.scores import named_groups
 from histocoder.evaluation.summary import summary
 from histocoder.inference.known import Known
 
@@ -62,17 +63,39 @@ def test_the_page_stands_alone(folder: Path, evaluation: Evaluation):
     anchors = [link for link in page.links if link not in images]
     assert len(images) == 7
     assert anchors and all(link.startswith("#") and f'id="{link[1:]}"' in page.source for link in anchors)
-    assert "script" not in page.tags and not re.search(r"http|url\(|@import", page.source)
+    assert page.tags.count("script") == 1 and not re.search(r"http|url\(|@import", page.source)
 
 
 def test_the_text_of_the_page(folder: Path, evaluation: Evaluation):
     page = Page(folder / "report.html")
-    assert not re.search("<script|<small> model|<b>Farmer", page.source)  # all is escaped
+    assert not re.search("<script>alert|<small> model|<b>Farmer", page.source)  # all is escaped
     assert "<script>alert('baker')</script>" in page.text and "A <small> model & its" in page.text
     codes = page.text.partition("true codes (")[2].partition("Most frequent confusions")[0]
     assert all(one["code"] in codes for one in evaluation.metrics["by_code"]) and "General <b>Farmer</b>" in codes
     assert page.source.count("<table>") == page.source.count("<caption>") and "Most confident errors" in page.text
+    first_screen, _, rest = page.text.partition("What to leave to a person")
+    assert "F1" not in first_screen and "Danish" in rest
+    assert page.source.index('id="most-confident-errors"') < page.source.index('id="languages"')
     assert "Command" in page.text and f"histocoder {histocoder.__version__}, torch" in page.text
+
+
+def test_groups_and_what_to_leave_to_a_person(tmp_path: Path):
+    examples = few_examples()
+    found = evaluate(
+        tiny_coder(), examples, groups={"a <year>": named_groups(["1801", "1802", "1801", None, "", "1801"])}
+    )
+    groups = found.metrics["by_group"]["a <year>"]
+    assert [(one["group"], one["n"]) for one in groups] == [("", 1), ("(blank)", 1), ("1801", 3), ("1802", 1)]
+    found.metrics["answer"]["production"]["accuracy"] = [None, *[1.0] * 50, *[0.5] * 50]
+    page = Page(write_report(tmp_path, found, tiny_coder(), title="t"))
+    assert "calibration by a <year>" in page.text and "50\u00a0%\nleft to a person make 95" in page.text
+
+
+def test_groups_with_one_row_have_no_bar(tmp_path: Path):
+    found = evaluate(tiny_coder(), few_examples())
+    found.metrics["answer"]["by_language"]["da"]["n"] = 1
+    page = Page(write_report(tmp_path, found, tiny_coder(), title="t"))
+    assert not (tmp_path / "report" / "languages.png").exists() and "Danish" in page.text
 
 
 def test_a_report_without_what_is_not_known(tmp_path: Path):

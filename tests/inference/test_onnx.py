@@ -65,6 +65,9 @@ def ngram_model() -> MixerModel:
         experts={"decoder": 0.2, "flat": 0.5, "linear": 0.3, "end": 1.0, "few": -1.0, "further": 0.4},
         decoder_prior=True,
         num_linear_features=len(known_ngrams()),
+        attributes={"status": ("21", "23"), "relation": ("11",)},
+        num_attribute_features=len(known_ngrams()),
+        attribute_experts={"status": {"flat": 0.3, "linear": 0.6}},
         thresholds={"en": 0.1},
     )
     model = MixerModel(config, encoder)
@@ -79,11 +82,11 @@ def known_ngrams() -> torch.Tensor:
 
 
 def with_linear_expert(model: MixerModel) -> MixerModel:
-    """The model, its linear expert with random weights."""
-    assert model.linear_expert is not None
-    model.linear_expert.buckets = known_ngrams()
-    model.linear_expert.idf = torch.rand(len(known_ngrams())) + 1
-    model.linear_expert.weight = torch.randn(model.linear_expert.weight.shape).half()
+    """The model, its linear experts with random weights."""
+    for expert in filter(None, (model.linear_expert, model.attribute_expert)):
+        expert.buckets = known_ngrams()
+        expert.idf = torch.rand(len(known_ngrams())) + 1
+        expert.weight = torch.randn(expert.weight.shape).half()
     return model.eval()
 
 

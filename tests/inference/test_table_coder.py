@@ -14,9 +14,10 @@ import pytest
 from archives import TEXTS, code, write_archive
 from models import save_tiny_model
 
-from histocoder.config import PredictOptions
+from histocoder.config import PredictConfig, PredictOptions
 from histocoder.errors import UserError
 from histocoder.inference.coder import Coder
+from histocoder.inference.predict_file import predict_file
 from histocoder.inference.table_coder import BlockCoder
 
 
@@ -105,3 +106,13 @@ def test_expected_values_are_those_of_the_candidates(model: Path, tmp_path: Path
             same if pd.notna(row["hisclass_1"]) else np.nan, abs=2e-3, nan_ok=True
         )
     assert found["hisclass_1_prob"].notna().sum() > 50 and "histocoder:candidates" not in found
+
+
+@pytest.mark.parametrize(("usual", "says"), [(0.0, False), (0.999, True)])
+def test_a_file_of_low_confidence_is_said_to_be_unlike(model: Path, tmp_path: Path, usual: float, says: bool):
+    coder = Coder.from_pretrained(model, "cpu")
+    coder.model.config = replace(coder.model.config, usual_confidence=usual)
+    pd.DataFrame({"occ1": [f"smith {i}" for i in range(60)]}).to_csv(tmp_path / "in.csv", index=False)
+    config, said = PredictConfig(input=str(tmp_path / "in.csv"), output=str(tmp_path / "out.csv")), list[str]()
+    predict_file(coder, config, model_id="", say=said.append)
+    assert any("is unlike the training data: 100 % of its descriptions" in one for one in said) is says

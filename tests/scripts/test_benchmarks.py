@@ -64,7 +64,25 @@ def test_accuracy_runs(tmp_path: Path, folder_of_data: Path, methods: str):
     assert all(f"| {method} " in table for method in methods.split())
 
 
+def test_audit_runs(folder_of_data: Path):
+    args = ("--shared", folder_of_data, "--data", "english", "--share", 10, "--seeds", 0, "--how", "random")
+    assert '"order": "self-confidence"' in run("benchmarks/audit.py", *args).stdout
+
+
 def test_further_codes_runs(tmp_path: Path, folder_of_data: Path):
     args = ("--shared", folder_of_data, "--shares", 50, "--sizes", "all", "--seeds", 0)
     lines = run("benchmarks/further_codes.py", *args, "--flags", "--max-steps", 1).stdout.splitlines()
     assert len(lines) == 2 and all('"exact_two"' in line for line in lines)
+
+
+def test_attributes_runs(tmp_path: Path):
+    rows = pd.read_csv(ROOT / "data" / "train.csv", dtype=str)
+    rows = rows[rows["lang"] == "en"][:60].rename(columns={"hisco_1": "hisco"})
+    rows["status"] = rows["occ1"].str.len().mod(3).astype(str).replace("0", "")
+    rows["relation"] = rows["product"] = ["21", *[""] * 59]
+    rows.rename(columns={"hisco": "hisco_1"}).to_csv(tmp_path / "dutch_titles.csv", index=False)
+    classes = rows[["hisco", "status", "relation", "product"]].drop_duplicates().assign(hisclass=rows["hisco"].str[0])
+    classes.to_csv(tmp_path / "classes.csv", index=False)
+    args = ("--shared", tmp_path, "--classes", tmp_path / "classes.csv", "--flags", "--max-steps", 1)
+    printed = run("benchmarks/attributes.py", *args).stdout
+    assert printed.count('"macro_f1"') == 9 and printed.count('"hisclass_by"') == 10

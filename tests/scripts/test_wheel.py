@@ -67,7 +67,7 @@ def test_an_installed_wheel_does_what_the_clone_does(tmp_path: Path):
     assert in_wheel >= {
         path.relative_to(ROOT / "histocoder").as_posix()
         for path in (ROOT / "histocoder").rglob("*")
-        if path.suffix in (".py", ".typed", ".jinja", ".html", ".css", ".js", ".csv", ".svg")
+        if path.suffix in (".py", ".typed", ".jinja", ".html", ".css", ".js", ".csv", ".bib", ".svg")
     }
     if shutil.which("cc") or shutil.which("gcc"):
         assert any(name.startswith("ops/_kernels") and name.endswith((".so", ".pyd")) for name in in_wheel)

@@ -94,6 +94,7 @@ def test_the_decoder_learns_from_every_nth_row():
         input_ids=input_ids,
         targets=targets,
         class_ids=torch.zeros(num_rows, 2, dtype=torch.int64),
+        attribute_ids=torch.zeros(num_rows, 0, dtype=torch.int64),
         num_rows=num_rows,
         num_target_blocks=1,
         weight=1.0,

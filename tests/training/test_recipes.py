@@ -37,7 +37,7 @@ def continued(path: Path, **settings: float) -> MixerModel:
     start = {"dataset": "t.csv", "target_cols": ("hisco_1",), "initial_checkpoint": str(path)}
     config, codes = fill_in(FinetuneConfig(**start, **sizes, **settings)), read_model_config(path).codes
     files = ExampleFiles((), ("hisco_1",), build_formatter("general", num_blocks=1))
-    return build_model(config, files, key=Key(codes), languages=("en", "unk"))
+    return build_model(config, files, key=Key(codes), languages=("en", "unk"), attributes={})
 
 
 def test_a_continued_run_drops_ngrams_as_told():

@@ -120,6 +120,7 @@ function draw() {
     el("h3", {}, "Codes"),
     el("ul", { class: "chosen" }, chosen.length ? chosen.map((code) => el("li", {}, codeWithBar(code),
       el("button", { class: "plain", "aria-label": `Remove ${code.code}`, onclick: () => toggle(code, true) }, "×"))) : el("li", { class: "none" }, "none chosen")),
+    answer.attributes.length ? el("p", {}, answer.attributes.map((one) => `${one.attribute} ${one.label ?? "none"} (${percent(one.probability)})`).join(" · ")) : null,
     el("div", { class: "row actions" },
       el("button", { class: "primary", onclick: doing(() => decide(own())) }, "Accept", el("kbd", {}, "↵")),
       el("button", { onclick: doing(() => decide([about.no_occupation.code])), disabled: !about.no_occupation, title: about.no_occupation ? null : "This classification has no code for it" }, "No occupation", el("kbd", {}, "0")),

@@ -1,0 +1,116 @@
+"""`histocoder audit`: find labels that are likely wrong, before a model learns from them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from tqdm import tqdm
+
+from histocoder.cli.flags import AuditFlags, CodedTableFlags
+from histocoder.config import PrepareConfig, settings_of
+from histocoder.data.example_files import CHECKED_COL, other_cells
+from histocoder.data.examples import LANG_COL
+from histocoder.data.key import read_key
+from histocoder.data.normalize import description_keys
+from histocoder.data.output import Form, check_output, write_table
+from histocoder.data.prepare import table_files
+from histocoder.errors import UserError
+from histocoder.evaluation.scores import code_sets, named_groups
+from histocoder.evaluation.summary import percent
+from histocoder.formatters import CodeSystem
+from histocoder.log import log
+
+_LABEL = ["key", "lang", "codes"]
+
+
+def run_audit(config: AuditFlags) -> None:
+    """Write the most suspect labels, and how many there are of each code and group."""
+    output = new_output(config.output, overwrite=config.overwrite)
+    rows, _ = coded_rows(config, config.dataset, config.group_col, "group_col")
+    found = rows.groupby(_LABEL, sort=False).agg(text=("text", "first"), line=("line", list), times=("text", "size"))
+    labels = found.reset_index()
+    if labels["codes"].nunique() < 2 or labels["key"].nunique() < 2:
+        raise UserError(f"{config.dataset} has one code or description; there is nothing to compare labels with.")
+    from histocoder.training.audit import neighbours, suspects  # here, since it takes a second to import
+
+    with tqdm(total=len(labels), unit="label", disable=None, leave=False) as bar:
+        labels = labels.join(suspects(labels, tell=bar.update))
+    key = set(read_key(config.key).codes if config.key else rows["codes"].explode())
+    is_outside = ~labels["codes"].map(key.issuperset)
+    labels.loc[is_outside, ["doubt", "conf"]] = np.inf, 0.0
+    others = labels.groupby(["key", "lang"])["times"].transform("sum") - labels["times"]
+    labels["note"] = (others.astype(str) + " with other codes").where(others > 0, "")
+    labels["note"] = labels["note"].mask(is_outside, "not in the key")
+    chosen = labels.sort_values("doubt", ascending=False, kind="stable").iloc[: config.budget]
+    extra: dict[str, Any] = {}
+    for i in range(len(chosen["alt"].iloc[0])):
+        number = i + 1 + len(config.target_cols)
+        extra |= {f"alt_code_{number}": chosen["alt"].str[i], f"alt_prob_{number}": chosen["alt_probs"].str[i]}
+    near = [labels.iloc[some].itertuples() for some in neighbours(labels, chosen.index.to_numpy())]
+    extra["note"] = chosen["note"]
+    extra["near"] = ["; ".join(f"{n.text} ({' '.join(n.codes)})" for n in some) for some in near]
+    extra["lines"] = [" ".join(map(str, lines[:10])) for lines in chosen["line"]]
+    write_frame(output, to_correct(chosen, config, extra), raw=config.raw)
+    wrong = 1 - rows.merge(labels[[*_LABEL, "conf"]], how="left", on=_LABEL)["conf"]
+    log.info(
+        f"Up to {wrong.sum():,.0f} of {len(rows):,} rows with codes ({percent(wrong.mean())}) may be wrong. Of "
+        f"{len(labels):,} different labels, {sum(others > 0):,} have rows of the same description with other codes"
+        + (f"; {sum(is_outside):,} are not in the key." if config.key else ".")
+    )
+    groups = {"code": rows["codes"].explode()}
+    groups |= {config.group_col: pd.Series(named_groups(rows["other"]))} if config.group_col else {}
+    for name, group in groups.items():
+        shares = wrong.loc[group.index].groupby(group.to_numpy()).agg(rows="size", suspect="sum", share="mean")
+        shares = shares.sort_values("suspect", ascending=False, kind="stable").rename_axis(name).reset_index()
+        path = output.with_name(f"{output.stem}_by_{name}.csv")
+        write_frame(path, shares, raw=config.raw)
+        log.info(f"Suspect rows by {name}, all in {path}:\n{shares.head(10).round(3).to_string(index=False)}")
+    log.info(
+        f"Wrote the {len(chosen):,} most suspect labels to {output}. Correct the codes, write x in the column "
+        f"{CHECKED_COL!r} of each row that is now right, and train with --corrections {output}."
+    )
+
+
+def coded_rows(config: CodedTableFlags, path: str, other: str | None, setting: str) -> tuple[pd.DataFrame, CodeSystem]:
+    """Return the rows of a table that have codes, and what these are like.
+
+    They have `key`, `lang`, `codes` (a tuple), `text`, `line` and `other`, the cells of a further column, if named.
+    """
+    own = {one.name: getattr(config, one.name) for one in settings_of(PrepareConfig) if hasattr(config, one.name)}
+    files = table_files(PrepareConfig(**own | {"dataset": path, "drop_bad_labels": True}))
+    examples = files.read(say=log.info).coded()
+    rows = pd.DataFrame({"key": description_keys(examples.texts), "lang": examples.langs})
+    written: dict[frozenset[str], tuple[str, ...]] = {}  # each set of codes in the order in which it first occurs
+    codes = [written.setdefault(frozenset(one), one) for one in code_sets(examples.codes)]
+    rows = rows.assign(codes=codes, text=examples.texts, line=examples.table["line"].to_numpy())
+    if other is not None:
+        rows["other"] = other_cells(examples, path, other, setting=setting, sheet=files.sheet).to_pandas()
+    return rows, files.formatter.system
+
+
+def to_correct(found: pd.DataFrame, config: CodedTableFlags, extra: dict[str, Any]) -> pd.DataFrame:
+    """Return labels in the form of `review`, each code with its probability; `extra` are further columns.
+
+    `found` has `text`, `lang`, `codes`, `probs`, `conf` and `times`.
+    """
+    columns = {config.input_col: found["text"], config.language_col or LANG_COL: found["lang"], CHECKED_COL: ""}
+    for i, name in enumerate(config.target_cols):
+        columns |= {name: found["codes"].str.get(i), f"prob_{i + 1}": found["probs"].str.get(i).astype(float)}
+    return pd.DataFrame({**columns, **extra, "conf": found["conf"], "times": found["times"]})
+
+
+def new_output(path: str, *, overwrite: bool) -> Path:
+    """Return the path of an output; raise a UserError if it can't be written to, or is there already."""
+    output = Path(path)
+    check_output(output)
+    if output.exists() and not overwrite:
+        raise UserError(f"{output} already exists, and may be filled in. Add --overwrite to replace it.")
+    return output
+
+
+def write_frame(path: Path, table: pd.DataFrame, *, raw: bool) -> None:
+    """Write a table, and say what is changed in it."""
+    for notice in write_table(path, [pa.Table.from_pandas(table.round(4), preserve_index=False)], Form(raw=raw)):
+        log.info(notice)

@@ -1,0 +1,104 @@
+"""`histocoder audit` and `histocoder agreement`, on tables with codes that are wrong on purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ROOT, refused, run
+
+from histocoder.data.example_files import ExampleFiles
+from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded
+from histocoder.formatters import build_formatter
+
+COLUMNS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang")
+
+
+def read(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, dtype=str, keep_default_na=False)
+
+
+@pytest.fixture(scope="module")
+def rows() -> pd.DataFrame:
+    """Rows of the sample data, of two coders; some of the second's codes of frequent descriptions are wrong."""
+    rows = read(ROOT / "data" / "train.csv")
+    rows = rows[rows["lang"].isin(["en", "da"])].head(1200).reset_index(drop=True)
+    rows["coder"] = np.where(rows.index % 2, "second", "first")
+    plain = rows.index[(rows["coder"] == "second") & rows["hisco_1"].isin(["61110", "80110"]) & (rows["hisco_2"] == "")]
+    rows["planted"] = rows.index.isin(plain[:12])
+    rows["hisco_1"] = rows["hisco_1"].mask(rows["planted"], "33110")
+    return rows
+
+
+@pytest.fixture(scope="module")
+def audited(rows: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("audit")
+    rows.drop(columns="planted").to_csv(folder / "coded.csv", index=False)
+    flags = (*COLUMNS, "--group-col", "coder", "--budget", 40, "--output", folder / "audit.csv")
+    return folder, run("-m", "histocoder", "audit", "--dataset", folder / "coded.csv", *flags).stdout
+
+
+def test_audit_finds_planted_codes(audited: tuple[Path, str], rows: pd.DataFrame):
+    folder, said = audited
+    found = read(folder / "audit.csv")
+    lines = {int(line) for cell in found["lines"] for line in cell.split()}
+    planted = set(rows.index[rows["planted"]] + 2)
+    assert len(planted & lines) >= 10 and "Wrote the 40 most suspect labels" in said
+    suspect = found[(found["hisco_1"] == "33110") & (found["alt_code_3"].isin(["61110", "80110"]))].iloc[0]
+    assert float(suspect["conf"]) < 0.5 < float(suspect["alt_prob_3"])
+    by_coder = read(folder / "audit_by_coder.csv").set_index("coder")["suspect"].astype(float)
+    assert by_coder["second"] > by_coder["first"] + 5
+    assert read(folder / "audit_by_code.csv")["code"][0] == "33110"
+
+
+def test_the_desk_and_training_read_an_audit(audited: tuple[Path, str], tmp_path: Path):
+    path, columns = audited[0] / "audit.csv", Columns(language_col="lang", target_cols=("hisco_1", "hisco_2"))
+    cards = in_order_of_worth(open_coded(path, columns), columns)
+    assert len(cards) == 40 and list(cards)[:5] == ["occ1", "lang", "checked", "hisco_1", "hisco_2"]
+    read(path).assign(checked="x").to_csv(tmp_path / "audit.csv", index=False)
+    formatter = build_formatter("general", num_blocks=2)
+    assert len(ExampleFiles((tmp_path / "audit.csv",), ("hisco_1", "hisco_2"), formatter).read()) == 40
+
+
+def test_audit_puts_codes_outside_the_key_first(rows: pd.DataFrame, tmp_path: Path):
+    rows = rows.head(300).copy()
+    rows.loc[7, "hisco_1"] = "12345"
+    rows.to_csv(tmp_path / "coded.csv", index=False)
+    flags = (*COLUMNS, "--key", ROOT / "data" / "key.csv", "--output", tmp_path / "audit.csv")
+    said = run("-m", "histocoder", "audit", "--dataset", tmp_path / "coded.csv", *flags).stdout
+    first = read(tmp_path / "audit.csv").iloc[0]
+    assert (first["hisco_1"], first["note"], first["conf"]) == ("12345", "not in the key", "0")
+    assert "1 are not in the key" in said
+
+
+def test_audit_refuses_what_it_can_not_compare(tmp_path: Path):
+    (tmp_path / "coded.csv").write_text("occ1,hisco_1\nfarmer,61110\nbaker,61110\n")
+    flags = ("--dataset", tmp_path / "coded.csv", "--target-cols", "hisco_1", "--output", tmp_path / "audit.csv")
+    assert "nothing to compare labels with" in refused("-m", "histocoder", "audit", *flags)
+    (tmp_path / "audit.csv").write_text("filled in")
+    assert "Add --overwrite" in refused("-m", "histocoder", "audit", *flags)
+
+
+@pytest.mark.parametrize("by", [(), ("--id-col", "id")])
+def test_agreement_of_two_files(rows: pd.DataFrame, tmp_path: Path, by: tuple[str, ...]):
+    first = rows.head(100).assign(id=range(100))
+    second = first.sample(frac=1, random_state=0).sort_values("occ1", kind="stable") if by else first.copy()
+    second.loc[[3, 50], "hisco_1"] = ["83990", "99999"]
+    first.to_csv(tmp_path / "a.csv", index=False)
+    second.iloc[:98].to_csv(tmp_path / "b.csv", index=False)
+    flags = (*COLUMNS, "--output", tmp_path / "settle.csv", *by)
+    said = run("-m", "histocoder", "agreement", tmp_path / "a.csv", tmp_path / "b.csv", *flags).stdout
+    found = read(tmp_path / "settle.csv")
+    assert set(found["other_hisco_1"]) <= {"83990", "99999"} and (found["hisco_1"] != found["other_hisco_1"]).all()
+    assert "98 rows have codes in both files; 2 and 0 rows" in said and "kappa" in said
+    assert list(found)[:5] == ["occ1", "lang", "checked", "hisco_1", "prob_1"]
+
+
+def test_agreement_needs_two_files_with_the_same_rows(rows: pd.DataFrame, tmp_path: Path):
+    rows.head(20).to_csv(tmp_path / "a.csv", index=False)
+    rows.tail(5).assign(occ1="someone else").to_csv(tmp_path / "b.csv", index=False)
+    flags = (*COLUMNS, "--output", tmp_path / "settle.csv")
+    assert "have no row in common" in refused("-m", "histocoder", "agreement", *tmp_path.glob("*.csv"), *flags)
+    assert "Name two files" in refused("-m", "histocoder", "agreement", tmp_path / "a.csv", *flags)

@@ -1,0 +1,173 @@
+"""Attributes: columns of categories that are learned beside the codes, from a table to a coded file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import refused, run, write_table
+from jobs import assert_same_weights, finetune, weights
+
+from histocoder import Coder
+from histocoder.checkpoints.model_files import read_model_config
+from histocoder.config import FinetuneConfig
+from histocoder.data.examples import TITLES, TRAIN, VAL, Examples
+from histocoder.data.prepare import prepare
+from histocoder.data.store import EXAMPLES_FILE
+from histocoder.evaluation.scores import attribute_scores
+
+STATUS = {"'s apprentice": "23", " master": "21", ", journeyman": "22"}
+
+
+def with_status(path: Path, *, copies: int = 1) -> Path:
+    """A table whose descriptions say a status, 21.0 as a program writes it, or none; and a place in every row."""
+    rows = pd.read_csv(write_table(path, copies=copies), dtype=str)
+    said = [next((code for words, code in STATUS.items() if words in text), "") for text in rows["occ1"]]
+    rows.assign(status=[f"{one}.0" if one == "21" else one for one in said], place="Aa").to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a small n-gram model."""
+    folder = tmp_path_factory.mktemp("attributes")
+    table = with_status(folder / "table.csv", copies=4)
+    flags = ("--attribute-cols", "status", "place", "--encoder", "ngram", "--max-steps", 60, "--batch-size", 32)
+    args = [arg for arg in finetune(table, folder / "out", *flags) if arg not in ("--no-report", "--no-experts")]
+    said = run(*args).stdout
+    assert "status: 3 categories, and none in 160 rows" in said and "place: 1 category, and none in 0 rows" in said
+    assert "status, right / mean F1 of " in said and "place, right / mean F1 of 1 category and none" in said
+    return folder / "out"
+
+
+def test_attributes_are_predicted(trained: Path):
+    config = read_model_config(trained)
+    assert config.attributes == {"status": ("21", "22", "23"), "place": ("Aa",)}
+    assert {*config.attribute_experts["status"]} == {"flat", "linear"}
+    coder = Coder.from_pretrained(trained)
+    texts = ["baker master", "weaver's apprentice", "miner", None]
+    found = coder.predict(texts, "unk")
+    assert found["status"].fillna("").tolist() == ["21", "23", "", ""] and found["place"].tolist()[:3] == ["Aa"] * 3
+    assert (found["status_prob"][:3] > 0.5).all() and np.isnan(found["status_prob"][3])
+    assert found.columns[-5:].tolist() == ["conf", "status", "status_prob", "place", "place_prob"]
+    attribute = coder.predict_ranked(texts)[0].attributes["status"]
+    assert attribute.labels == (None, "21", "22", "23") and attribute.probs.shape == (4, 4)
+    np.testing.assert_allclose(attribute.probs[:3].sum(1), 1)
+    for mode in ("flat", "greedy", "topk"):
+        assert coder.predict(texts, "unk", mode=mode)["status"].equals(found["status"])
+    logs = pd.read_csv(trained / "logs.csv")
+    assert logs["acc_status"].dropna().iloc[-1] > 80
+
+
+def test_cards_of_the_desk_show_attributes(trained: Path):
+    pytest.importorskip("fastapi")
+    from histocoder.desk.coding import Coding
+
+    coding = Coding(Coder.from_pretrained(trained), run=trained, model_id="")
+    found = coding.answer(["baker master", "miner"], ["unk", "unk"])
+    assert [(one.attribute, one.label) for one in found[0].attributes] == [("status", "21"), ("place", "Aa")]
+    assert found[1].attributes[0].label is None and found[1].attributes[0].probability > 0.5
+    assert "Beside codes it predicts status, place." in coding.coder.card
+
+
+def test_attributes_are_evaluated_reviewed_and_corrected(trained: Path, tmp_path: Path):
+    shutil.copytree(trained.parent, tmp_path, dirs_exist_ok=True)
+    table, out, coded, checked = (tmp_path / name for name in ("table.csv", "out", "coded.csv", "review.csv"))
+    evaluation = ("--data", table, "--output", tmp_path / "report", "--baselines", "--language", "unk")
+    said = run("-m", "histocoder", "evaluate", "--model", out, *evaluation).stdout
+    assert "always none" in said and "linear model" in said
+    found = json.loads((tmp_path / "report" / "metrics.json").read_text())["attributes"]["status"]
+    assert found["n"] == 256 and {"model", "none", "svc"} < {*found}
+    assert "Attributes, by method." in (tmp_path / "report" / "report.html").read_text()
+
+    files = ("--input", table, "--output", coded, "--columns", "m_")
+    run("-m", "histocoder", "predict", "--model", out, *files)
+    run("-m", "histocoder", "review", "--model", out, "--predictions", coded, "--output", checked, "--budget", 9)
+    review = pd.read_csv(checked, dtype=str, keep_default_na=False)
+    assert {"status", "status_prob"} < {*review}
+    review.loc[:1, ["checked", "status"]] = [["x", "24"], ["x", ""]]
+    review.to_csv(checked, index=False)
+    config = FinetuneConfig(
+        *(table, ("hisco_1",)), corrections=(checked,), attribute_cols=("status",), save_path=str(tmp_path / "again")
+    )
+    prepare(config, tmp_path / "again")
+    rows = Examples.open(tmp_path / "again" / EXAMPLES_FILE, TRAIN)
+    status = pd.Series(rows.attributes["status"].to_pylist(), rows.texts)
+    assert status[review["occ1"][0]] == "24" and status[review["occ1"][1]] == ""
+
+
+def test_nothing_changes_without_attributes(tmp_path: Path):
+    table = with_status(tmp_path / "table.csv")
+    steps = ("--batch-size", 16, "--max-steps", 3, "--dropout", 0.0)
+    run(*finetune(table, tmp_path / "without", *steps))
+    run(*finetune(table, tmp_path / "with", *steps, "--attribute-cols", "status", "--attribute-weight", 0))
+    without, with_ = weights(tmp_path / "without"), weights(tmp_path / "with")
+    assert {*with_} - {*without} == {"attribute_head.weight", "attribute_head.bias"}
+    assert all(bool((tensor == with_[name]).all()) for name, tensor in without.items())
+    config = json.loads((tmp_path / "without" / "config.json").read_text())
+    assert not config.pop("attributes") and not config.pop("attribute_experts")
+    (tmp_path / "without" / "config.json").write_text(json.dumps(config))  # as of earlier versions
+    found = Coder.from_pretrained(tmp_path / "without").predict(["farmer"])
+    assert found.columns[-1] == "conf" and not Coder.from_pretrained(tmp_path / "without").attributes
+
+
+def test_a_resumed_run_has_the_same_bits(tmp_path: Path):
+    table = with_status(tmp_path / "table.csv")
+    flags = ("--batch-size", 16, "--max-steps", 6, "--save-interval", 3, "--attribute-cols", "status", "--dropout", 0.1)
+    run(*finetune(table, tmp_path / "whole", *flags))
+    half = tmp_path / "whole" / "checkpoints" / "step-0000003"
+    run(*finetune(table, tmp_path / "resumed", *flags, "--resume", half))
+    assert_same_weights(tmp_path / "whole", tmp_path / "resumed")
+
+
+def test_a_further_run_keeps_the_heads(tmp_path: Path):
+    table = with_status(tmp_path / "table.csv")
+    run(*finetune(table, tmp_path / "first", "--max-steps", 2, "--attribute-cols", "status"))
+    table.write_text(table.read_text().replace(",22,", ",12,"))
+    still = ("--max-steps", 1, "--warmup-pct", 1, "--initial-checkpoint", tmp_path / "first")  # at rate 0
+    run(*finetune(table, tmp_path / "second", *still, "--attribute-cols", "place", "status"))
+    old, new = (weights(tmp_path / name)["attribute_head.weight"] for name in ("first", "second"))
+    assert read_model_config(tmp_path / "second").attributes == {"place": ("Aa",), "status": ("12", "21", "23")}
+    assert (new[[2, 4, 5]] == old[[0, 1, 3]]).all() and (new[[0, 1, 3]] == 0).all()
+
+
+def test_what_is_not_known_is_not_none(tmp_path: Path):
+    table = with_status(tmp_path / "table.csv")
+    titles = tmp_path / "titles.csv"
+    titles.write_text("title,code\nmaster of hounds,61110\n")
+    config = FinetuneConfig(
+        *(table, ("hisco_1",)), attribute_cols=("status",), titles=str(titles), save_path=str(tmp_path / "out")
+    )
+    prepare(config, tmp_path / "out")
+    rows = Examples.open(tmp_path / "out" / EXAMPLES_FILE, TITLES)
+    assert rows.attributes["status"].to_pylist() == [None]
+    known = Examples.open(tmp_path / "out" / EXAMPLES_FILE, TRAIN, VAL).attributes["status"]
+    assert {*known.to_pylist()} == {"", "21", "22", "23"}
+    assert "status" in (tmp_path / "out" / "data_train.csv").read_text().splitlines()[0]
+    assert "status" not in (tmp_path / "out" / "data_titles.csv").read_text().splitlines()[0]
+
+
+def test_columns_that_can_not_be_attributes(tmp_path: Path):
+    table = with_status(tmp_path / "table.csv")
+    for columns, words in {
+        ("hisco_1",): "'hisco_1' is a target column and another one",
+        ("stat",): "has no column 'stat'",
+        ("status", "status"): "specified twice in --attribute-cols",
+        ("conf",): "can't be called conf",
+    }.items():
+        assert words in refused(*finetune(table, tmp_path / "out", "--attribute-cols", *columns))
+    rows = pd.read_csv(table, dtype=str)
+    rows.assign(status="").to_csv(table, index=False)
+    said = refused(*finetune(table, tmp_path / "empty", "--attribute-cols", "status"))
+    assert "The column 'status' has 0 categories; a column of --attribute-cols has 1 to 1,000." in said
+
+
+def test_scores_of_categories():
+    true = np.array(["", "", "21", "23"], dtype=object)
+    assert attribute_scores(true, true) == {"accuracy": 1.0, "macro_f1": 1.0}
+    found = attribute_scores(true, np.array(["", "", "21", "22"], dtype=object))
+    assert found == {"accuracy": 0.75, "macro_f1": pytest.approx(2 / 3)}
