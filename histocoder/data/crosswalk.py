@@ -25,8 +25,9 @@ CODE_COL = "hisco"
 EXACT, AGREED = "exact", "all rows of the code agree"
 AMBIGUOUS, NO_VALUE, UNKNOWN, NO_CODE = "ambiguous", "no value in the table", "code not in the table", "no code"
 WITHOUT_VALUE = (AMBIGUOUS, NO_VALUE, UNKNOWN, NO_CODE)
-CANDIDATES, SHARES = "histocoder:candidates", "histocoder:shares"
-"""Columns of the codes that a row may have and of their probabilities, from which expected values are computed."""
+LIKELY, SHARE = "histocoder:likely:", "histocoder:share:"
+"""Names of columns begin so that list a row's likely codes, or statuses and so on, and the probability of each."""
+
 _DECIMALS, _OF_SCALES = 4, ("mean", "sd", "share")
 _NUMBER = re.compile(r"-?\d+([.,]\d+)?")
 
@@ -149,9 +150,11 @@ class Groups:
 class Classes:
     """The columns that a crosswalk or groups add to a table of codes, and how many rows have which.
 
-    With `CANDIDATES`, a row's possible first codes and their probabilities p, these columns follow those of values:
+    With columns that list a row's likely first codes (see `LIKELY`), these columns follow those of values, where p is
+    the probability of a code, times that of status, relation and product where these are predicted as well:
 
-    - `…_prob` of a class: the sum of p over the codes that have the class that is written;
+    - `…_prob` of a class: the sum of p over the codes that have the class that is written, where codes that are not
+      listed are taken to have it as often as those listed behind the first one;
     - `…_mean`, `…_sd` of a scale: mean and standard deviation of its values, weighted by p, over codes with one;
     - `…_share` of a scale: the sum of p over the codes that have a value, on which the former rest.
     """
@@ -160,7 +163,7 @@ class Classes:
         self, values: Crosswalk | Groups, code_cols: Sequence[str], options: ClassOptions, *, prefix: str, expect: bool
     ) -> None:
         self.values, self._code_cols, self._options, self._prefix = values, [*code_cols], options, prefix
-        self._expect = expect  # whether there are CANDIDATES and SHARES
+        self._expect = expect  # whether there are such columns
         self._qualifier_cols: dict[str, str] = {}  # status, relation or product -> its column, where the table has one
         numbers = [f"_{i}" if len(code_cols) > 1 else "" for i in range(1, len(code_cols) + 1)]
         self._names = [[f"{prefix}{value}{number}" for value in values.value_cols] for number in numbers]
@@ -205,10 +208,17 @@ class Classes:
         self, table: pa.Table, given: list[list[str | None]], found: dict[str, Any]
     ) -> dict[str, np.ndarray]:
         """Return the columns of numbers, each of shape (n,), for the n rows of a table; NaN where there is none."""
-        candidates, p = table[CANDIDATES].combine_chunks(), table[SHARES].combine_chunks().flatten().to_numpy()
-        rows = pc.list_parent_indices(candidates).to_numpy()
-        qualifiers = (np.array(cells, dtype=object)[rows] for cells in given)
-        keys = pd.Index(list(zip(candidates.flatten().to_pylist(), *qualifiers, strict=True)), tupleize_cols=False)
+        pairs = _likely(table, CODE_COL)
+        for name, cells in zip(QUALIFIERS, given, strict=True):
+            own = f"{self._prefix}{name}"
+            if self._qualifier_cols.get(name) == own and f"{LIKELY}{name}" in table.column_names:
+                pairs = pairs.merge(_likely(table, name), on="row", how="left", suffixes=("", "_of_it"))
+                pairs["p"] *= pairs.pop("p_of_it").fillna(1.0)  # of a known description, nothing is predicted
+            else:
+                pairs[name] = np.array(cells, dtype=object)[pairs["row"]]
+        rows, p = pairs["row"].to_numpy(), pairs["p"].to_numpy()
+        cells_of = (pairs[name].astype(object).where(pairs[name].notna(), None) for name in (CODE_COL, *QUALIFIERS))
+        keys = pd.Index(list(zip(*cells_of, strict=True)), tupleize_cols=False)
         index, distinct = pd.factorize(keys)
         values = [self.values.find(*key) for key in distinct]
 
@@ -216,10 +226,13 @@ class Classes:
             return np.bincount(rows, weights, minlength=len(table))
 
         is_coded, columns = total(np.ones(len(rows))) > 0, dict[str, np.ndarray]()
+        is_first = (pairs[CODE_COL] == pairs.groupby("row")[CODE_COL].transform("first")).to_numpy()
+        rest, unlisted = np.where(is_first, 0, p), 1 - total(p)
         for i, (value, name) in enumerate(zip(self.values.value_cols, self._names[0], strict=True)):
             own = np.array([one[i].value for one in values], dtype=object)[index]
             if value in self.values.classes:
-                prob = total(p * (own == found[name][rows]))
+                same = own == found[name][rows]
+                prob = total(p * same) + unlisted * total(rest * same) / np.maximum(total(rest), np.finfo(float).tiny)
                 columns[f"{name}_prob"] = np.where(pd.notna(found[name]), prob, np.nan)
             if value in self.values.scales:
                 numbers = pd.to_numeric(pd.Series(own).str.replace(",", "."), errors="coerce").to_numpy(dtype=float)
@@ -261,6 +274,13 @@ class Classes:
                 f"  {name}: {exact} of {coded:,} rows with a code by exact matches, {all_ways} with fallbacks ({each})"
             )
         return [f"Classes of {told['table']} (SHA-256 {told['sha256'][:12]}) by {', '.join(self._matched)}:", *lines]
+
+
+def _likely(table: pa.Table, name: str) -> pd.DataFrame:
+    """Return the rows of a table with what it lists as likely for each, and its probability p."""
+    lists, shares = (table[f"{start}{name}"].combine_chunks() for start in (LIKELY, SHARE))
+    columns = {"row": pc.list_parent_indices(lists), name: lists.flatten(), "p": shares.flatten()}
+    return pd.DataFrame({key: column.to_numpy(zero_copy_only=False) for key, column in columns.items()})
 
 
 def classes_of(

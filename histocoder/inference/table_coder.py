@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from histocoder.checkpoints.model_files import local_folder
 from histocoder.config import SOURCE_COL, PredictConfig
-from histocoder.data.crosswalk import CANDIDATES, SHARES, classes_of
+from histocoder.data.crosswalk import CODE_COL, LIKELY, SHARE, classes_of
 from histocoder.data.languages import Language, chosen_language
 from histocoder.data.output import check_new_columns
 from histocoder.data.table import strings
@@ -26,6 +26,7 @@ from histocoder.inference.predictions import code_columns
 REMEMBERED, REMEMBERED_CELLS = 500_000, 10_000_000  # distinct descriptions, and cells of their codes, kept for later
 _BLOCK_ROWS, _BLOCK_CELLS = 100_000, 2_000_000  # largest number of rows of a block, and of cells of their codes
 _DECIMALS = 6
+_LIKELY = 0.01  # least probability of a status and so on that counts in expected values
 USUAL_SHARE = 0.2  # share of validation descriptions whose confidence is below `ModelConfig.usual_confidence`
 _UNUSUAL_SHARE, _FEWEST = 0.5, 50  # share of a file's descriptions that shows it to be unlike, if there are so many
 
@@ -50,7 +51,7 @@ class TableCoder:
         columns = [name for name in code_columns(names) if not name.startswith(alternatives)]
         how: dict[str, Any] = {"prefix": config.columns, "codes": coder.codes, "expect": True}
         self.classes, width = classes_of(columns, config, config.classes, **how), len(names)
-        own = [field for field in self._remembered.schema if field.name not in (CANDIDATES, SHARES)]
+        own = [field for field in self._remembered.schema if not field.name.startswith((LIKELY, SHARE))]
         self.schema = pa.schema([*own, *(field for classes in self.classes for field in classes.fields)])
         self.block_rows = min(_BLOCK_ROWS, -(-_BLOCK_CELLS // width))
         self._room = min(REMEMBERED, REMEMBERED_CELLS // width)
@@ -96,10 +97,14 @@ class TableCoder:
         schema = pa.schema(list(zip(frame.columns, kinds, strict=True)))
         table = pa.Table.from_pandas(frame, schema, preserve_index=False).replace_schema_metadata()
         if ranked is not None:
-            is_code = ranked.codes.astype(bool)
-            ends = pa.array(np.append(0, is_code.sum(1).cumsum()), pa.int32())
-            for name, values, kind in ((CANDIDATES, ranked.codes, pa.string()), (SHARES, ranked.probs, pa.float64())):
-                table = table.append_column(name, pa.ListArray.from_arrays(ends, pa.array(values[is_code], kind)))
+            likely = {CODE_COL: (ranked.codes, ranked.probs, ranked.codes.astype(bool))}
+            for name, (labels, probs) in found.attributes.items():
+                likely[name] = np.broadcast_to(np.array(labels, dtype=object), probs.shape), probs, probs >= _LIKELY
+            for name, (values, shares, is_likely) in likely.items():
+                ends = pa.array(np.append(0, is_likely.sum(1).cumsum()), pa.int32())
+                for start, cells, kind in ((LIKELY, values, pa.string()), (SHARE, shares, pa.float64())):
+                    lists = pa.ListArray.from_arrays(ends, pa.array(cells[is_likely], kind))
+                    table = table.append_column(f"{start}{name}", lists)
         return table
 
     def append(self, block: pa.Table, codes: Sequence[pa.Table], rows: np.ndarray) -> pa.Table:
@@ -126,7 +131,7 @@ class TableCoder:
             block = block.append_column(name, column)
         for classes in self.classes:
             block = classes.append(block)
-        return block.drop_columns([CANDIDATES, SHARES]) if self.classes else block
+        return block.drop_columns([name for name in block.column_names if name.startswith((LIKELY, SHARE))])
 
     def unlike(self) -> str | None:
         """Return a sentence if the descriptions of all blocks seem unlike those that the model was trained on."""
