@@ -167,8 +167,8 @@ def prepared_before(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | No
     old, new = ({**r["settings"], "dataset": r["source"]["sha256"]} for r in (record, wanted))
     if "titles" not in old:  # of an earlier version
         new.pop("titles")
-    if new["block_size"] is None:  # which fits any data
-        new["block_size"] = old["block_size"]
+    # without the flags, those of the data
+    new |= {name: old[name] for name in ("block_size", "share_val") if new[name] is None}
     differences = ", ".join(
         f"{name} has changed" if name in _FILES else f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
         for name in {**new, **old}

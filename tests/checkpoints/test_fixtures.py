@@ -38,7 +38,7 @@ def test_an_earlier_model_predicts_the_same(name: str):
 def test_an_earlier_run_resumes_as_it_did(tmp_path: Path):
     shutil.copytree(FIXTURES / "run" / "checkpoints", tmp_path / "run" / "checkpoints")
     shutil.copy2(FIXTURES / "run" / "args.yaml", tmp_path / "run")
-    result = run("finetune.py", "--save-path", tmp_path / "run", *RUN_FLAGS, *FLAGS)
+    result = run("finetune.py", "--save-path", tmp_path / "run", *RUN_FLAGS, *FLAGS, "--share-val", 0.1)
     assert "step 4 (" in result.stdout
     then, now = (pd.read_csv(folder / "logs.csv").set_index("step") for folder in (FIXTURES / "run", tmp_path / "run"))
     losses = ["train_loss", "val_loss"]

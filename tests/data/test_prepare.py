@@ -278,13 +278,13 @@ def test_descriptions_with_different_codes_are_listed(tmp_path: Path, logged: li
 
 
 def test_preparing_again_refuses_other_data(table: Path, tmp_path: Path, logged: list[str]):
-    prepare(config(table), tmp_path / "out")
+    prepare(config(table, share_val=0.1), tmp_path / "out")
     before = (tmp_path / "out" / "data_train.csv").stat().st_mtime_ns
     (tmp_path / "out" / ".prepared.1.tmp").mkdir()  # of a run that was killed
     prepare(config(table), tmp_path / "out")
     assert "Using the data prepared" in logged[-1] and not (tmp_path / "out" / ".prepared.1.tmp").exists()
     assert (tmp_path / "out" / "data_train.csv").stat().st_mtime_ns == before
-    with pytest.raises(UserError, match=r"share_val: None there, 0.2 now.*--overwrite"):
+    with pytest.raises(UserError, match=r"share_val: 0.1 there, 0.2 now.*--overwrite"):
         prepare(config(table, share_val=0.2), tmp_path / "out")
     write_table(table, copies=2)
     with pytest.raises(UserError, match=r"\(dataset has changed\).*--overwrite"):

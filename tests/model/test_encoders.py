@@ -98,7 +98,7 @@ def test_padding_changes_nothing(encoder: Path):
         together = model(ids, targets)
         for row in (int(texts.lengths.argmin()), int(texts.lengths.argmax()), 3):
             own = torch.from_numpy(texts.pad(rows[[row]], max_len=MAX_LEN, num_positions=int(texts.lengths[row])))
-            for one, all_rows in zip(model(own, targets[:1]), together, strict=True):
+            for one, all_rows in zip(model(own, targets[:1])[:2], together[:2], strict=True):
                 torch.testing.assert_close(one[0], all_rows[row], atol=1e-5, rtol=0)
     coder = Coder(model, "cpu")
     frames = [coder.predict(TEXTS, "en", mode="full", batch_size=size) for size in (len(TEXTS), 1)]
