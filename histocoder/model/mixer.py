@@ -146,6 +146,12 @@ class MixerModel(nn.Module):
             if isinstance(module, TransformerLayer):
                 module.is_checkpointed = True
 
+    def look_up_sparsely(self) -> None:
+        """Give the token embeddings of a pretrained encoder sparse gradients, with the rows that were looked up."""
+        is_own = isinstance(self.encoder, Canine | NgramEncoder)
+        if not is_own and isinstance(embeddings := self.encoder.get_input_embeddings(), nn.Embedding):
+            embeddings.sparse = embeddings.weight.is_sparse_table = True  # type: ignore[attr-defined]
+
     def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         """Return the transformer layers of the encoder, and those of the decoder."""
         of_encoder: list[nn.Module] = [m for m in self.encoder.modules() if isinstance(m, CanineLayer)]

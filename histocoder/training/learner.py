@@ -61,6 +61,8 @@ class Learner:
 
     def wrap(self) -> nn.Module:
         """Return the model as training calls it; gradients are means over ranks."""
+        if self.device.type == "cpu":  # on a GPU, dense gradients of tables take less time
+            self.model.look_up_sparsely()
         if distributed.backend() is None:
             return self.model
         # `reduce_sparse` exchanges rows of tables: DDP would send the whole table
