@@ -2,16 +2,8 @@
 
 from dataclasses import dataclass
 
-from histocoder.config import PRECISIONS, PredictConfig, Settings
-from histocoder.config.prediction import (
-    COLUMNS_HELP,
-    OUTPUT_HELP,
-    RAW_HELP,
-    SHEET_HELP,
-    TABLE_HELP,
-    BatchOptions,
-    ClassOptions,
-)
+from histocoder.config import PRECISIONS, BatchOptions, ClassOptions, PredictConfig, Settings
+from histocoder.config.prediction import COLUMNS_HELP, OUTPUT_HELP, RAW_HELP, SHEET_HELP, TABLE_HELP
 from histocoder.config.settings import changed, free, require
 
 
@@ -19,9 +11,7 @@ from histocoder.config.settings import changed, free, require
 class NamedModel(Settings):
     """The model."""
 
-    model: str = free(
-        None, "folder of a run or of a saved model, or hf://OWNER/NAME on the hub", metavar="DIR", is_required=True
-    )
+    model: str = free(None, "folder of a run or of a saved model, or hf://OWNER/NAME", metavar="DIR", is_required=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +99,7 @@ class EvaluateFlags(KnownCodesFlags, ModelFlags):
 class CompareFlags(KnownCodesFlags, ComputingFlags):
     """Compare two models on descriptions whose codes are known."""
 
-    models: tuple[str, ...] = free(
-        None, "folders of two models, or hf://OWNER/NAME", metavar="MODEL", flags=("models",)
-    )
+    models: tuple[str, ...] = free(None, "two models' folders, or hf://OWNER/NAME", metavar="MODEL", flags=("models",))
     output: str = free("compare.csv", "file of the descriptions that they code differently", metavar="FILE")
     overwrite: bool = free(False, "replace an existing --output")
     raw: bool = free(False, RAW_HELP)
@@ -143,9 +131,7 @@ class AuditFlags(CodedTableFlags):
     output: str = free("audit.csv", "file of suspect labels to correct", metavar="FILE")
     budget: int = free(200, "number of labels to check", at_least=1)
     key: str | None = free(None, "all codes of the classification: system_code,code; others are wrong", metavar="FILE")
-    group_col: str | None = free(
-        None, "column to count wrong labels by, such as the coder or the source", metavar="COL"
-    )
+    group_col: str | None = free(None, "column to count wrong labels by, such as coder or source", metavar="COL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,12 +169,7 @@ class ClassesFlags(ClassOptions):
         "table of classes with the column hisco, and status, relation and product where they matter",
         metavar="FILE",
     )
-    input: str = free(
-        None,
-        f"table of codes, such as the output of histocoder predict: {TABLE_HELP}",
-        metavar="FILE",
-        is_required=True,
-    )
+    input: str = free(None, f"table of codes, such as predict's output: {TABLE_HELP}", metavar="FILE", is_required=True)
     output: str = free(None, OUTPUT_HELP, metavar="FILE", is_required=True)
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
     code_cols: tuple[str, ...] | None = free(
@@ -222,12 +203,8 @@ class ServeFlags(ComputingFlags):
     allow_training: bool | None = free(
         None, "let the page train models (default: if only this machine reaches it)", is_negatable=True
     )
-    double_share: float = free(
-        0.0, "share of a file's descriptions that two people decide on, each alone", metavar="P", between=(0, 1)
-    )
-    add_user: str | None = free(
-        None, "ask for the password of a user, who can sign in from then on, and stop", metavar="NAME"
-    )
+    double_share: float = free(0.0, "share of descriptions that two decide on, each alone", metavar="P", between=(0, 1))
+    add_user: str | None = free(None, "ask for the password of a user, who can then sign in, and stop", metavar="NAME")
     data: str | None = free(None, "output of histocoder predict to review", metavar="FILE")
     input_col: str | None = free(None, "--data: column of descriptions (default: the run's, or occ1)", metavar="COL")
     host: str = free("127.0.0.1", "address to listen on", metavar="ADDRESS")
@@ -253,14 +230,10 @@ class ExportFlags(NamedModel):
 class ConvertFlags(Settings):
     """Convert models from and to OccCANINE's format."""
 
-    from_occcanine: str | None = free(
-        None, "OccCANINE model to convert: last.bin, or a folder as on the hub", metavar="PATH"
-    )
+    from_occcanine: str | None = free(None, "OccCANINE model: last.bin, or a folder as on the hub", metavar="PATH")
     to_occcanine: str | None = free(None, "model to convert to OccCANINE's format", metavar="DIR")
     output: str = free(None, "folder, or file last.bin, to write", metavar="PATH", is_required=True)
-    formatter: str | None = free(
-        None, "kind of code that the model was trained on", choices=("hisco", "occ1950", "general", "gpf")
-    )
+    formatter: str | None = free(None, "kind of the model's codes", choices=("hisco", "occ1950", "general", "gpf"))
     key: str | None = free(None, "the model's key: system_code,code, and desc if it has titles", metavar="CSV")
     target_cols: tuple[str, ...] | None = free(None, "general: columns of codes", metavar="COL")
     block_size: int | None = free(None, "general: characters of the longest code (default: 5)", metavar="N")

@@ -52,10 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def build_parser() -> Parser:
     """Return the commands and their flags."""
-    parser = Parser(
-        "Train models that code occupational descriptions, code files with them, and check the codes.",
-        prog="histocoder",
-    )
+    parser = Parser("Train models of occupational codes, code files with them, and check the codes.", prog="histocoder")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, text in _SCRIPTS.items():
         commands.add_parser(name, help=text, description=text)

@@ -9,7 +9,7 @@ from histocoder.config.model import (
     ModelConfig,
     check_target_len,
 )
-from histocoder.config.prediction import SOURCE_COL, PredictConfig, PredictOptions
+from histocoder.config.prediction import SOURCE_COL, BatchOptions, ClassOptions, PredictConfig, PredictOptions
 from histocoder.config.run import (
     NUM_CODES,
     NUM_GREEDY,

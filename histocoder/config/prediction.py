@@ -27,9 +27,7 @@ class BatchOptions(Settings):
 class PredictOptions(BatchOptions):
     """Settings of `Coder.predict`."""
 
-    mode: str | None = free(
-        None, "how codes are chosen (default: the best way on data that training set aside)", choices=MODES
-    )
+    mode: str | None = free(None, "how codes are chosen (default: the best way on validation data)", choices=MODES)
     k: int = free(5, "topk: number of codes", at_least=1)
     threshold: float | None = free(
         None,
@@ -61,14 +59,10 @@ class FileOptions(Settings):
     output: str = free("", OUTPUT_HELP, metavar="FILE")
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
-    language: str = free(
-        "unk", "language of all descriptions, a code or a name: see below (default: unk, unknown)", metavar="LANG"
-    )
+    language: str = free("unk", "language of all descriptions, code or name: see below (default: unk)", metavar="LANG")
     language_col: str | None = free(None, "column of each row's language, instead of --language", metavar="COL")
     columns: str = free("", COLUMNS_HELP, metavar="PREFIX")
-    excel: bool = free(
-        False, "write CSV that Excel opens directly: with a byte order mark, and the input's decimal mark"
-    )
+    excel: bool = free(False, "write CSV that Excel opens: with a byte order mark, and the input's decimal mark")
     raw: bool = free(False, RAW_HELP)
 
     def check(self) -> None:
@@ -100,9 +94,7 @@ class ClassOptions(Settings):
     status_col: str | None = free(None, "column of status (default: status, if there is one)", metavar="COL")
     relation_col: str | None = free(None, "column of relation (default: relation, if there is one)", metavar="COL")
     product_col: str | None = free(None, "column of product (default: product, if there is one)", metavar="COL")
-    levels: tuple[str, ...] | None = free(
-        None, "groups of HISCO or OCC1950 to add, with titles: major, minor, unit", metavar="LEVEL"
-    )
+    levels: tuple[str, ...] | None = free(None, "groups (HISCO, OCC1950) to add: major, minor, unit", metavar="LEVEL")
 
     def check(self) -> None:
         strange = [level for level in self.levels or () if level not in LEVELS]

@@ -206,13 +206,9 @@ class CsvFile:
         self._ends_with_quote = tail.rstrip().endswith(b'"')
         self._encoding, self._escape = "cp1252" if num_bad else "utf-8-sig", "\\" if has_escapes else None
         if num_bad:
-            self.notices.append(
-                f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check that accents look right."
-            )
+            self.notices.append(f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check its accents.")
         if has_escapes:
-            self.notices.append(
-                f"{self.path}: quotation marks are escaped with backslashes, as R writes them, and are read as such."
-            )
+            self.notices.append(f"{self.path}: quotation marks are escaped with backslashes, as R writes them.")
 
 
 def _opened(path: Path) -> BinaryIO:

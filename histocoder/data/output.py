@@ -67,9 +67,7 @@ def check_kept(file: TableFile, output: Path) -> None:
         if kind_of(output) not in PARQUET:
             pa.csv.write_csv(file.schema.empty_table(), pa.BufferOutputStream())
     except pa.ArrowInvalid as error:
-        raise UserError(
-            f"{file.path} does not fit into CSV ({error}). Choose an --output that ends in .parquet."
-        ) from error
+        raise UserError(f"{file.path} does not fit into CSV ({error}). Let --output end in .parquet.") from error
 
 
 def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> list[str]:

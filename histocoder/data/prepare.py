@@ -41,12 +41,7 @@ from histocoder.files import is_same_file, make_folder, remove_leftovers, tempor
 from histocoder.formatters import MISSING, Formatter, build_formatter
 from histocoder.log import log
 
-SPLIT_FILES = {
-    TRAIN: "data_train.csv",
-    VAL: "data_val.csv",
-    HELD_OUT: "data_held_out.csv",
-    TITLES: "data_titles.csv",
-}
+SPLIT_FILES = {TRAIN: "data_train.csv", VAL: "data_val.csv", HELD_OUT: "data_held_out.csv", TITLES: "data_titles.csv"}
 """Split -> the table that people read; corrections are held out to compare the model with the one before."""
 TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
 REJECTED_FILE, CONFLICTS_FILE = "rejected.csv", "conflicts.csv"
@@ -274,9 +269,7 @@ def _write_split(
             log.info(f"{corrected} corrected codes, and {added} added; all are training data.")
     examples = {name: Examples.open(writer.path, name) for name in SPLITS}
     if not len(examples[VAL]):
-        raise UserError(
-            "All validation data are corrected, which makes them training data. Set aside more with --share-val."
-        )
+        raise UserError("All validation data are corrected, which makes them training data. Raise --share-val.")
     for name, split_examples in examples.items():
         if len(split_examples):
             write_table(folder / SPLIT_FILES[name], map(_as_people_read, split_examples.chunks()))

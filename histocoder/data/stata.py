@@ -58,9 +58,7 @@ class StataFile:
         except Exception as error:  # readers raise errors of all types if a file is damaged
             why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             kind = self._path.suffix
-            raise UserError(
-                f"{self._path} can't be read as a {kind} file ({why}). Save it again, or as CSV."
-            ) from error
+            raise UserError(f"{self._path} can't be read as a {kind} file ({why}). Save it again or as CSV.") from error
 
     def _tell_labels(self, has_labels: bool) -> None:
         if has_labels and not self.notices:

@@ -133,10 +133,8 @@ class Models:
 
     def train(self, dataset: Path, options: TrainOptions, *, file: str, sheet: str | None) -> Model:
         """Train a new model on a table."""
-        flags: dict[str, Any] = options.model_dump(exclude_defaults=True, exclude={"quick"}) | {
-            "dataset": dataset,
-            "sheet": sheet,
-        }
+        own = options.model_dump(exclude_defaults=True, exclude={"quick"})
+        flags: dict[str, Any] = own | {"dataset": dataset, "sheet": sheet}
         words = ["--encoder", "ngram", *(("--num-epochs", "3", "--min-steps", "0") if options.quick else ())]
         for name, value in flags.items():
             values = [] if value is True else value if isinstance(value, list) else [value]

@@ -119,9 +119,8 @@ def in_order_of_worth(file: TableFile, columns: Columns, *, beside: Sequence[str
     first = [*names[: len(by)], CHECKED_COL, *dict.fromkeys([*answers.values(), *columns.target_cols])]
     found = found.loc[order].rename(columns=new_names).reset_index(drop=True)
     last = ["conf", "times", *(f"row_{name}" for name in beside)]
-    return found.reindex(columns=[*first, *alternatives.values(), *last]).fillna(
-        dict.fromkeys({*first} - {*new_names.values()}, "")
-    )
+    blank = dict.fromkeys({*first} - {*new_names.values()}, "")
+    return found.reindex(columns=[*first, *alternatives.values(), *last]).fillna(blank)
 
 
 def _distinct(rows: pd.DataFrame, by: pd.DataFrame) -> pd.DataFrame:
@@ -148,9 +147,7 @@ def _answers(header: list[str], prefix: str, target_cols: Sequence[str]) -> dict
         number, own = prob.removeprefix(f"{prefix}prob_"), code.removeprefix(prefix)
         if number.isdigit():
             if own not in target_cols and not code.endswith(f"_{number}"):
-                raise UserError(
-                    f"The column before {prob!r} must be that of its codes, as histocoder predict writes them."
-                )
+                raise UserError(f"The column before {prob!r} must be that of its codes, as predict writes them.")
             names[code] = next(targets, own)
             if (meaning := f"{prefix}desc_{number}") in header:
                 names[meaning] = meaning.removeprefix(prefix)

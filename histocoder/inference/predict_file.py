@@ -163,12 +163,7 @@ def _count_rows(table: TableFile, output: Path, block_rows: int) -> int:
 
 
 def _coded_blocks(
-    tables: TableCoder,
-    blocks: Iterator[pa.Table],
-    *,
-    prefix: str,
-    size: int,
-    tell: Callable[[float], object],
+    tables: TableCoder, blocks: Iterator[pa.Table], *, prefix: str, size: int, tell: Callable[[float], object]
 ) -> Iterator[pa.Table]:
     """Yield blocks of rows with their codes, on rank 0; `tell` receives numbers of rows.
 

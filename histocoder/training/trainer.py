@@ -91,9 +91,8 @@ class Trainer:
         """
         self.tracker = tracker or self.tracker
         with self.learner.whole() as model:
-            self.learner.outputs, self.val_outputs = (
-                frozen_outputs(model, data) for data in (self.train_data, self.val_data)
-            )
+            self.learner.outputs = frozen_outputs(model, self.train_data)
+            self.val_outputs = frozen_outputs(model, self.val_data)
         self.meter.started = time.monotonic()
         progress, stop = Progress(self.total_steps, start=self.state.step), StopRequest()
         with closing(progress), handling_stop_signals(stop), self.train_loader.naming_workers():
@@ -183,8 +182,7 @@ class Trainer:
         facts: dict[str, Any] = {"num_train": len(self.train_data), "num_val": len(self.val_data)}
         card = model_card(model.config, **facts, metrics=self.state.results)
         distributed.run_on_primary(
-            lambda: save_model(folder, model.config, weights, tokenizer=model.tokenizer, card=card),
-            doing=doing,
+            lambda: save_model(folder, model.config, weights, tokenizer=model.tokenizer, card=card), doing=doing
         )
 
     def save(self) -> None:

@@ -166,8 +166,7 @@ def test_short_codes_are_refused_with_ways_out(tmp_path: Path):
     table = tmp_path / "t.csv"
     table.write_text('occ1,hisco_1\na,61110\n"b\nc",2000\nd,-1\n\ne,4215\n')
     with pytest.raises(
-        UserError,
-        match=r"2 rows .*line 3, hisco_1: '2000' has .*line 7, hisco_1: '4215' .*--zero-pad.*--allow",
+        UserError, match=r"2 rows .*line 3, hisco_1: '2000' has .*line 7, hisco_1: '4215' .*--zero-pad.*--allow"
     ):
         prepared(table, tmp_path / "out")
     assert not (tmp_path / "out" / "prepared.json").exists()
