@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from tqdm import tqdm
 
 from histocoder.cli.flags import AuditFlags, CodedTableFlags
@@ -14,7 +13,7 @@ from histocoder.data.example_files import CHECKED_COL, other_cells
 from histocoder.data.examples import LANG_COL
 from histocoder.data.key import read_key
 from histocoder.data.normalize import description_keys
-from histocoder.data.output import Form, check_output, write_table
+from histocoder.data.output import Form, check_output, write_frame
 from histocoder.data.prepare import table_files
 from histocoder.errors import UserError
 from histocoder.evaluation.scores import code_sets, named_groups
@@ -27,7 +26,8 @@ _LABEL = ["key", "lang", "codes"]
 
 def run_audit(config: AuditFlags) -> None:
     """Write the most suspect labels, and how many there are of each code and group."""
-    output = new_output(config.output, overwrite=config.overwrite)
+    output = Path(config.output)
+    check_output(output, overwrite=config.overwrite)
     rows, _ = coded_rows(config, config.dataset, config.group_col, "group_col")
     found = rows.groupby(_LABEL, sort=False).agg(text=("text", "first"), line=("line", list), times=("text", "size"))
     labels = found.reset_index()
@@ -52,7 +52,7 @@ def run_audit(config: AuditFlags) -> None:
     extra["note"] = chosen["note"]
     extra["near"] = ["; ".join(f"{n.text} ({' '.join(n.codes)})" for n in some) for some in near]
     extra["lines"] = [" ".join(map(str, lines[:10])) for lines in chosen["line"]]
-    write_frame(output, to_correct(chosen, config, extra), raw=config.raw)
+    write_frame(output, to_correct(chosen, config, extra), Form(raw=config.raw))
     wrong = 1 - rows.merge(labels[[*_LABEL, "conf"]], how="left", on=_LABEL)["conf"]
     log.info(
         f"Up to {wrong.sum():,.0f} of {len(rows):,} rows with codes ({percent(wrong.mean())}) may be wrong. Of "
@@ -65,7 +65,7 @@ def run_audit(config: AuditFlags) -> None:
         shares = wrong.loc[group.index].groupby(group.to_numpy()).agg(rows="size", suspect="sum", share="mean")
         shares = shares.sort_values("suspect", ascending=False, kind="stable").rename_axis(name).reset_index()
         path = output.with_name(f"{output.stem}_by_{name}.csv")
-        write_frame(path, shares, raw=config.raw)
+        write_frame(path, shares.round(4), Form(raw=config.raw))
         log.info(f"Suspect rows by {name}, all in {path}:\n{shares.head(10).round(3).to_string(index=False)}")
     log.info(
         f"Wrote the {len(chosen):,} most suspect labels to {output}. Correct the codes, write x in the column "
@@ -98,19 +98,4 @@ def to_correct(found: pd.DataFrame, config: CodedTableFlags, extra: dict[str, An
     columns = {config.input_col: found["text"], config.language_col or LANG_COL: found["lang"], CHECKED_COL: ""}
     for i, name in enumerate(config.target_cols):
         columns |= {name: found["codes"].str.get(i), f"prob_{i + 1}": found["probs"].str.get(i).astype(float)}
-    return pd.DataFrame({**columns, **extra, "conf": found["conf"], "times": found["times"]})
-
-
-def new_output(path: str, *, overwrite: bool) -> Path:
-    """Return the path of an output; raise a UserError if it can't be written to, or is there already."""
-    output = Path(path)
-    check_output(output)
-    if output.exists() and not overwrite:
-        raise UserError(f"{output} already exists, and may be filled in. Add --overwrite to replace it.")
-    return output
-
-
-def write_frame(path: Path, table: pd.DataFrame, *, raw: bool) -> None:
-    """Write a table, and say what is changed in it."""
-    for notice in write_table(path, [pa.Table.from_pandas(table.round(4), preserve_index=False)], Form(raw=raw)):
-        log.info(notice)
+    return pd.DataFrame({**columns, **extra, "conf": found["conf"], "times": found["times"]}).round(4)

@@ -14,7 +14,7 @@ from histocoder.checkpoints.run_folder import METRICS_FILE, run_of
 from histocoder.cli.arguments import config_of
 from histocoder.cli.flags import PredictFlags
 from histocoder.config import PredictConfig
-from histocoder.data.codes import LabelRules
+from histocoder.data.codes import rules_of
 from histocoder.data.languages import chosen_language
 from histocoder.data.output import check_output
 from histocoder.data.prepare import TRAIN_FILE, held_out
@@ -33,11 +33,7 @@ def run_predict(config: PredictFlags) -> None:
     """Code the descriptions; print or write their codes."""
     device = distributed.start(device=config.device)
     if config.output:  # before the model is read, which takes a while
-        check_output(Path(config.output), excel=config.excel)
-        if Path(config.output).exists() and not config.overwrite:
-            raise UserError(
-                f"{config.output} already exists. Add --overwrite to replace it, or choose another --output."
-            )
+        check_output(Path(config.output), excel=config.excel, overwrite=config.overwrite)
     folder = local_folder(config.model)
     known_file = _known_file(config.known, config, folder) if config.known else None
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
@@ -90,11 +86,8 @@ def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
 
 def _read_known(path: Path, coder: Coder, config: PredictFlags) -> tuple[Known, str]:
     """Read hand-coded descriptions; return them and their identity."""
-    short = config.allow_codes_shorter_than_block_size
-    rules = LabelRules(zero_pad=config.zero_pad_codes, allow_short=short, drop_bad=True)
-    files, has_languages = training_files(
-        path, coder, rules, input_col=config.input_col, language_col=config.language_col
-    )
+    rules, columns = replace(rules_of(config), drop_bad=True), (config.input_col, config.language_col)
+    files, has_languages = training_files(path, coder, rules, input_col=columns[0], language_col=columns[1])
     if config.known == "auto":
         files = replace(files, paths=(path, *held_out(path.parent)))
     settings = {"any_language": not has_languages, "exact": config.known_exact}

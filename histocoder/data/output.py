@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -18,6 +19,7 @@ from histocoder.data.stata import write_stata
 from histocoder.data.table import EXCEL, PARQUET, STATA, TableFile, is_bytes, kind_of, strings
 from histocoder.errors import UserError, counted
 from histocoder.files import replacing
+from histocoder.log import log
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,11 @@ class Form:
         return cls(**{**own, **form})
 
 
-def check_output(path: Path, *, excel: bool = False, num_rows: int = 0) -> None:
+def check_output(path: Path, *, excel: bool = False, num_rows: int = 0, overwrite: bool = True) -> None:
     """Raise a UserError if a path can't be written to, or a table of so many rows not in the format of its suffix."""
     kind = kind_of(path, doing="written")
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} already exists. Add --overwrite to replace it, or choose another --output.")
     if excel and kind in (*PARQUET, *EXCEL, *STATA):
         raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
     if path.exists() and not path.is_file():
@@ -109,6 +113,12 @@ def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> 
     cells = counted(num_formulas, "cell begins like a formula and was", "cells begin like formulas and were")
     mark = f"{path}: {cells} written with a leading apostrophe, which histocoder removes when it reads the file."
     return [mark] if num_formulas else []
+
+
+def write_frame(path: Path, frame: pd.DataFrame, form: Form = Form()) -> None:
+    """Write a DataFrame, and tell the user the notices."""
+    for notice in write_table(path, [pa.Table.from_pandas(frame, preserve_index=False)], form):
+        log.info(notice)
 
 
 def _as_csv(table: pa.Table, form: Form) -> tuple[pa.Table, int]:

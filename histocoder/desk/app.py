@@ -21,8 +21,9 @@ from histocoder import __version__
 from histocoder.data.example_files import CHECKED_COL
 from histocoder.data.languages import NAMES, Language
 from histocoder.data.normalize import description_keys
-from histocoder.data.output import Form, write_table
-from histocoder.desk.cards import Cards, Conflict, Source
+from histocoder.data.output import Form, write_frame, write_table
+from histocoder.desk.card import Conflict, Source
+from histocoder.desk.cards import Cards
 from histocoder.desk.coding import NO_OCCUPATION, Answer, Code, CodeRequest, NamedLanguage, named_languages
 from histocoder.desk.models import GIVEN, Model, Models
 from histocoder.desk.uploads import Uploads
@@ -174,7 +175,7 @@ class Desk:
         """Return who has decided what, as CSV."""
         path = self._file.with_name("decisions.csv")
         with self.cards.lock:
-            write_table(path, [pa.Table.from_pandas(self.cards.decisions(), preserve_index=False)], Form())
+            write_frame(path, self.cards.decisions())
         return FileResponse(path, media_type="text/csv; charset=utf-8", filename=path.name)
 
     def export(self, raw: bool = False) -> FileResponse:

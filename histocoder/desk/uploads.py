@@ -24,7 +24,8 @@ from histocoder.data.cells import descriptions_in
 from histocoder.data.crosswalk import Crosswalk
 from histocoder.data.languages import chosen_language
 from histocoder.data.table import kind_of, open_table, strings
-from histocoder.desk.cards import Cards, Source
+from histocoder.desk.card import Source
+from histocoder.desk.cards import Cards
 from histocoder.desk.checks import Check, TrainOptions, check, code_columns, guess_language
 from histocoder.desk.models import Model, Models
 from histocoder.desk.sample import sample_tables

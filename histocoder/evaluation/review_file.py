@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from histocoder.checkpoints.run_folder import ARGS_FILE, run_settings
 from histocoder.data.example_files import CHECKED_COL
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
-from histocoder.data.output import Form, check_output, write_table
+from histocoder.data.output import Form, check_output, write_frame
 from histocoder.data.table import TableFile, open_table
 from histocoder.errors import UserError, counted, shown
 from histocoder.files import finetune_command, from_here
@@ -51,15 +50,11 @@ def review(
 
     Raises UserError where a column is missing, or the output exists and `overwrite` is not set.
     """
-    check_output(output, num_rows=budget)
-    if output.exists() and not overwrite:
-        raise UserError(f"{output} already exists, and may be filled in. Add --overwrite to replace it.")
+    check_output(output, num_rows=budget, overwrite=overwrite)
     file = open_coded(predictions, columns, sheet=sheet)
     table = in_order_of_worth(file, columns)
     chosen = table.iloc[:budget]
-    written = pa.Table.from_pandas(chosen, preserve_index=False)
-    for notice in write_table(output, [written], Form.like(file, raw=raw)):
-        log.info(notice)
+    write_frame(output, chosen, Form.like(file, raw=raw))
     rows, total = int(chosen["times"].sum()), int(table["times"].sum())
     wrong = (chosen["times"] * (1 - chosen["conf"])).sum()
     log.info(

@@ -96,11 +96,9 @@ def predict_file(
             for notice in write_table(output, map(told.add, coded), form) if distributed.is_primary() else coded:
                 say(notice)
         if distributed.is_primary():
-            if (remark := tables.unlike()) is not None:
-                say(remark)
             shutil.rmtree(parts, ignore_errors=True)
-    for classes in tables.classes if distributed.is_primary() else ():
-        say("\n".join(classes.coverage()))
+            for remark in filter(None, [tables.unlike(), *(classes.coverage() for classes in tables.classes)]):
+                say(remark)
     return told.numbers()
 
 
