@@ -106,9 +106,8 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(
-            f"{message[0].upper()}{message[1:]}{'' if message[-1] in '.?' else '.'} See {self.prog} --help."
-        )
+        end = "" if message[-1] in ".?" else "."
+        raise UserError(f"{message[0].upper()}{message[1:]}{end} See {self.prog} --help.")
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         """Parse flags; they override those of the file that `--config` names."""

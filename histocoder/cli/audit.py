@@ -1,4 +1,4 @@
-"""`histocoder audit`: find labels that are likely wrong, before a model learns from them."""
+"""`histocoder audit` and `agreement`: find codes that are likely wrong, and those on which two coders differ."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from histocoder.cli.flags import AuditFlags, CodedTableFlags
+from histocoder.cli.flags import AgreementFlags, AuditFlags, CodedTableFlags
 from histocoder.config import PrepareConfig, settings_of
 from histocoder.data.example_files import CHECKED_COL, other_cells
 from histocoder.data.examples import LANG_COL
@@ -16,8 +16,9 @@ from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, check_output, write_frame
 from histocoder.data.prepare import table_files
 from histocoder.errors import UserError
+from histocoder.evaluation.agreement import agreement, to_settle
 from histocoder.evaluation.scores import code_sets, named_groups
-from histocoder.evaluation.summary import percent
+from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.formatters import CodeSystem
 from histocoder.log import log
 
@@ -70,6 +71,34 @@ def run_audit(config: AuditFlags) -> None:
     log.info(
         f"Wrote the {len(chosen):,} most suspect labels to {output}. Correct the codes, write x in the column "
         f"{CHECKED_COL!r} of each row that is now right, and train with --corrections {output}."
+    )
+
+
+def run_agreement(config: AgreementFlags) -> None:
+    """Print how far two coders agree, and write what they have to settle."""
+    output, by = Path(config.output), ["other" if config.id_col else "key", "lang", "n"]
+    check_output(output, overwrite=config.overwrite)
+    tables = [coded_rows(config, path, config.id_col, "id_col") for path in config.files]
+    first, second = (rows.assign(n=rows.groupby(by[:2]).cumcount()) for rows, _ in tables)
+    both = first.merge(second[[*by, "codes"]], on=by, suffixes=("", "_second"))
+    names = " and ".join(config.files)
+    if both.empty:
+        raise UserError(f"{names} have no row in common; check --input-col, --language-col and --id-col.")
+    both = both.rename(columns={"codes": "first", "codes_second": "second"})
+    digits = 0 if tables[0][1].labels is not None else tables[0][1].block_size - 1
+    scores = agreement(both["first"], both["second"], both["text"].tolist(), digits=digits)
+    unmatched = " and ".join(f"{len(rows) - len(both):,}" for rows in (first, second))
+    log.info(f"{len(both):,} rows have codes in both files; {unmatched} rows of {names} have no counterpart.")
+    log.info(table_of_shares([one | {"digits": one["digits"] or "all"} for one in scores]))
+    differ = to_settle(both, digits=digits)
+    others = {f"other_{name}": differ["second"].str.get(i) for i, name in enumerate(config.target_cols)}
+    halves = differ["first"].map(lambda codes: (0.5,) * len(codes))  # one of the two coders has decided so
+    found = differ.rename(columns={"first": "codes"}).assign(probs=halves, conf=0.5)
+    write_frame(output, to_correct(found, config, others | {"same_digits": differ["digits"]}), Form(raw=config.raw))
+    log.info(
+        f"Wrote {len(differ):,} descriptions on which they differ to {output}, with the codes of {config.files[0]}; "
+        f"those of {config.files[1]} are behind them. Correct the former, and write x in the column {CHECKED_COL!r} of "
+        "what is settled."
     )
 
 

@@ -246,10 +246,7 @@ class ConvertFlags(Settings):
 
     def check(self) -> None:
         """Raise a UserError unless one model is named."""
-        require(
-            bool(self.from_occcanine) != bool(self.to_occcanine),
-            "Give exactly one of --from-occcanine and --to-occcanine.",
-        )
+        require(bool(self.from_occcanine) != bool(self.to_occcanine), "Give either --from-occcanine or --to-occcanine.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,10 +47,8 @@ def run_serve(config: ServeFlags) -> None:
     if config.token is not None and (len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()):
         raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
     device = distributed.start(device=config.device)
-    with (
-        _listening(config.host, config.port) as listener,
-        holding(folder / ".lock", path=folder, instead="another --workspace"),
-    ):
+    lock = holding(folder / ".lock", path=folder, instead="another --workspace")
+    with _listening(config.host, config.port) as listener, lock:
         port = listener.getsockname()[1]
         models = Models(folder / "models", device=str(device), precision=config.precision)
         if model:

@@ -32,9 +32,7 @@ class StataFile:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all columns; raise a UserError if the file is damaged."""
         for frame in self._frames():
-            texts = {
-                name: frame[name].astype("string") for name in frame if self.schema.field(name).type == pa.string()
-            }
+            texts = {col: frame[col].astype("string") for col in frame if self.schema.field(col).type == pa.string()}
             yield pa.RecordBatch.from_pandas(frame.assign(**texts), schema=self.schema, preserve_index=False)
 
     def _frames(self) -> Iterator[pd.DataFrame]:

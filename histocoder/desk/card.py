@@ -44,6 +44,16 @@ class Card(BaseModel):
             self.codes, self.who, self.status = opinions[who], who, "unsure" if opinions[who] is None else "settled"
         return self
 
+    @staticmethod
+    def together(opinions: Mapping[str, list[str] | None]) -> dict[str, Any]:
+        """Return the state of a card for two with these opinions: it is open until there are two."""
+        names, codes = list(opinions), list(opinions.values())
+        if len(names) < 2:
+            return {"status": "open", "codes": None, "by": None}
+        is_same = len({None if one is None else frozenset(one) for one in codes}) == 1
+        status = "disputed" if not is_same else "unsure" if codes[0] is None else "settled"
+        return {"status": status, "codes": codes[0] if status == "settled" else None, "by": _AND.join(names)}
+
 
 class Opinion(BaseModel):
     """Decision of one of two people on a card."""
@@ -105,16 +115,6 @@ class Conflict(Exception):
     def __init__(self, card: Card) -> None:
         super().__init__(f"{card.who} has decided on this description in the meantime.")
         self.card = card
-
-
-def together(opinions: Mapping[str, list[str] | None]) -> dict[str, Any]:
-    """Return the state of a card for two with these opinions: it is open until there are two."""
-    names, codes = list(opinions), list(opinions.values())
-    if len(names) < 2:
-        return {"status": "open", "codes": None, "by": None}
-    is_same = len({None if one is None else frozenset(one) for one in codes}) == 1
-    status = "disputed" if not is_same else "unsure" if codes[0] is None else "settled"
-    return {"status": status, "codes": codes[0] if status == "settled" else None, "by": _AND.join(names)}
 
 
 def user_of(request: Request, given: str) -> str:

@@ -15,19 +15,7 @@ from fastapi import Body, Query, Request
 from pydantic import Field
 
 from histocoder.data.example_files import CHECKED_COL
-from histocoder.desk.card import (
-    Accepted,
-    Card,
-    Conflict,
-    Decision,
-    Evidence,
-    Filter,
-    Number,
-    Source,
-    Who,
-    together,
-    user_of,
-)
+from histocoder.desk.card import Accepted, Card, Conflict, Decision, Evidence, Filter, Number, Source, Who, user_of
 from histocoder.desk.models import Models
 from histocoder.desk.trust import FEWEST, Trust, order_of_review, share_right
 from histocoder.errors import UserError
@@ -217,7 +205,7 @@ class Cards:
             status = "unsure" if codes is None else "settled"
             after: dict[str, Any] = {"status": status, "codes": codes, "by": who}
             if before.double and before.status == "open":
-                after = together(self._opinions(card) | {who: codes})
+                after = Card.together(self._opinions(card) | {who: codes})
             elif before.double:
                 action = "settled"
             return self._seen(self._write(before, after, who=who, action=action, said=codes, batch=batch), who)
@@ -243,7 +231,7 @@ class Cards:
                 self._db.execute("UPDATE decisions SET undone = 1 WHERE id = ?", (row["id"],))
                 after: dict[str, Any] = {**before, "by": before.get("by", who)}
                 if card.double and row["action"] != "settled":
-                    after = together(self._opinions(card.id))
+                    after = Card.together(self._opinions(card.id))
                 back.append(self._write(card, after, who=who, action="undone", said=after["codes"]))
         return back
 

@@ -101,7 +101,7 @@ def test_output_that_is_closed_or_full(model: Path, monkeypatch: pytest.MonkeyPa
         (("predict", "--model", "x", "--moda=flat"), "--moda. Did you mean '--mode'? See histocoder predict --help"),
         ((), "required: COMMAND"),
         (("convert", "--from-occcanine", "nowhere", "--output", "o", "--formatter", "hisco"), "There is no nowhere"),
-        (("convert", "--output", "o"), "exactly one of --from-occcanine and --to-occcanine"),
+        (("convert", "--output", "o"), "either --from-occcanine or --to-occcanine"),
     ],
 )
 def test_mistakes_end_in_a_sentence(args: tuple[str, ...], message: str, monkeypatch, capsys, tmp_path: Path):
