@@ -72,7 +72,9 @@ def run_compare(config: CompareFlags) -> None:
         f"{100 * one['mean']:+.1f} ({100 * one['low']:+.1f} to {100 * one['high']:+.1f})"
         for one in found["difference"].values()
     )
-    log.info(f"Difference in percentage points (95 % intervals): {' of rows, '.join(lead)} of distinct descriptions.")
+    log.info(
+        f"Difference in percentage points, with 95 % intervals: {' of rows, '.join(lead)} of distinct descriptions."
+    )
     for name in ("true", "codes_first", "codes_second"):
         changed[name] = changed[name].map(" ".join)
     write_frame(output, changed.round(4), Form(raw=config.raw))

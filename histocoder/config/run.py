@@ -192,7 +192,9 @@ class MachineConfig(Settings):
 
     GROUP = "machine"
 
-    device: str = free("auto", "device (default: auto, a GPU if there is one)", choices=("auto", "cpu", "cuda", "mps"))
+    device: str = free(
+        "auto", "device to compute on (default: auto, a GPU if there is one)", choices=("auto", "cpu", "cuda", "mps")
+    )
     distributed: bool = free(False, "require a launcher, such as torchrun")
     rank_timeout: float = free(
         RANK_TIMEOUT, "seconds that processes wait for one another before the run ends", metavar="S", at_least=5
@@ -267,7 +269,7 @@ class MixerConfig(RunConfig, FilesConfig):
 
     # Prepared files are large: they have batches and passes of their own, whatever the recipe.
     num_epochs: int = changed(FitConfig, "num_epochs", 50)
-    min_steps: int = changed(FitConfig, "min_steps", 0, text="repeat epochs until there are N steps")
+    min_steps: int = changed(FitConfig, "min_steps", 0, text="train for N steps at least")
     batch_size: int = changed(FitConfig, "batch_size", 512)
     max_epoch_steps: int = changed(FitConfig, "max_epoch_steps", 0)
     seq2seq_weight: float = changed(FitConfig, "seq2seq_weight", 0.5)

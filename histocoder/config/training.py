@@ -36,7 +36,9 @@ class StartConfig(Settings):
         choices=("auto", "mean"),
     )
     dropout: float = fixed(0.0, "dropout of the decoder and the heads, less than 1", metavar="P", between=(0, 0.999))
-    decoder_dim_feedforward: int | None = fixed(None, "feed-forward width (default: the encoder's)", at_least=1)
+    decoder_dim_feedforward: int | None = fixed(
+        None, "width of the decoder's feed-forward layers (default: the encoder's)", at_least=1
+    )
 
     def check(self) -> None:
         check_max_len(self.max_len)
