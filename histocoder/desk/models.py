@@ -14,14 +14,14 @@ from typing import Any, Literal
 from fastapi import Response
 from pydantic import BaseModel
 
-from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
+from histocoder.checkpoints.model_files import WEIGHTS_FILE
 from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of, run_settings
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.desk.checks import TrainOptions
 from histocoder.desk.coding import Coding
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import words_to_correct
-from histocoder.files import make_folder, sha256, write_text
+from histocoder.files import make_folder, write_text
 from histocoder.inference.coder import Coder
 
 GIVEN = "given"  # the model of `serve --model`
@@ -112,9 +112,8 @@ class Models:
         return self.all()
 
     def _use(self, model: str, coder: Coder) -> None:
-        folder = self.best(model)
-        model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
-        self._coding = Coding(coder, run=self.run(model), model_id=model_id)
+        name = self._models[model].table if model == GIVEN else model
+        self._coding = Coding(coder, self.best(model), name=name)
         for one in self._models.values():
             one.in_use = one.id == model
             self._save(one)

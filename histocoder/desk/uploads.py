@@ -23,6 +23,7 @@ from histocoder.config.prediction import ClassOptions
 from histocoder.data.cells import descriptions_in
 from histocoder.data.crosswalk import Crosswalk
 from histocoder.data.languages import chosen_language
+from histocoder.data.provenance import provenance_file, write_provenance
 from histocoder.data.table import kind_of, open_table, strings
 from histocoder.desk.card import Source
 from histocoder.desk.cards import Cards
@@ -32,7 +33,7 @@ from histocoder.desk.sample import sample_tables
 from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.review_file import Columns
 from histocoder.files import write_text
-from histocoder.inference.predict_file import predict_file
+from histocoder.inference.predict_file import facts_of, predict_file
 from histocoder.inference.table_coder import TableCoder
 from histocoder.log import log
 
@@ -214,6 +215,12 @@ class Uploads:
         """Download the coded file, in the form of the one that was sent."""
         return FileResponse(path := self._coded(file), filename=path.name)
 
+    def provenance(self, file: str) -> FileResponse:
+        """Download where the coded file comes from, with a paragraph for a methods section, as JSON."""
+        if not (path := provenance_file(self._coded(file))).is_file():
+            raise KeyError(file)  # coded by an earlier version
+        return FileResponse(path, filename=path.name)
+
     def to_review(self, file: str) -> Source:
         """Make cards of a coded file."""
         path, options = self._coded(file), self.get(file).options
@@ -290,7 +297,10 @@ class Uploads:
             model_id = f"{coding.model_id} {file.options.known}"
             how: dict[str, Any] = {"model_id": model_id, "known": known, "say": said.append}
             config = self._config(file, file.options)
-            predict_file(coding.coder, config, **how, progress=count)
+            told = predict_file(coding.coder, config, **how, progress=count)
+            told = facts_of(coding.coder, config, coding.folder, name=coding.name) | told
+            command = ["predict", "--model", coding.name, *(["--known", "auto"] if known else [])]
+            write_provenance(command, config, told, as_sent=self.as_sent)
             file.rows_done = file.num_rows or 0
             file.summary = _summary(self._output(file), config.columns, coding.sure)
             state, message, file.notices = "done", "", self.as_sent("\n".join(said)).splitlines()
