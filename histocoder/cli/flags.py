@@ -19,11 +19,7 @@ class ComputingFlags(Settings):
     """The device and the precision."""
 
     device: str = free("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
-    precision: str = free(
-        "auto",
-        "auto: bf16 if the hardware supports it, several times as fast and slightly less exact",
-        choices=PRECISIONS,
-    )
+    precision: str = free("auto", "auto: bf16 if the hardware has it, faster, slightly less exact", choices=PRECISIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +33,7 @@ class PredictFlags(PredictConfig, ModelFlags):
 
     texts: tuple[str, ...] = free((), "descriptions to code", metavar="TEXT", flags=("texts",))
     overwrite: bool = free(False, "replace an existing --output", is_recorded=False)
-    known: str | None = free(
-        None,
-        "hand-coded descriptions, which keep their codes; auto: the training data of the model's run",
-        metavar="FILE|auto",
-    )
+    known: str | None = free(None, "descriptions with codes to keep; auto: the training data", metavar="FILE|auto")
     known_exact: bool = free(False, "--known: compare descriptions exactly, including case, blanks and accents")
     zero_pad_codes: bool = free(False, "--known: restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "--known: accept codes shorter than the model's longest")
@@ -164,11 +156,7 @@ class ReviewFlags(NamedModel):
 class ClassesFlags(ClassOptions):
     """Give the codes of a table social classes, by a table of classes that you have downloaded, and groups."""
 
-    table: str | None = free(
-        None,
-        "table of classes with the column hisco, and status, relation and product where they matter",
-        metavar="FILE",
-    )
+    table: str | None = free(None, "table of classes: hisco, values; status, relation, product if any", metavar="FILE")
     input: str = free(None, f"table of codes, such as predict's output: {TABLE_HELP}", metavar="FILE", is_required=True)
     output: str = free(None, OUTPUT_HELP, metavar="FILE", is_required=True)
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
@@ -189,11 +177,7 @@ class ClassesFlags(ClassOptions):
 class ServeFlags(ComputingFlags):
     """Train, code and check in a browser."""
 
-    model: str | None = free(
-        None,
-        "folder of a run or of a saved model, or hf://OWNER/NAME on the hub (default: what the page has trained)",
-        metavar="DIR",
-    )
+    model: str | None = free(None, "folder of a model, or hf://OWNER/NAME (default: the page's own)", metavar="DIR")
     workspace: str | None = free(
         None,
         "folder for models, decisions and files (default: desk/ in the run of --model, or histocoder-desk)",
@@ -218,11 +202,7 @@ class ExportFlags(NamedModel):
     """Write a model as ONNX graphs, which run without torch."""
 
     onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
-    data: str | None = free(
-        None,
-        f"table of descriptions to check the graphs on: {TABLE_HELP} (default: the run's data_val.csv)",
-        metavar="FILE",
-    )
+    data: str | None = free(None, f"table to check the graphs on: {TABLE_HELP} (default: data_val.csv)", metavar="FILE")
     input_col: str = free("occ1", "--data: column of descriptions", metavar="COL")
 
 

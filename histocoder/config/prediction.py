@@ -30,10 +30,7 @@ class PredictOptions(BatchOptions):
     mode: str | None = free(None, "how codes are chosen (default: the best way on validation data)", choices=MODES)
     k: int = free(5, "topk: number of codes", at_least=1)
     threshold: float | None = free(
-        None,
-        "flat: probability above which further codes are given (default: the model's own)",
-        metavar="P",
-        between=(0, 1),
+        None, "flat: probability that further codes need (default: the model's own)", metavar="P", between=(0, 1)
     )
     constrain: bool | None = free(None, "greedy: write only codes of the model's key")
     min_confidence: float = free(0.0, "confidence below which rows get no codes", metavar="P")
@@ -66,10 +63,7 @@ class FileOptions(Settings):
     raw: bool = free(False, RAW_HELP)
 
     def check(self) -> None:
-        require(
-            self.language == "unk" or self.language_col is None,
-            "Give --language (one for all rows) or --language-col (one for each row), not both.",
-        )
+        require(self.language == "unk" or self.language_col is None, "Give --language or --language-col, not both.")
 
     @property
     def settings_of_columns(self) -> dict[str, str]:
@@ -117,11 +111,7 @@ class ClassOptions(Settings):
 class PredictConfig(PredictOptions, FileOptions, ClassOptions):
     """Settings of `histocoder predict`."""
 
-    classes: str | None = free(
-        None,
-        "table of social classes to add: hisco, values, and status, relation, product if it has them",
-        metavar="FILE",
-    )
+    classes: str | None = free(None, "classes to add: hisco, values; status, relation, product if any", metavar="FILE")
 
     def check(self) -> None:
         require(

@@ -79,10 +79,7 @@ class TableConfig(Settings):
         require(bool(self.dataset and columns), "Name a table and its codes: --dataset my.csv --target-cols hisco_1.")
         require(len(set(columns)) == len(columns), "A column is specified twice in --target-cols.")
         check_names(columns)
-        require(
-            self.language == "unk" or self.language_col is None,
-            "Give --language (one for all rows) or --language-col (one for each row), not both.",
-        )
+        require(self.language == "unk" or self.language_col is None, "Give --language or --language-col, not both.")
         check_target_len(len(columns), self.block_size or 1)
         share = 0.1 if self.share_val is None else self.share_val
         require(0 < share < 1, f"--share-val is {share:g}; it must lie between 0 and 1, as 0.1 does.")

@@ -31,9 +31,7 @@ class StartConfig(Settings):
     )
     ngram_dropout: float = fixed(0.3, "with ngram: share of n-grams dropped, below 1", metavar="P", between=(0, 0.999))
     pooling: str = fixed(
-        None,
-        "what the classifier reads: the mean of all tokens; auto: the first, if it is [CLS]",
-        choices=("auto", "mean"),
+        None, "what the classifier reads: the mean of all tokens; auto: [CLS] if there is one", choices=("auto", "mean")
     )
     dropout: float = fixed(0.0, "dropout of the decoder and the heads, less than 1", metavar="P", between=(0, 0.999))
     decoder_dim_feedforward: int | None = fixed(
@@ -75,10 +73,7 @@ class FitConfig(Settings):
         1, "batches per step and process; the result is that of a batch N times as large", between=(1, 65_536)
     )
     learning_rate: float = fixed(
-        None,
-        "peak learning rate of all weights (default: chosen for you, another for the encoder)",
-        metavar="LR",
-        above=0,
+        None, "peak learning rate (default: chosen for you, another for the encoder)", metavar="LR", above=0
     )
     encoder_learning_rate: float | None = fixed(
         None, "peak learning rate of the encoder (default: chosen for you)", metavar="LR", above=0
@@ -96,16 +91,14 @@ class FitConfig(Settings):
         choices=FLAT_LOSSES,
     )
     flat_head: str = fixed(
-        None,
-        "the classifier's logits: linear, or cosine similarities with a direction per code",
-        choices=("linear", "cosine"),
+        None, "the classifier's logits: linear, or cosines with a direction per code", choices=("linear", "cosine")
     )
     label_smoothing: float = fixed(
         None, "with softmax: share of the target that is spread over all codes", metavar="P", between=(0, 0.9)
     )
     repeats: str = fixed(
         None,
-        "each row is an example, or each description once, with its codes by their share of its rows",
+        "each row is an example, or each description once, with its codes by their shares",
         choices=("all", "once"),
     )
     warmup_pct: float = free(None, "share of steps in which the learning rate warms up", metavar="P", between=(0, 1))

@@ -197,10 +197,7 @@ class CsvFile:
                 line += chunk.count(b"\n")
                 tail = chunk[-64:]
         if num_bad and (self.excel or num_good > num_bad):
-            raise UserError(
-                f"{self.path}, {first} is not UTF-8, but most of the file is. Fix that line, or save the file as UTF-8 "
-                "again."
-            )
+            raise UserError(f"{self.path}, {first} is not UTF-8, unlike most of the file. Fix it, or save as UTF-8.")
         if num_bad and not is_cp1252:
             raise UserError(f"{self.path} is neither UTF-8 nor Windows-1252 text; save it as UTF-8.")
         self._ends_with_quote = tail.rstrip().endswith(b'"')

@@ -57,10 +57,7 @@ def check_output(path: Path, *, excel: bool = False, num_rows: int = 0, overwrit
 def check_new_columns(names: Iterable[str], *, path: object, taken: Collection[str], prefix: str) -> None:
     """Raise a UserError, which suggests a prefix, if new columns of the table at a path are among those `taken`."""
     if clash := [name for name in names if name in taken]:
-        raise UserError(
-            f"{path} already has a column {clash[0]!r}. Choose a prefix for the names of the new columns, such as "
-            f"--columns {prefix}."
-        )
+        raise UserError(f"{path} already has a column {clash[0]!r}. Choose a prefix for new ones: --columns {prefix}.")
 
 
 def check_kept(file: TableFile, output: Path) -> None:

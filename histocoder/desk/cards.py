@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -43,6 +43,7 @@ _LATER_COLUMNS = {  # table -> columns that earlier versions lack
     "cards": {"row": "TEXT DEFAULT '{}'", "double": "INTEGER DEFAULT 0"},
     "decisions": {"batch": "INTEGER"},
 }
+_Codes: TypeAlias = list[str] | None  # of a decision; None: unsure
 _MOST_SHOWN = 12  # columns of a row, of those before the codes
 _LIVE = "undone = 0 AND action != 'undone'"
 _SORTS = {"worth": "place", "times": "times DESC, place", "conf": "conf, place", "text": "text, place"}
@@ -172,7 +173,7 @@ class Cards:
             raise KeyError(card)
         return _card(found[0])
 
-    def _opinions(self, card: int) -> dict[str, list[str] | None]:
+    def _opinions(self, card: int) -> dict[str, _Codes]:
         """Return who has which opinion on a card for two, the last of each person; not how it was settled."""
         query = f"SELECT who, after FROM decisions WHERE card = ? AND {_LIVE} AND action != 'settled' ORDER BY id"
         return {row["who"]: json.loads(row["after"])["codes"] for row in self._rows(query, card)}
@@ -196,7 +197,7 @@ class Cards:
             last = self._rows("SELECT coalesce(max(id), 0) AS last FROM decisions")[0]["last"]
             return [self._decide(card.id, card.version, who, card.predicted, batch=last + 1) for card in before]
 
-    def _decide(self, card: int, version: int, who: str, codes: list[str] | None, *, batch: int | None = None) -> Card:
+    def _decide(self, card: int, version: int, who: str, codes: _Codes, *, batch: int | None = None) -> Card:
         with self.lock:
             before = self._card(card)
             if before.version != version:
@@ -236,14 +237,7 @@ class Cards:
         return back
 
     def _write(
-        self,
-        card: Card,
-        after: dict[str, Any],
-        *,
-        who: str,
-        action: str,
-        said: list[str] | None,
-        batch: int | None = None,
+        self, card: Card, after: dict[str, Any], *, who: str, action: str, said: _Codes, batch: int | None = None
     ) -> Card:
         """Give a card another status, other codes and who decided `by` them, and add what was `said` as a decision."""
         now, kept, is_open = time.time(), after["codes"] and json.dumps(after["codes"]), after["status"] == "open"

@@ -27,7 +27,7 @@ from histocoder.data.provenance import provenance_file, write_provenance
 from histocoder.data.table import kind_of, open_table, strings
 from histocoder.desk.card import Source
 from histocoder.desk.cards import Cards
-from histocoder.desk.checks import Check, TrainOptions, check, code_columns, guess_language
+from histocoder.desk.checks import Check, TrainOptions, category_columns, check, code_columns, guess_language
 from histocoder.desk.models import Model, Models
 from histocoder.desk.sample import sample_tables
 from histocoder.errors import Cancelled, UserError
@@ -64,6 +64,7 @@ class Preview(BaseModel):
     language_col: str | None  # column that probably holds languages
     language: str  # language in which the descriptions probably are
     target_cols: list[str]  # columns that probably hold codes
+    attribute_cols: list[str]  # columns of few categories, which may be attributes
     notices: list[str]
 
 
@@ -75,9 +76,7 @@ class File(BaseModel):
     sent: float
     use: Literal["code", "train", "classes"] = "code"
     sheet: str | None = None  # sheet of an Excel workbook; by default the only one that holds anything
-    state: Literal["new", "queued", "running", "done", "failed", "cancelled"] = (
-        "new"  # "cancelled": by earlier versions
-    )
+    state: Literal["new", "queued", "running", "done", "failed", "cancelled"] = "new"  # "cancelled": formerly
     options: Options | None = None
     num_rows: int | None = None
     rows_done: float = 0
@@ -177,6 +176,7 @@ class Uploads:
             language_col=next(map(table.column, langs), None),
             language=guess_language(columns[texts]) if texts else "unk",
             target_cols=code_columns(cells),
+            attribute_cols=category_columns(cells),
             notices=[self.as_sent(notice) for notice in table.notices],
         )
 

@@ -137,7 +137,7 @@ def test_a_table_of_codes_alone(tmp_path: Path, logged: list[str]):
 @pytest.mark.parametrize(
     ("header", "flags", "message"),
     [
-        ("hisco_1,hisclass", (), "already has a column 'hisclass'. Choose a prefix for the names of the new columns"),
+        ("hisco_1,hisclass", (), "already has a column 'hisclass'. Choose a prefix for new ones"),
         ("code,x", (), "data.csv has no column hisco_1. Name its columns of codes with --code-cols."),
         ("hisco_1,x", ("--value-cols", "hiscam"), "has no column 'hiscam'"),
         ("hisco_1,x", ("--relation-col", "rel"), "has no column 'rel'"),

@@ -40,8 +40,9 @@ def served(folder: Path, *, may_train: bool = True) -> Iterator[TestClient]:
 
 def table() -> bytes:
     """Descriptions with codes, two of which have lost their zeros."""
-    rows = [f'"{title}{note}",{code}' for title, code in (TITLES | {"clerk": "3930"}).items() for note in NOTES]
-    return "\n".join(["beruf,hisco", *rows]).encode()
+    coded = (TITLES | {"clerk": "3930"}).items()
+    rows = [f'"{title}{note}",{code},{len(note) // 10}' for title, code in coded for note in NOTES]
+    return "\n".join(["beruf,hisco,status", *rows]).encode()
 
 
 def send(client: TestClient, content: bytes, name: str, use: str) -> str:
@@ -70,7 +71,8 @@ def test_an_empty_desk_trains_and_codes(tmp_path: Path):
         assert wrong["problems"][1].startswith("codes of a parish.csv: 8 rows have labels that do not fit")
         found = client.post(f"/api/files/{file}/check", json={**OPTIONS, "zero_pad_codes": True}).json()
         assert (found["problems"], found["train"] + found["val"], found["codes"]) == ([], 72, 9)
-        options = {**OPTIONS, "zero_pad_codes": True}
+        assert preview["attribute_cols"] == ["hisco", "status"]
+        options = {**OPTIONS, "zero_pad_codes": True, "attribute_cols": ["status"]}
         model = client.post(f"/api/files/{file}/train", json=options).json()["id"]
         assert model == "codes-of-a-parish-1"
         wait_for(client, model, "running")
