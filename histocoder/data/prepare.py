@@ -260,7 +260,7 @@ def _write_split(
         raise UserError("All validation data are corrected, which makes them training data. Raise --share-val.")
     for name, split_examples in examples.items():
         if len(split_examples):
-            write_table(folder / SPLIT_FILES[name], map(Examples.as_people_read, split_examples.chunks()))
+            write_table(folder / SPLIT_FILES[name], split_examples.as_people_read())
     if num_held_out:
         log.info(
             f"{num_held_out:,} of {len(corrections or ()):,} corrections, chosen at random, are held out "
