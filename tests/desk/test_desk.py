@@ -391,11 +391,8 @@ def test_lists_are_searched_and_accepted_at_once(client: TestClient):
         return [card["text"] for card in client.get("/api/review/1/list", params=wanted).json()["cards"]]
 
     assert texts(sort="text") == ["<b>x</b>", "=1+1", "baker", "smith"]
-    assert (
-        texts(q="%") == texts(code="9%") == []
-        and texts(q="AK") == ["baker"]
-        and texts(code="6", sort="text")[0] == "<b>x</b>"
-    )
+    assert texts(q="%") == texts(code="9%") == [] and texts(q="AK") == ["baker"]
+    assert texts(code="6", sort="text")[0] == "<b>x</b>"
     assert texts(low=0.55, high=0.7) == ["baker"] and texts(lang="en", sort="conf")[0] == "smith"
     cards = {card["id"]: card["version"] for card in client.get("/api/review/1/list").json()["cards"]}
     some = {"who": "Anna", "cards": dict(list(cards.items())[:3])}
