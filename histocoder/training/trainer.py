@@ -216,8 +216,8 @@ class Trainer:
         if self.config.save_format == "occcanine":
             learner, model = self.learner.state(), self.model
             trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-            how = {"step": self.state.step, "trained": trained}
-            save = partial(training_state.save_last_bin, self.run.path, model.config, learner, **how)
+            path, step = self.run.path, self.state.step
+            save = partial(training_state.save_last_bin, path, model.config, learner, step=step, trained=trained)
             distributed.run_on_primary(save, doing="saving last.bin")
 
     def restore(self, checkpoint: Checkpoint) -> None:
