@@ -16,14 +16,8 @@ from pathlib import Path
 from faulty import run_program
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(
-    [
-        "histocoder.training.train",
-        "histocoder.inference.predict_file",
-        "torch.distributed.run",
-        "transformers.modeling_utils",
-    ]
-)
+_OURS = ["histocoder.training.train", "histocoder.inference.predict_file"]
+_SERVER.set_forkserver_preload([*_OURS, "torch.distributed.run", "transformers.modeling_utils"])
 
 
 class Forked:

@@ -59,12 +59,9 @@ def end_of(process: Forked) -> subprocess.CompletedProcess[str]:
 def ranks(*commands: Sequence[object], each_a_node: bool = False) -> Iterator[list[Forked]]:
     """Processes that train together, one for each command; none is left in the end."""
     env = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env = environment() | env
     started = [
-        Forked(
-            [str(arg) for arg in command],
-            cwd=ROOT,
-            env={**environment(), **env, "RANK": str(rank), "LOCAL_RANK": str(local_rank)},
-        )
+        Forked([*map(str, command)], cwd=ROOT, env={**env, "RANK": str(rank), "LOCAL_RANK": str(local_rank)})
         for rank, command in enumerate(commands)
         for local_rank in [0 if each_a_node else rank]
     ]

@@ -17,9 +17,7 @@ PARTS = (
 """From the lowest to the highest."""
 ENTRANCES = ("__init__", "__main__")
 """What may import from all parts."""
-OF_TORCH_DISTRIBUTED = {
-    "training/fsdp.py": "FSDP's own module, and the mesh of processes that it works over",
-}
+OF_TORCH_DISTRIBUTED = {"training/fsdp.py": "FSDP's own module, and the mesh of processes that it works over"}
 """Besides distributed.py, the modules that import torch.distributed, and why."""
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

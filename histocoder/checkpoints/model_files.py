@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from histocoder.config import MODEL_TYPE, NUM_GREEDY, ModelConfig
+from histocoder.config import NUM_GREEDY, ModelConfig
+from histocoder.config.model import MODEL_TYPE
 from histocoder.data.languages import Language
 from histocoder.errors import DamagedError, UserError, misfit
 from histocoder.files import replacing_folder, sync, temporary_folder, write_text

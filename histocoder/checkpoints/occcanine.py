@@ -100,9 +100,7 @@ def model_from_occcanine(
     target_cols = tuple(target_cols or (f"{formatter}_{i + 1}" for i in range(NUM_CODES[formatter])))
     system = build_formatter(formatter, num_blocks=len(target_cols), block_size=block_size or 5, symbols=chars)
     if "decoder.head.weight" not in weights:
-        raise UserError(
-            f"{path} has no sequence decoder; train one on its encoder: --initial-checkpoint {path} --only-encoder."
-        )
+        raise UserError(f"{path} has no decoder; train one on its encoder: --initial-checkpoint {path} --only-encoder.")
     if (num_tokens := len(weights["decoder.head.weight"])) < system.vocab_size:
         raise UserError(
             f"{path} has {num_tokens} tokens, and the formatter {system.name!r} {system.vocab_size}. Either its codes "

@@ -16,19 +16,9 @@ import yaml
 from filelock import FileLock, Timeout
 
 from histocoder import distributed
+from histocoder.checkpoints import training_state
 from histocoder.checkpoints.model_files import MODEL_FILES, TOKENIZER_FOLDER, WEIGHTS_FILE
-from histocoder.checkpoints.training_state import (
-    BEST_FOLDER,
-    CHECKPOINTS_FOLDER,
-    LAST_BIN_FILE,
-    STATE_FILE,
-    Checkpoint,
-    delete_checkpoint,
-    find_checkpoint,
-    list_checkpoints,
-    load_checkpoint,
-    step_of,
-)
+from histocoder.checkpoints.training_state import BEST_FOLDER, CHECKPOINTS_FOLDER, LAST_BIN_FILE, STATE_FILE, Checkpoint
 from histocoder.data.prepare import PREPARED_TABLES
 from histocoder.data.store import PREPARED_FILE
 from histocoder.errors import Interrupted, UserError, handling_stop_signals
@@ -141,19 +131,16 @@ class RunFolder:
         prepared = () if (self.path / PREPARED_FILE).is_file() else PREPARED_TABLES
         found = [name for name in (*prepared, *_FILES, *_FOLDERS) if os.path.lexists(self.path / name)]
         if found:
-            raise UserError(
-                f"{self.path} is not a run's folder, and contains {', '.join(found)}, which a run would replace. "
-                "Choose a new folder."
-            )
+            raise UserError(f"{self.path} contains {', '.join(found)}, which a run would replace. Choose a new folder.")
 
     def begin(self, settings: dict[str, Any], checkpoint: Checkpoint | None) -> None:
         """Write `args.yaml`, and delete what an earlier run wrote after the checkpoint, if any; called on rank 0."""
         for part in (self.path, self.path / CHECKPOINTS_FOLDER, self.best):
             remove_leftovers(part)
         if checkpoint is not None and self._is_own(checkpoint.path):
-            for path in list_checkpoints(self.path):
-                if step_of(path) > checkpoint.state.step:
-                    delete_checkpoint(path)
+            for path in training_state.list_checkpoints(self.path):
+                if training_state.step_of(path) > checkpoint.state.step:
+                    training_state.delete_checkpoint(path)
         elif self._args.is_file():
             for name in _FOLDERS:
                 shutil.rmtree(self.path / name, ignore_errors=True)
@@ -174,12 +161,12 @@ class RunFolder:
         def find() -> str:
             """Return the path of the checkpoint, on rank 0; an empty one if there is none."""
             is_restarted = distributed.restarts() > 0
-            found = find_checkpoint(self.path, "auto") if is_restarted else None
-            found = found or find_checkpoint(self.path, asked)
+            found = training_state.find_checkpoint(self.path, "auto") if is_restarted else None
+            found = found or training_state.find_checkpoint(self.path, asked)
             is_resumed = is_restarted or (found is not None and self._is_own(found))
             # best/ alone is of a run that was killed before its first checkpoint
             best = [self.best] if resume != "auto" else []
-            models = [self.path / WEIGHTS_FILE, *list_checkpoints(self.path), *best]
+            models = [self.path / WEIGHTS_FILE, *training_state.list_checkpoints(self.path), *best]
             if not is_resumed and not overwrite and any(map(os.path.lexists, models)):
                 raise UserError(
                     f"{self.path} holds the model of an earlier run, which a new run would delete. Choose another "
@@ -191,7 +178,7 @@ class RunFolder:
         if not found:
             return None
         check_shared(Path(found) / STATE_FILE)
-        checkpoint = load_checkpoint(Path(found))
+        checkpoint = training_state.load_checkpoint(Path(found))
         if not self._is_own(checkpoint.path):
             state = checkpoint.state
             state.best_accuracy, state.best_val_loss, state.results = -math.inf, math.inf, None

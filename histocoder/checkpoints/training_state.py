@@ -170,9 +170,7 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
     if damage:
         raise UserError(f"{damage} No older checkpoint in {path} is intact; start a new run in another folder.")
     if resume != "auto":
-        raise UserError(
-            f"--resume {resume}: there is no checkpoint. Name a run's folder, or a folder checkpoints/step-… in it."
-        )
+        raise UserError(f"--resume {resume}: no checkpoint. Name a run's folder, or a folder checkpoints/step-… in it.")
     return None
 
 

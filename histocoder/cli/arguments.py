@@ -106,9 +106,8 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(
-            f"{message[0].upper()}{message[1:]}{'' if message[-1] in '.?' else '.'} See {self.prog} --help."
-        )
+        end = "" if message[-1] in ".?" else "."
+        raise UserError(f"{message[0].upper()}{message[1:]}{end} See {self.prog} --help.")
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         """Parse flags; they override those of the file that `--config` names."""
@@ -148,9 +147,7 @@ class Parser(argparse.ArgumentParser):
             if isinstance(value, bool) and (action is None or action.nargs == 0):
                 words += [flag] if value else [off] if off in self._option_string_actions else []
             elif isinstance(value, bool) or (isinstance(value, list) and any(isinstance(one, bool) for one in value)):
-                raise UserError(
-                    f"--config {path}: {flag[2:]} can't be {value!r}. Put a word such as no or yes in quotation marks."
-                )
+                raise UserError(f"--config {path}: {flag[2:]} can't be {value!r}. Quote words such as no or yes.")
             else:
                 words += [flag, *map(str, value)] if isinstance(value, list) else [f"{flag}={value}"]
         return words

@@ -1,24 +1,24 @@
-"""`histocoder audit`: find labels that are likely wrong, before a model learns from them."""
+"""`histocoder audit` and `agreement`: find codes that are likely wrong, and those on which two coders differ."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from tqdm import tqdm
 
-from histocoder.cli.flags import AuditFlags, CodedTableFlags
+from histocoder.cli.flags import AgreementFlags, AuditFlags, CodedTableFlags
 from histocoder.config import PrepareConfig, settings_of
 from histocoder.data.example_files import CHECKED_COL, other_cells
 from histocoder.data.examples import LANG_COL
 from histocoder.data.key import read_key
 from histocoder.data.normalize import description_keys
-from histocoder.data.output import Form, check_output, write_table
+from histocoder.data.output import Form, check_output, write_frame
 from histocoder.data.prepare import table_files
 from histocoder.errors import UserError
+from histocoder.evaluation.agreement import agreement, to_settle
 from histocoder.evaluation.scores import code_sets, named_groups
-from histocoder.evaluation.summary import percent
+from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.formatters import CodeSystem
 from histocoder.log import log
 
@@ -27,7 +27,8 @@ _LABEL = ["key", "lang", "codes"]
 
 def run_audit(config: AuditFlags) -> None:
     """Write the most suspect labels, and how many there are of each code and group."""
-    output = new_output(config.output, overwrite=config.overwrite)
+    output = Path(config.output)
+    check_output(output, overwrite=config.overwrite)
     rows, _ = coded_rows(config, config.dataset, config.group_col, "group_col")
     found = rows.groupby(_LABEL, sort=False).agg(text=("text", "first"), line=("line", list), times=("text", "size"))
     labels = found.reset_index()
@@ -52,7 +53,7 @@ def run_audit(config: AuditFlags) -> None:
     extra["note"] = chosen["note"]
     extra["near"] = ["; ".join(f"{n.text} ({' '.join(n.codes)})" for n in some) for some in near]
     extra["lines"] = [" ".join(map(str, lines[:10])) for lines in chosen["line"]]
-    write_frame(output, to_correct(chosen, config, extra), raw=config.raw)
+    write_frame(output, to_correct(chosen, config, extra), Form(raw=config.raw))
     wrong = 1 - rows.merge(labels[[*_LABEL, "conf"]], how="left", on=_LABEL)["conf"]
     log.info(
         f"Up to {wrong.sum():,.0f} of {len(rows):,} rows with codes ({percent(wrong.mean())}) may be wrong. Of "
@@ -65,11 +66,39 @@ def run_audit(config: AuditFlags) -> None:
         shares = wrong.loc[group.index].groupby(group.to_numpy()).agg(rows="size", suspect="sum", share="mean")
         shares = shares.sort_values("suspect", ascending=False, kind="stable").rename_axis(name).reset_index()
         path = output.with_name(f"{output.stem}_by_{name}.csv")
-        write_frame(path, shares, raw=config.raw)
+        write_frame(path, shares.round(4), Form(raw=config.raw))
         log.info(f"Suspect rows by {name}, all in {path}:\n{shares.head(10).round(3).to_string(index=False)}")
     log.info(
         f"Wrote the {len(chosen):,} most suspect labels to {output}. Correct the codes, write x in the column "
         f"{CHECKED_COL!r} of each row that is now right, and train with --corrections {output}."
+    )
+
+
+def run_agreement(config: AgreementFlags) -> None:
+    """Print how far two coders agree, and write what they have to settle."""
+    output, by = Path(config.output), ["other" if config.id_col else "key", "lang", "n"]
+    check_output(output, overwrite=config.overwrite)
+    tables = [coded_rows(config, path, config.id_col, "id_col") for path in config.files]
+    first, second = (rows.assign(n=rows.groupby(by[:2]).cumcount()) for rows, _ in tables)
+    both = first.merge(second[[*by, "codes"]], on=by, suffixes=("", "_second"))
+    names = " and ".join(config.files)
+    if both.empty:
+        raise UserError(f"{names} have no row in common; check --input-col, --language-col and --id-col.")
+    both = both.rename(columns={"codes": "first", "codes_second": "second"})
+    digits = 0 if tables[0][1].labels is not None else tables[0][1].block_size - 1
+    scores = agreement(both["first"], both["second"], both["text"].tolist(), digits=digits)
+    unmatched = " and ".join(f"{len(rows) - len(both):,}" for rows in (first, second))
+    log.info(f"{len(both):,} rows have codes in both files; {unmatched} rows of {names} have no counterpart.")
+    log.info(table_of_shares([one | {"digits": one["digits"] or "all"} for one in scores]))
+    differ = to_settle(both, digits=digits)
+    others = {f"other_{name}": differ["second"].str.get(i) for i, name in enumerate(config.target_cols)}
+    halves = differ["first"].map(lambda codes: (0.5,) * len(codes))  # one of the two coders has decided so
+    found = differ.rename(columns={"first": "codes"}).assign(probs=halves, conf=0.5)
+    write_frame(output, to_correct(found, config, others | {"same_digits": differ["digits"]}), Form(raw=config.raw))
+    log.info(
+        f"Wrote {len(differ):,} descriptions on which they differ to {output}, with the codes of {config.files[0]}; "
+        f"those of {config.files[1]} are behind them. Correct the former, and write x in the column {CHECKED_COL!r} of "
+        "what is settled."
     )
 
 
@@ -98,19 +127,4 @@ def to_correct(found: pd.DataFrame, config: CodedTableFlags, extra: dict[str, An
     columns = {config.input_col: found["text"], config.language_col or LANG_COL: found["lang"], CHECKED_COL: ""}
     for i, name in enumerate(config.target_cols):
         columns |= {name: found["codes"].str.get(i), f"prob_{i + 1}": found["probs"].str.get(i).astype(float)}
-    return pd.DataFrame({**columns, **extra, "conf": found["conf"], "times": found["times"]})
-
-
-def new_output(path: str, *, overwrite: bool) -> Path:
-    """Return the path of an output; raise a UserError if it can't be written to, or is there already."""
-    output = Path(path)
-    check_output(output)
-    if output.exists() and not overwrite:
-        raise UserError(f"{output} already exists, and may be filled in. Add --overwrite to replace it.")
-    return output
-
-
-def write_frame(path: Path, table: pd.DataFrame, *, raw: bool) -> None:
-    """Write a table, and say what is changed in it."""
-    for notice in write_table(path, [pa.Table.from_pandas(table.round(4), preserve_index=False)], Form(raw=raw)):
-        log.info(notice)
+    return pd.DataFrame({**columns, **extra, "conf": found["conf"], "times": found["times"]}).round(4)

@@ -21,9 +21,7 @@ from histocoder.log import log
 def run_classes(config: ClassesFlags) -> None:
     """Write the table with its classes and groups, and beside it where these come from and how many rows have which."""
     output = Path(config.output)
-    check_output(output)
-    if output.exists() and not config.overwrite:
-        raise UserError(f"{output} already exists. Add --overwrite to replace it, or choose another --output.")
+    check_output(output, overwrite=config.overwrite)
     if config.table and output.exists() and is_same_file(output, config.table):
         raise UserError(f"--output {output} is the file of --table itself; choose another.")
     columns = config.settings_of_qualifiers | dict.fromkeys(config.code_cols or (), "code_cols")
@@ -42,8 +40,8 @@ def run_classes(config: ClassesFlags) -> None:
     for notice in write_table(output, blocks, Form.like(file, raw=config.raw)):
         log.info(notice)
     for classes in added:
-        log.info("\n".join(classes.coverage()))
-    write_provenance("classes", config, {"classes": [classes.told for classes in added]})
+        log.info(classes.coverage())
+    write_provenance(["classes"], config, {"classes": [classes.told for classes in added]})
     log.info(f"Wrote {output} and {provenance_file(output)}.")
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from histocoder import distributed
 from histocoder.checkpoints.model_files import local_folder, read_model_config
 from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of, run_settings
-from histocoder.cli.audit import new_output, write_frame
 from histocoder.cli.flags import CompareFlags, EvaluateFlags, KnownCodesFlags, ReviewFlags
-from histocoder.data.codes import LabelRules
-from histocoder.data.example_files import ExampleFiles, other_cells
+from histocoder.data.codes import rules_of
+from histocoder.data.example_files import other_cells
 from histocoder.data.examples import HELD_OUT, TRAIN, VAL, Examples
 from histocoder.data.languages import chosen_language
 from histocoder.data.normalize import description_keys
+from histocoder.data.output import Form, check_output, write_frame
 from histocoder.data.table import open_table
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.baselines import Baselines, run_rows
@@ -22,7 +22,7 @@ from histocoder.evaluation.review_file import Columns, next_step, review
 from histocoder.evaluation.scores import named_groups
 from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.inference.coder import Coder
-from histocoder.inference.known import Known, training_files
+from histocoder.inference.known import Known, files_of, training_files
 from histocoder.log import log
 
 
@@ -41,9 +41,8 @@ def run_evaluate(config: EvaluateFlags) -> None:
         raise UserError(f"{output} already has a report. Add --overwrite to replace it, or choose another --output.")
     folder = local_folder(config.model)
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
-    rules = _rules(config)
-    examples = _coded_rows(config, coder, rules)
-    trained = _trained(config, coder, examples, run_of(folder), rules)
+    examples = _coded_rows(config, coder)
+    trained = _trained(config, coder, examples, run_of(folder))
     groups = {}
     for name in config.group_col or ():
         cells = other_cells(examples, config.data, name, setting="group_col", sheet=config.sheet)
@@ -60,9 +59,10 @@ def run_compare(config: CompareFlags) -> None:
     """Print how far two models differ, and write the descriptions that they code differently."""
     from histocoder.evaluation.evaluator import compare
 
-    device, output = distributed.start(device=config.device), new_output(config.output, overwrite=config.overwrite)
+    device, output = distributed.start(device=config.device), Path(config.output)
+    check_output(output, overwrite=config.overwrite)
     first, second = (Coder.from_pretrained(name, str(device), precision=config.precision) for name in config.models)
-    found, changed = compare(first, second, _coded_rows(config, first, _rules(config)))
+    found, changed = compare(first, second, _coded_rows(config, first))
     models = " and ".join(
         f"{percent(found[name]['rows'])} ({percent(found[name]['texts'])}) by {path}"
         for name, path in zip(("first", "second"), config.models, strict=True)
@@ -77,37 +77,27 @@ def run_compare(config: CompareFlags) -> None:
     )
     for name in ("true", "codes_first", "codes_second"):
         changed[name] = changed[name].map(" ".join)
-    write_frame(output, changed, raw=config.raw)
+    write_frame(output, changed.round(4), Form(raw=config.raw))
     log.info(
         f"Wrote the {len(changed):,} rows that they code differently to {output}: {changed['right_first'].sum():,} are "
         f"right by the first model alone, {changed['right_second'].sum():,} by the second alone."
     )
 
 
-def _rules(config: KnownCodesFlags) -> LabelRules:
-    return LabelRules(
-        zero_pad=config.zero_pad_codes,
-        allow_short=config.allow_codes_shorter_than_block_size,
-        drop_bad=config.drop_bad_labels,
-    )
-
-
-def _coded_rows(config: KnownCodesFlags, coder: Coder, rules: LabelRules) -> Examples:
+def _coded_rows(config: KnownCodesFlags, coder: Coder) -> Examples:
     """Return the rows of `--data` that have codes."""
     language = None
     if config.language is not None:
         language = chosen_language(config.language, coder.model.config.languages)
-    files = ExampleFiles(
-        (Path(config.data),),
-        tuple(config.target_cols or coder.model.config.target_cols),
-        coder.formatter,
+    files = files_of(
+        coder,
+        Path(config.data),
+        target_cols=config.target_cols or coder.model.config.target_cols,
         needed=dict.fromkeys(config.target_cols or (), "target_cols"),
         input_col=config.input_col,
         language_col=config.language_col,
         language=language,
-        known=coder.codes,
-        rules=rules,
-        attribute_cols=tuple(coder.attributes),
+        rules=rules_of(config),
         sheet=config.sheet,
     )
     rows = files.read(say=log.info)
@@ -117,12 +107,12 @@ def _coded_rows(config: KnownCodesFlags, coder: Coder, rules: LabelRules) -> Exa
     return examples
 
 
-def _trained(config: EvaluateFlags, coder: Coder, examples: Examples, run: Path, rules: LabelRules) -> Baselines | None:
+def _trained(config: EvaluateFlags, coder: Coder, examples: Examples, run: Path) -> Baselines | None:
     """Read what the model was trained on; None where that is not known."""
     chunks: Iterable[Examples]
     if config.train_data:
         columns = {"input_col": config.input_col, "language_col": config.language_col}
-        files, has_languages = training_files(Path(config.train_data), coder, rules, **columns)
+        files, has_languages = training_files(Path(config.train_data), coder, rules_of(config), **columns)
         chunks = files.chunks(say=log.info)
     else:
         rows, has_languages = run_rows(run, coder, TRAIN), True

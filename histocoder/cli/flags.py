@@ -2,16 +2,8 @@
 
 from dataclasses import dataclass
 
-from histocoder.config import PRECISIONS, PredictConfig, Settings
-from histocoder.config.prediction import (
-    COLUMNS_HELP,
-    OUTPUT_HELP,
-    RAW_HELP,
-    SHEET_HELP,
-    TABLE_HELP,
-    BatchOptions,
-    ClassOptions,
-)
+from histocoder.config import PRECISIONS, BatchOptions, ClassOptions, PredictConfig, Settings
+from histocoder.config.prediction import COLUMNS_HELP, OUTPUT_HELP, RAW_HELP, SHEET_HELP, TABLE_HELP
 from histocoder.config.settings import changed, free, require
 
 
@@ -19,9 +11,7 @@ from histocoder.config.settings import changed, free, require
 class NamedModel(Settings):
     """The model."""
 
-    model: str = free(
-        None, "folder of a run or of a saved model, or hf://OWNER/NAME on the hub", metavar="DIR", is_required=True
-    )
+    model: str = free(None, "folder of a run or of a saved model, or hf://OWNER/NAME", metavar="DIR", is_required=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +19,7 @@ class ComputingFlags(Settings):
     """The device and the precision."""
 
     device: str = free("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
-    precision: str = free(
-        "auto",
-        "auto: bf16 if the hardware supports it, several times as fast and slightly less exact",
-        choices=PRECISIONS,
-    )
+    precision: str = free("auto", "auto: bf16 if the hardware has it, faster, slightly less exact", choices=PRECISIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +33,7 @@ class PredictFlags(PredictConfig, ModelFlags):
 
     texts: tuple[str, ...] = free((), "descriptions to code", metavar="TEXT", flags=("texts",))
     overwrite: bool = free(False, "replace an existing --output", is_recorded=False)
-    known: str | None = free(
-        None,
-        "hand-coded descriptions, which keep their codes; auto: the training data of the model's run",
-        metavar="FILE|auto",
-    )
+    known: str | None = free(None, "descriptions with codes to keep; auto: the training data", metavar="FILE|auto")
     known_exact: bool = free(False, "--known: compare descriptions exactly, including case, blanks and accents")
     zero_pad_codes: bool = free(False, "--known: restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "--known: accept codes shorter than the model's longest")
@@ -109,9 +91,7 @@ class EvaluateFlags(KnownCodesFlags, ModelFlags):
 class CompareFlags(KnownCodesFlags, ComputingFlags):
     """Compare two models on descriptions whose codes are known."""
 
-    models: tuple[str, ...] = free(
-        None, "folders of two models, or hf://OWNER/NAME", metavar="MODEL", flags=("models",)
-    )
+    models: tuple[str, ...] = free(None, "two models' folders, or hf://OWNER/NAME", metavar="MODEL", flags=("models",))
     output: str = free("compare.csv", "file of the descriptions that they code differently", metavar="FILE")
     overwrite: bool = free(False, "replace an existing --output")
     raw: bool = free(False, RAW_HELP)
@@ -143,9 +123,7 @@ class AuditFlags(CodedTableFlags):
     output: str = free("audit.csv", "file of suspect labels to correct", metavar="FILE")
     budget: int = free(200, "number of labels to check", at_least=1)
     key: str | None = free(None, "all codes of the classification: system_code,code; others are wrong", metavar="FILE")
-    group_col: str | None = free(
-        None, "column to count wrong labels by, such as the coder or the source", metavar="COL"
-    )
+    group_col: str | None = free(None, "column to count wrong labels by, such as coder or source", metavar="COL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,17 +156,8 @@ class ReviewFlags(NamedModel):
 class ClassesFlags(ClassOptions):
     """Give the codes of a table social classes, by a table of classes that you have downloaded, and groups."""
 
-    table: str | None = free(
-        None,
-        "table of classes with the column hisco, and status, relation and product where they matter",
-        metavar="FILE",
-    )
-    input: str = free(
-        None,
-        f"table of codes, such as the output of histocoder predict: {TABLE_HELP}",
-        metavar="FILE",
-        is_required=True,
-    )
+    table: str | None = free(None, "table of classes: hisco, values; status, relation, product if any", metavar="FILE")
+    input: str = free(None, f"table of codes, such as predict's output: {TABLE_HELP}", metavar="FILE", is_required=True)
     output: str = free(None, OUTPUT_HELP, metavar="FILE", is_required=True)
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
     code_cols: tuple[str, ...] | None = free(
@@ -208,11 +177,7 @@ class ClassesFlags(ClassOptions):
 class ServeFlags(ComputingFlags):
     """Train, code and check in a browser."""
 
-    model: str | None = free(
-        None,
-        "folder of a run or of a saved model, or hf://OWNER/NAME on the hub (default: what the page has trained)",
-        metavar="DIR",
-    )
+    model: str | None = free(None, "folder of a model, or hf://OWNER/NAME (default: the page's own)", metavar="DIR")
     workspace: str | None = free(
         None,
         "folder for models, decisions and files (default: desk/ in the run of --model, or histocoder-desk)",
@@ -222,12 +187,8 @@ class ServeFlags(ComputingFlags):
     allow_training: bool | None = free(
         None, "let the page train models (default: if only this machine reaches it)", is_negatable=True
     )
-    double_share: float = free(
-        0.0, "share of a file's descriptions that two people decide on, each alone", metavar="P", between=(0, 1)
-    )
-    add_user: str | None = free(
-        None, "ask for the password of a user, who can sign in from then on, and stop", metavar="NAME"
-    )
+    double_share: float = free(0.0, "share of descriptions that two decide on, each alone", metavar="P", between=(0, 1))
+    add_user: str | None = free(None, "ask for the password of a user, who can then sign in, and stop", metavar="NAME")
     data: str | None = free(None, "output of histocoder predict to review", metavar="FILE")
     input_col: str | None = free(None, "--data: column of descriptions (default: the run's, or occ1)", metavar="COL")
     host: str = free("127.0.0.1", "address to listen on", metavar="ADDRESS")
@@ -241,11 +202,7 @@ class ExportFlags(NamedModel):
     """Write a model as ONNX graphs, which run without torch."""
 
     onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
-    data: str | None = free(
-        None,
-        f"table of descriptions to check the graphs on: {TABLE_HELP} (default: the run's data_val.csv)",
-        metavar="FILE",
-    )
+    data: str | None = free(None, f"table to check the graphs on: {TABLE_HELP} (default: data_val.csv)", metavar="FILE")
     input_col: str = free("occ1", "--data: column of descriptions", metavar="COL")
 
 
@@ -253,14 +210,10 @@ class ExportFlags(NamedModel):
 class ConvertFlags(Settings):
     """Convert models from and to OccCANINE's format."""
 
-    from_occcanine: str | None = free(
-        None, "OccCANINE model to convert: last.bin, or a folder as on the hub", metavar="PATH"
-    )
+    from_occcanine: str | None = free(None, "OccCANINE model: last.bin, or a folder as on the hub", metavar="PATH")
     to_occcanine: str | None = free(None, "model to convert to OccCANINE's format", metavar="DIR")
     output: str = free(None, "folder, or file last.bin, to write", metavar="PATH", is_required=True)
-    formatter: str | None = free(
-        None, "kind of code that the model was trained on", choices=("hisco", "occ1950", "general", "gpf")
-    )
+    formatter: str | None = free(None, "kind of the model's codes", choices=("hisco", "occ1950", "general", "gpf"))
     key: str | None = free(None, "the model's key: system_code,code, and desc if it has titles", metavar="CSV")
     target_cols: tuple[str, ...] | None = free(None, "general: columns of codes", metavar="COL")
     block_size: int | None = free(None, "general: characters of the longest code (default: 5)", metavar="N")
@@ -273,10 +226,7 @@ class ConvertFlags(Settings):
 
     def check(self) -> None:
         """Raise a UserError unless one model is named."""
-        require(
-            bool(self.from_occcanine) != bool(self.to_occcanine),
-            "Give exactly one of --from-occcanine and --to-occcanine.",
-        )
+        require(bool(self.from_occcanine) != bool(self.to_occcanine), "Give either --from-occcanine or --to-occcanine.")
 
 
 @dataclass(frozen=True, kw_only=True)

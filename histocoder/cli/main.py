@@ -6,20 +6,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from histocoder.cli import flags
 from histocoder.cli.arguments import Parser, add_flags, config_of
-from histocoder.cli.flags import (
-    AgreementFlags,
-    AuditFlags,
-    ClassesFlags,
-    CompareFlags,
-    ConvertFlags,
-    DoctorFlags,
-    EvaluateFlags,
-    ExportFlags,
-    PredictFlags,
-    ReviewFlags,
-    ServeFlags,
-)
 from histocoder.cli.script import run_script
 from histocoder.config import Settings
 from histocoder.data.languages import HELP
@@ -31,17 +19,17 @@ _SCRIPTS = {
 }
 # modules of the other commands, which are imported when they are needed, and flags of their functions `run_…`
 _COMMANDS: dict[str, tuple[str, type[Settings]]] = {
-    "predict": ("predict", PredictFlags),
-    "evaluate": ("evaluate", EvaluateFlags),
-    "compare": ("evaluate", CompareFlags),
-    "review": ("evaluate", ReviewFlags),
-    "audit": ("audit", AuditFlags),
-    "agreement": ("agreement", AgreementFlags),
-    "classes": ("classes", ClassesFlags),
-    "serve": ("serve", ServeFlags),
-    "export": ("convert", ExportFlags),
-    "convert": ("convert", ConvertFlags),
-    "doctor": ("doctor", DoctorFlags),
+    "predict": ("predict", flags.PredictFlags),
+    "evaluate": ("evaluate", flags.EvaluateFlags),
+    "compare": ("evaluate", flags.CompareFlags),
+    "review": ("evaluate", flags.ReviewFlags),
+    "audit": ("audit", flags.AuditFlags),
+    "agreement": ("audit", flags.AgreementFlags),
+    "classes": ("classes", flags.ClassesFlags),
+    "serve": ("serve", flags.ServeFlags),
+    "export": ("convert", flags.ExportFlags),
+    "convert": ("convert", flags.ConvertFlags),
+    "doctor": ("doctor", flags.DoctorFlags),
 }
 
 
@@ -52,10 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def build_parser() -> Parser:
     """Return the commands and their flags."""
-    parser = Parser(
-        "Train models that code occupational descriptions, code files with them, and check the codes.",
-        prog="histocoder",
-    )
+    parser = Parser("Train models of occupational codes, code files with them, and check the codes.", prog="histocoder")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, text in _SCRIPTS.items():
         commands.add_parser(name, help=text, description=text)

@@ -1,30 +1,28 @@
 """`histocoder predict`: code descriptions, or a file of them."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE, local_folder
-from histocoder.checkpoints.run_folder import METRICS_FILE, run_of
+from histocoder.checkpoints.model_files import local_folder
+from histocoder.checkpoints.run_folder import run_of
 from histocoder.cli.arguments import config_of
 from histocoder.cli.flags import PredictFlags
 from histocoder.config import PredictConfig
-from histocoder.data.codes import LabelRules
+from histocoder.data.codes import rules_of
 from histocoder.data.languages import chosen_language
 from histocoder.data.output import check_output
 from histocoder.data.prepare import TRAIN_FILE, held_out
 from histocoder.data.provenance import provenance_file, write_provenance
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
-from histocoder.files import is_same_file, sha256
+from histocoder.files import is_same_file
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, training_files
-from histocoder.inference.predict_file import predict_file
+from histocoder.inference.predict_file import facts_of, predict_file
 from histocoder.inference.table_coder import TableCoder
 from histocoder.log import log
 
@@ -33,11 +31,7 @@ def run_predict(config: PredictFlags) -> None:
     """Code the descriptions; print or write their codes."""
     device = distributed.start(device=config.device)
     if config.output:  # before the model is read, which takes a while
-        check_output(Path(config.output), excel=config.excel)
-        if Path(config.output).exists() and not config.overwrite:
-            raise UserError(
-                f"{config.output} already exists. Add --overwrite to replace it, or choose another --output."
-            )
+        check_output(Path(config.output), excel=config.excel, overwrite=config.overwrite)
     folder = local_folder(config.model)
     known_file = _known_file(config.known, config, folder) if config.known else None
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
@@ -45,20 +39,14 @@ def run_predict(config: PredictFlags) -> None:
     known, known_id = _read_known(known_file, coder, config) if known_file else (None, "")
     how = config_of(PredictConfig, config)
     if config.input:
-        of_model = {"sha256": sha256(folder / WEIGHTS_FILE), "config_sha256": sha256(folder / CONFIG_FILE)}
-        model_id = f"{' '.join(of_model.values())} {coder.precision} {known_id}"
+        about = facts_of(coder, how, folder, name=config.model)
+        model_id = f"{about['model']['sha256']} {about['model']['config_sha256']} {coder.precision} {known_id}"
         told = predict_file(coder, how, model_id=model_id, known=known, say=log.info)
-        mode, own = config.mode or coder.mode, coder.model.config
-        log.info(f"Coded {config.input} into {config.output} in mode {mode}.")
+        log.info(f"Coded {config.input} into {config.output} in mode {about['mode']}.")
         if distributed.is_primary():
-            about: dict[str, Any] = {"system": coder.system, "model": {"folder": config.model, **of_model}}
-            about |= {"mode": mode, "precision": coder.precision, "min_confidence": config.min_confidence}
-            if mode == "flat":
-                usual = own.thresholds or own.default_threshold
-                about["threshold"] = usual if config.threshold is None else config.threshold
             if known_file is not None:
                 about["known"] = {"file": known_file.name, "sha256": fingerprint(known_file)}
-            methods = write_provenance("predict", config, {**about, "validation": _validation(folder, mode), **told})
+            methods = write_provenance(["predict"], config, {**about, **told})
             log.info(f"Wrote {provenance_file(config.output)}, with this methods paragraph: {methods}")
         return
     distinct = coder.distinct(config.texts, config.language)
@@ -66,15 +54,6 @@ def run_predict(config: PredictFlags) -> None:
     table = tables.append(pa.table({"text": config.texts}), [tables.code(distinct)], distinct.rows).to_pandas()
     table = table.dropna(axis=1, how="all").fillna(np.nan)  # without codes where the description is blank
     print(table.to_string(index=False, na_rep="", float_format="{:.2f}".format))
-
-
-def _validation(folder: Path, mode: str) -> dict[str, Any]:
-    """Return the accuracy in the report of a model's run, which is of its last model; nothing if in another mode."""
-    path = run_of(folder) / METRICS_FILE
-    metrics = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if metrics.get("mode") != mode:
-        return {}
-    return {"rows": metrics["num_rows"], "accuracy": round(metrics["answer"]["overall"]["accuracy"], 4)}
 
 
 def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
@@ -90,11 +69,8 @@ def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
 
 def _read_known(path: Path, coder: Coder, config: PredictFlags) -> tuple[Known, str]:
     """Read hand-coded descriptions; return them and their identity."""
-    short = config.allow_codes_shorter_than_block_size
-    rules = LabelRules(zero_pad=config.zero_pad_codes, allow_short=short, drop_bad=True)
-    files, has_languages = training_files(
-        path, coder, rules, input_col=config.input_col, language_col=config.language_col
-    )
+    rules, columns = replace(rules_of(config), drop_bad=True), (config.input_col, config.language_col)
+    files, has_languages = training_files(path, coder, rules, input_col=columns[0], language_col=columns[1])
     if config.known == "auto":
         files = replace(files, paths=(path, *held_out(path.parent)))
     settings = {"any_language": not has_languages, "exact": config.known_exact}

@@ -43,16 +43,12 @@ def run_serve(config: ServeFlags) -> None:
         log.info(f"{config.add_user} can sign in now, at a server with this workspace: {folder}.")
         return
     if not is_loopback(config.host) and not config.token and not users.hashes():
-        raise UserError(
-            f"At {config.host} others can reach the server, too. Set a secret with --token, or add users (--add-user)."
-        )
+        raise UserError(f"Others can reach {config.host}, too. Set a secret with --token, or add users (--add-user).")
     if config.token is not None and (len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()):
         raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
     device = distributed.start(device=config.device)
-    with (
-        _listening(config.host, config.port) as listener,
-        holding(folder / ".lock", path=folder, instead="another --workspace"),
-    ):
+    lock = holding(folder / ".lock", path=folder, instead="another --workspace")
+    with _listening(config.host, config.port) as listener, lock:
         port = listener.getsockname()[1]
         models = Models(folder / "models", device=str(device), precision=config.precision)
         if model:

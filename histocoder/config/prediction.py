@@ -27,15 +27,10 @@ class BatchOptions(Settings):
 class PredictOptions(BatchOptions):
     """Settings of `Coder.predict`."""
 
-    mode: str | None = free(
-        None, "how codes are chosen (default: the best way on data that training set aside)", choices=MODES
-    )
+    mode: str | None = free(None, "how codes are chosen (default: the best way on validation data)", choices=MODES)
     k: int = free(5, "topk: number of codes", at_least=1)
     threshold: float | None = free(
-        None,
-        "flat: probability above which further codes are given (default: the model's own)",
-        metavar="P",
-        between=(0, 1),
+        None, "flat: probability that further codes need (default: the model's own)", metavar="P", between=(0, 1)
     )
     constrain: bool | None = free(None, "greedy: write only codes of the model's key")
     min_confidence: float = free(0.0, "confidence below which rows get no codes", metavar="P")
@@ -61,21 +56,14 @@ class FileOptions(Settings):
     output: str = free("", OUTPUT_HELP, metavar="FILE")
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
-    language: str = free(
-        "unk", "language of all descriptions, a code or a name: see below (default: unk, unknown)", metavar="LANG"
-    )
+    language: str = free("unk", "language of all descriptions, code or name: see below (default: unk)", metavar="LANG")
     language_col: str | None = free(None, "column of each row's language, instead of --language", metavar="COL")
     columns: str = free("", COLUMNS_HELP, metavar="PREFIX")
-    excel: bool = free(
-        False, "write CSV that Excel opens directly: with a byte order mark, and the input's decimal mark"
-    )
+    excel: bool = free(False, "write CSV that Excel opens: with a byte order mark, and the input's decimal mark")
     raw: bool = free(False, RAW_HELP)
 
     def check(self) -> None:
-        require(
-            self.language == "unk" or self.language_col is None,
-            "Give --language (one for all rows) or --language-col (one for each row), not both.",
-        )
+        require(self.language == "unk" or self.language_col is None, "Give --language or --language-col, not both.")
 
     @property
     def settings_of_columns(self) -> dict[str, str]:
@@ -100,9 +88,7 @@ class ClassOptions(Settings):
     status_col: str | None = free(None, "column of status (default: status, if there is one)", metavar="COL")
     relation_col: str | None = free(None, "column of relation (default: relation, if there is one)", metavar="COL")
     product_col: str | None = free(None, "column of product (default: product, if there is one)", metavar="COL")
-    levels: tuple[str, ...] | None = free(
-        None, "groups of HISCO or OCC1950 to add, with titles: major, minor, unit", metavar="LEVEL"
-    )
+    levels: tuple[str, ...] | None = free(None, "groups (HISCO, OCC1950) to add: major, minor, unit", metavar="LEVEL")
 
     def check(self) -> None:
         strange = [level for level in self.levels or () if level not in LEVELS]
@@ -125,11 +111,7 @@ class ClassOptions(Settings):
 class PredictConfig(PredictOptions, FileOptions, ClassOptions):
     """Settings of `histocoder predict`."""
 
-    classes: str | None = free(
-        None,
-        "table of social classes to add: hisco, values, and status, relation, product if it has them",
-        metavar="FILE",
-    )
+    classes: str | None = free(None, "classes to add: hisco, values; status, relation, product if any", metavar="FILE")
 
     def check(self) -> None:
         require(

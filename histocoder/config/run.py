@@ -46,16 +46,10 @@ class TableConfig(Settings):
 
     GROUP = "table"
 
-    dataset: str = free(
-        None, "table of descriptions and codes: .csv, .xlsx, .dta, .parquet, … (required)", metavar="FILE"
-    )
-    target_cols: tuple[str, ...] = free(
-        None, "columns of codes, from the first code to the last (required)", metavar="COL"
-    )
+    dataset: str = free(None, "table of descriptions and codes: .csv, .xlsx, .parquet, … (required)", metavar="FILE")
+    target_cols: tuple[str, ...] = free(None, "columns of codes, first code first (required)", metavar="COL")
     save_path: str = free("./Finetuned/", "the run's folder", metavar="DIR")
-    language: str = free(
-        "unk", "language of all rows, a code or a name: see below (default: unk, unknown)", metavar="LANG"
-    )
+    language: str = free("unk", "language of all rows, code or name: see below (default: unk, unknown)", metavar="LANG")
     language_col: str | None = free(None, "column of each row's language, instead of --language", metavar="COL")
     block_size: int | None = free(
         None, f"characters of the longest code; {_FITTING}", metavar="N|auto", parse=_block_size, at_least=1
@@ -82,16 +76,10 @@ class TableConfig(Settings):
     def check(self) -> None:
         """Raise a UserError if the table can't be used as the settings say."""
         columns = self.target_cols
-        require(
-            bool(self.dataset and columns),
-            "Name your table and its columns of codes: --dataset my.csv --target-cols hisco_1.",
-        )
+        require(bool(self.dataset and columns), "Name a table and its codes: --dataset my.csv --target-cols hisco_1.")
         require(len(set(columns)) == len(columns), "A column is specified twice in --target-cols.")
         check_names(columns)
-        require(
-            self.language == "unk" or self.language_col is None,
-            "Give --language (one for all rows) or --language-col (one for each row), not both.",
-        )
+        require(self.language == "unk" or self.language_col is None, "Give --language or --language-col, not both.")
         check_target_len(len(columns), self.block_size or 1)
         share = 0.1 if self.share_val is None else self.share_val
         require(0 < share < 1, f"--share-val is {share:g}; it must lie between 0 and 1, as 0.1 does.")
@@ -182,17 +170,13 @@ class SavingConfig(Settings):
         "auto", "saved state to resume from (default: auto, the newest)", metavar="auto|never|PATH", is_recorded=False
     )
     overwrite: bool = free(False, "let a new run delete an earlier one in the folder", is_recorded=False)
-    save_format: str = free(
-        "histocoder", "occcanine: also write last.bin in OccCANINE's format", choices=("histocoder", "occcanine")
-    )
+    save_format: str = free("histocoder", "occcanine: also write its last.bin", choices=("histocoder", "occcanine"))
     log_interval: int = free(100, "steps between lines of the log", at_least=1)
     eval_interval: int | None = free(
         None, "steps between validations (default: the steps of an epoch, at least 100 and at most 1000)", at_least=1
     )
     no_report: bool = free(False, "do not write report.html at the end")
-    no_experts: bool = free(
-        False, "leave out word parts and vote at the end: the model predicts by its decoder alone (mode greedy)"
-    )
+    no_experts: bool = free(False, "leave out word parts and vote: the model predicts by its decoder alone (greedy)")
     log_tensorboard: bool = free(False, "also log to TensorBoard, in tensorboard/")
     log_wandb: bool = free(False, "also log to Weights & Biases")
     wandb_project_name: str = free("histco-v2-mixer", "W&B project", metavar="NAME")
@@ -219,16 +203,10 @@ class MachineConfig(Settings):
     prefetch_factor: int = free(2, "batches that each worker loads in advance", at_least=1)
     pin_memory: bool | None = free(None, "load batches into pinned memory (default: with a GPU)", is_negatable=True)
     persistent_workers: bool = free(False, "keep workers alive between epochs")
-    worker_timeout: float = free(
-        300.0, "seconds without a batch after which a worker counts as hung", metavar="S", above=0
-    )
+    worker_timeout: float = free(300.0, "seconds without a batch until a worker counts as hung", metavar="S", above=0)
     deterministic: bool = free(False, "use only deterministic algorithms; slower on a GPU")
-    gradient_checkpointing: bool = free(
-        False, "recompute each layer in the backward pass: less memory, the same results"
-    )
-    fsdp: str | None = free(
-        None, "shard weights and optimizer over processes (default: DDP)", choices=("full_shard", "shard_grad_op")
-    )
+    gradient_checkpointing: bool = free(False, "recompute each layer in the backward pass: less memory, same results")
+    fsdp: str | None = free(None, "shard weights and optimizer (default: DDP)", choices=("full_shard", "shard_grad_op"))
 
 
 @dataclass(frozen=True)
@@ -288,7 +266,7 @@ class MixerConfig(RunConfig, FilesConfig):
 
     # Prepared files are large: they have batches and passes of their own, whatever the recipe.
     num_epochs: int = changed(FitConfig, "num_epochs", 50)
-    min_steps: int = changed(FitConfig, "min_steps", 0, text="repeat epochs until there are N steps")
+    min_steps: int = changed(FitConfig, "min_steps", 0, text="train for N steps at least")
     batch_size: int = changed(FitConfig, "batch_size", 512)
     max_epoch_steps: int = changed(FitConfig, "max_epoch_steps", 0)
     seq2seq_weight: float = changed(FitConfig, "seq2seq_weight", 0.5)

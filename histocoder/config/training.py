@@ -29,13 +29,9 @@ class StartConfig(Settings):
     text_normalization: str = fixed(
         None, "nfc; lower: lower case, single blanks; lower_ascii: væver is vaever", choices=NORMALIZATIONS
     )
-    ngram_dropout: float = fixed(
-        0.3, "with ngram: share of n-grams that are dropped, less than 1", metavar="P", between=(0, 0.999)
-    )
+    ngram_dropout: float = fixed(0.3, "with ngram: share of n-grams dropped, below 1", metavar="P", between=(0, 0.999))
     pooling: str = fixed(
-        None,
-        "what the classifier reads: the mean of all tokens; auto: the first, if it is [CLS]",
-        choices=("auto", "mean"),
+        None, "what the classifier reads: the mean of all tokens; auto: [CLS] if there is one", choices=("auto", "mean")
     )
     dropout: float = fixed(0.0, "dropout of the decoder and the heads, less than 1", metavar="P", between=(0, 0.999))
     decoder_dim_feedforward: int | None = fixed(
@@ -64,9 +60,7 @@ class FitConfig(Settings):
     by_recipe: tuple[str, ...] | None = free(None, None)
     """Settings that a recipe has filled in, which a run with another start fills in again."""
     num_epochs: int = free(None, "passes over the data", at_least=1)
-    min_steps: int = free(
-        None, "repeat epochs until there are N steps (default: chosen for you; 0 with --num-epochs)", at_least=0
-    )
+    min_steps: int = free(None, "train for N steps at least (default: chosen for you; 0 with --num-epochs)", at_least=0)
     max_steps: int | None = free(None, "stop after N steps (default: by --num-epochs)", at_least=1)
     batch_size: int = free(None, "rows per batch and process", between=(1, 65_536))
     max_epoch_steps: int = fixed(
@@ -79,10 +73,7 @@ class FitConfig(Settings):
         1, "batches per step and process; the result is that of a batch N times as large", between=(1, 65_536)
     )
     learning_rate: float = fixed(
-        None,
-        "peak learning rate of all weights (default: chosen for you, another for the encoder)",
-        metavar="LR",
-        above=0,
+        None, "peak learning rate (default: chosen for you, another for the encoder)", metavar="LR", above=0
     )
     encoder_learning_rate: float | None = fixed(
         None, "peak learning rate of the encoder (default: chosen for you)", metavar="LR", above=0
@@ -100,21 +91,17 @@ class FitConfig(Settings):
         choices=FLAT_LOSSES,
     )
     flat_head: str = fixed(
-        None,
-        "the classifier's logits: linear, or cosine similarities with a direction per code",
-        choices=("linear", "cosine"),
+        None, "the classifier's logits: linear, or cosines with a direction per code", choices=("linear", "cosine")
     )
     label_smoothing: float = fixed(
         None, "with softmax: share of the target that is spread over all codes", metavar="P", between=(0, 0.9)
     )
     repeats: str = fixed(
         None,
-        "each row is an example, or each description once, with its codes by their share of its rows",
+        "each row is an example, or each description once, with its codes by their shares",
         choices=("all", "once"),
     )
-    warmup_pct: float = free(
-        None, "share of the steps in which the learning rate warms up", metavar="P", between=(0, 1)
-    )
+    warmup_pct: float = free(None, "share of steps in which the learning rate warms up", metavar="P", between=(0, 1))
     weight_decay: float = fixed(0.01, "weight decay of AdamW", metavar="D", at_least=0)
     max_grad_norm: float = free(1.0, "norm to which gradients are clipped", metavar="N", above=0)
     precision: str = fixed("auto", "auto: bf16 if the hardware supports it", choices=PRECISIONS)
@@ -190,9 +177,7 @@ class AugmentConfig(Settings):
     GROUP = "augmentation of training descriptions, on the fly"
 
     augmentation_prob: float = fixed(None, "share of descriptions that are altered", metavar="P", between=(0, 1))
-    num_transformations: int = fixed(
-        3, "maximum number of edits of an altered description (1 to N; OccCANINE makes N)", at_least=0
-    )
+    num_transformations: int = fixed(3, "most edits of an altered description (1 to N; OccCANINE makes N)", at_least=0)
     unk_lang_prob: float = fixed(None, "share of descriptions whose language is withheld", metavar="P", between=(0, 1))
     fn_word_freq: str | None = fixed(
         None, "words to insert: word,freq (default: the data's own)", metavar="CSV", resume="content"

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -90,15 +90,8 @@ def _insert_word(text: str, at: float, what: float, new: WordList) -> str:
     return " ".join(words)
 
 
-_EDITS: list[Callable[[str, float, float, WordList], str]] = [
-    _delete,
-    _insert,
-    _substitute,
-    _neighbour,
-    _swap_characters,
-    _swap_words,
-    _insert_word,
-]
+_Edit: TypeAlias = Callable[[str, float, float, WordList], str]
+_EDITS: list[_Edit] = [_delete, _insert, _substitute, _neighbour, _swap_characters, _swap_words, _insert_word]
 
 
 class Noise(NamedTuple):

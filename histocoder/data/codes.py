@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.config import MAX_TARGET_LEN, DataConfig, check_target_len
+from histocoder.config import MAX_TARGET_LEN, check_target_len
 from histocoder.data.cells import WHOLE_NUMBER, have_decimals, read_code, spoilt
 from histocoder.data.key import Key
 from histocoder.data.table import Table, TableFile
@@ -38,12 +39,13 @@ class LabelRules:
     blank_means_no_occupation: bool = False  # whether to keep rows without codes, as the formatter marks them
 
 
-def rules_of(config: DataConfig) -> LabelRules:
+def rules_of(config: Any) -> LabelRules:
+    """Return the rules in settings, of which not all have each."""
     return LabelRules(
         zero_pad=config.zero_pad_codes,
         allow_short=config.allow_codes_shorter_than_block_size,
-        drop_bad=config.drop_bad_labels,
-        blank_means_no_occupation=config.blank_means_no_occupation,
+        drop_bad=getattr(config, "drop_bad_labels", False),
+        blank_means_no_occupation=getattr(config, "blank_means_no_occupation", False),
     )
 
 

@@ -262,9 +262,10 @@ class Classes:
         columns = {"codes": self._code_cols, **self._qualifier_cols}
         return {**self.values.identity, "columns": columns, "counts": self._counts, "means": means}
 
-    def coverage(self) -> list[str]:
+    def coverage(self) -> str:
         """Say how many rows with a code have each value by an exact match, and with fallbacks; then all counts."""
-        told, lines = self.told, list[str]()
+        told = self.told
+        lines = [f"Classes of {told['table']} (SHA-256 {told['sha256'][:12]}) by {', '.join(self._matched)}:"]
         for name, counts in told["counts"].items():
             coded, found = covered(counts)
             exact, all_ways = (f"{100 * part / max(coded, 1):.1f} %" for part in (counts[EXACT], found))
@@ -273,7 +274,7 @@ class Classes:
             lines.append(
                 f"  {name}: {exact} of {coded:,} rows with a code by exact matches, {all_ways} with fallbacks ({each})"
             )
-        return [f"Classes of {told['table']} (SHA-256 {told['sha256'][:12]}) by {', '.join(self._matched)}:", *lines]
+        return "\n".join(lines)
 
 
 def _likely(table: pa.Table, name: str) -> pd.DataFrame:

@@ -197,22 +197,15 @@ class CsvFile:
                 line += chunk.count(b"\n")
                 tail = chunk[-64:]
         if num_bad and (self.excel or num_good > num_bad):
-            raise UserError(
-                f"{self.path}, {first} is not UTF-8, but most of the file is. Fix that line, or save the file as UTF-8 "
-                "again."
-            )
+            raise UserError(f"{self.path}, {first} is not UTF-8, unlike most of the file. Fix it, or save as UTF-8.")
         if num_bad and not is_cp1252:
             raise UserError(f"{self.path} is neither UTF-8 nor Windows-1252 text; save it as UTF-8.")
         self._ends_with_quote = tail.rstrip().endswith(b'"')
         self._encoding, self._escape = "cp1252" if num_bad else "utf-8-sig", "\\" if has_escapes else None
         if num_bad:
-            self.notices.append(
-                f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check that accents look right."
-            )
+            self.notices.append(f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check its accents.")
         if has_escapes:
-            self.notices.append(
-                f"{self.path}: quotation marks are escaped with backslashes, as R writes them, and are read as such."
-            )
+            self.notices.append(f"{self.path}: quotation marks are escaped with backslashes, as R writes them.")
 
 
 def _opened(path: Path) -> BinaryIO:

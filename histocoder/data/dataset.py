@@ -322,10 +322,7 @@ class BatchLoader:
         if "No space left" not in error:
             return None
         sys.unraisablehook = lambda _: None  # torch's own, when its half-made workers are deleted
-        return (
-            "/dev/shm, which loader workers pass batches through, is full; make it larger, in a container with "
-            "--shm-size 1g."
-        )
+        return "/dev/shm, which workers pass batches through, is full; make it larger, in a container by --shm-size 1g."
 
 
 def _merged(batch: Batch) -> Batch:

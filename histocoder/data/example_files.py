@@ -122,9 +122,8 @@ class ExampleFiles:
                 for name in self.attribute_cols
             ]
             for target, column in code_columns.items():
-                table.columns[target] = (
-                    table.columns[column] if target == column else _codes_of(table, column, self.key)
-                )
+                if target != column:
+                    table.columns[target] = _codes_of(table, column, self.key)
             texts = decode_entities(table.columns[self.input_col])
             num_decoded += pc.sum(pc.not_equal(texts, table.columns[self.input_col]), min_count=0).as_py()
             cleaned, reasons = checker.check(table)
@@ -180,9 +179,7 @@ def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str
         num_checked += int(is_checked.sum())
         yield table.filter(is_checked)
     if not num_checked:
-        raise UserError(
-            f"{file.path}: no row is checked. Write x in the column {name!r} of each row that is right now."
-        )
+        raise UserError(f"{file.path}: no row is checked. Write x in the column {name!r} of each row that is right.")
     unchecked = num_rows - num_checked
     say(f"{file.path}: {num_checked:,} checked rows are used; {unchecked:,} unchecked rows are ignored.")
 

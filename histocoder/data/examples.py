@@ -135,6 +135,14 @@ class Examples:
         for batch in self.table.to_batches():
             yield Examples(pa.Table.from_batches([batch]))
 
+    def as_people_read(self) -> Iterator[pa.Table]:
+        """Yield descriptions, languages, codes, and attributes that some rows state, under their names, by chunks."""
+        known = [name for name, column in self.attributes.items() if column.null_count < len(column)]
+        names = [TEXT_COL, LANG_COL, *(name.removeprefix(CODES) for name in self._code_columns), *known]
+        own = (f"{ATTRIBUTES}{name}" for name in known)
+        table = self.table.select(["text", "lang", *self._code_columns, *own]).rename_columns(names)
+        return (pa.Table.from_batches([batch]) for batch in table.to_batches())
+
     @cached_property
     def languages(self) -> tuple[str, ...]:
         """Distinct languages."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -18,6 +19,7 @@ from histocoder.data.stata import write_stata
 from histocoder.data.table import EXCEL, PARQUET, STATA, TableFile, is_bytes, kind_of, strings
 from histocoder.errors import UserError, counted
 from histocoder.files import replacing
+from histocoder.log import log
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,11 @@ class Form:
         return cls(**{**own, **form})
 
 
-def check_output(path: Path, *, excel: bool = False, num_rows: int = 0) -> None:
+def check_output(path: Path, *, excel: bool = False, num_rows: int = 0, overwrite: bool = True) -> None:
     """Raise a UserError if a path can't be written to, or a table of so many rows not in the format of its suffix."""
     kind = kind_of(path, doing="written")
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} already exists. Add --overwrite to replace it, or choose another --output.")
     if excel and kind in (*PARQUET, *EXCEL, *STATA):
         raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
     if path.exists() and not path.is_file():
@@ -53,10 +57,7 @@ def check_output(path: Path, *, excel: bool = False, num_rows: int = 0) -> None:
 def check_new_columns(names: Iterable[str], *, path: object, taken: Collection[str], prefix: str) -> None:
     """Raise a UserError, which suggests a prefix, if new columns of the table at a path are among those `taken`."""
     if clash := [name for name in names if name in taken]:
-        raise UserError(
-            f"{path} already has a column {clash[0]!r}. Choose a prefix for the names of the new columns, such as "
-            f"--columns {prefix}."
-        )
+        raise UserError(f"{path} already has a column {clash[0]!r}. Choose a prefix for new ones: --columns {prefix}.")
 
 
 def check_kept(file: TableFile, output: Path) -> None:
@@ -67,9 +68,7 @@ def check_kept(file: TableFile, output: Path) -> None:
         if kind_of(output) not in PARQUET:
             pa.csv.write_csv(file.schema.empty_table(), pa.BufferOutputStream())
     except pa.ArrowInvalid as error:
-        raise UserError(
-            f"{file.path} does not fit into CSV ({error}). Choose an --output that ends in .parquet."
-        ) from error
+        raise UserError(f"{file.path} does not fit into CSV ({error}). Let --output end in .parquet.") from error
 
 
 def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> list[str]:
@@ -111,6 +110,12 @@ def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> 
     cells = counted(num_formulas, "cell begins like a formula and was", "cells begin like formulas and were")
     mark = f"{path}: {cells} written with a leading apostrophe, which histocoder removes when it reads the file."
     return [mark] if num_formulas else []
+
+
+def write_frame(path: Path, frame: pd.DataFrame, form: Form = Form()) -> None:
+    """Write a DataFrame, and tell the user the notices."""
+    for notice in write_table(path, [pa.Table.from_pandas(frame, preserve_index=False)], form):
+        log.info(notice)
 
 
 def _as_csv(table: pa.Table, form: Form) -> tuple[pa.Table, int]:

@@ -17,19 +17,7 @@ from histocoder.data import store
 from histocoder.data.codes import LabelRules, fit_codes, rules_of
 from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.examples import (
-    ATTRIBUTES,
-    CODES,
-    HELD_OUT,
-    LANG_COL,
-    SPLITS,
-    TEXT_COL,
-    TITLES,
-    TRAIN,
-    VAL,
-    Examples,
-    is_codes,
-)
+from histocoder.data.examples import CODES, HELD_OUT, LANG_COL, SPLITS, TITLES, TRAIN, VAL, Examples, is_codes
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.languages import chosen_language, own_languages
 from histocoder.data.normalize import description_keys
@@ -41,12 +29,7 @@ from histocoder.files import is_same_file, make_folder, remove_leftovers, tempor
 from histocoder.formatters import MISSING, Formatter, build_formatter
 from histocoder.log import log
 
-SPLIT_FILES = {
-    TRAIN: "data_train.csv",
-    VAL: "data_val.csv",
-    HELD_OUT: "data_held_out.csv",
-    TITLES: "data_titles.csv",
-}
+SPLIT_FILES = {TRAIN: "data_train.csv", VAL: "data_val.csv", HELD_OUT: "data_held_out.csv", TITLES: "data_titles.csv"}
 """Split -> the table that people read; corrections are held out to compare the model with the one before."""
 TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
 REJECTED_FILE, CONFLICTS_FILE = "rejected.csv", "conflicts.csv"
@@ -274,12 +257,10 @@ def _write_split(
             log.info(f"{corrected} corrected codes, and {added} added; all are training data.")
     examples = {name: Examples.open(writer.path, name) for name in SPLITS}
     if not len(examples[VAL]):
-        raise UserError(
-            "All validation data are corrected, which makes them training data. Set aside more with --share-val."
-        )
+        raise UserError("All validation data are corrected, which makes them training data. Raise --share-val.")
     for name, split_examples in examples.items():
         if len(split_examples):
-            write_table(folder / SPLIT_FILES[name], map(_as_people_read, split_examples.chunks()))
+            write_table(folder / SPLIT_FILES[name], split_examples.as_people_read())
     if num_held_out:
         log.info(
             f"{num_held_out:,} of {len(corrections or ()):,} corrections, chosen at random, are held out "
@@ -287,14 +268,6 @@ def _write_split(
         )
     numbers = {"train": len(examples[TRAIN]), "val": len(examples[VAL])}
     return {**numbers, "held_out": num_held_out} if num_held_out else numbers
-
-
-def _as_people_read(examples: Examples) -> pa.Table:
-    codes = list(filter(is_codes, examples.table.column_names))
-    known = [name for name, column in examples.attributes.items() if column.null_count < len(column)]
-    names = [TEXT_COL, LANG_COL, *(name.removeprefix(CODES) for name in codes), *known]
-    own = (f"{ATTRIBUTES}{name}" for name in known)
-    return examples.table.select(["text", "lang", *codes, *own]).rename_columns(names)
 
 
 def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:

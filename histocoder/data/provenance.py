@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,20 @@ def provenance_file(output: str | Path) -> Path:
     return path.with_name(f"{stem}.histocoder.json")
 
 
-def write_provenance(command: str, config: Settings, told: Mapping[str, Any]) -> str:
+def write_provenance(
+    command: Sequence[str], config: Settings, told: Mapping[str, Any], *, as_sent: Callable[[str], str] = str
+) -> str:
     """Write where the output of a command comes from, and return a methods paragraph.
 
     An input that is coded twice in the same way has the same provenance: it has no times, and no paths but those that
-    the user gave in the command. `told` is written after these; the paragraph is made of its `system`, `model`, `mode`,
-    `min_confidence`, `counts`, `validation`, `expected_accuracy` and `classes`, where they are given.
+    the user gave in the command, whose words are written `as_sent`. `told` is written after these; the paragraph is
+    made of its `system`, `model`, `mode`, `min_confidence`, `counts`, `validation`, `expected_accuracy` and `classes`,
+    where they are given.
     """
     values = recorded(config)
     versions = {"histocoder": __version__, "torch": version("torch"), "python": platform.python_version()}
     source = {"file": Path(values["input"]).name, "sha256": fingerprint(values["input"])}
-    line = shlex.join(["histocoder", command, *_words(config)])
+    line = shlex.join(["histocoder", *command, *map(as_sent, _words(config))])
     files = {"output": Path(values["output"]).name, "input": source}
     whole = {**files, "command": line, "versions": versions, **told}
     whole |= {"methods": " ".join(_sentences(whole)), "bibtex": BIBTEX}

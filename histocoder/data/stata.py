@@ -32,9 +32,7 @@ class StataFile:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all columns; raise a UserError if the file is damaged."""
         for frame in self._frames():
-            texts = {
-                name: frame[name].astype("string") for name in frame if self.schema.field(name).type == pa.string()
-            }
+            texts = {col: frame[col].astype("string") for col in frame if self.schema.field(col).type == pa.string()}
             yield pa.RecordBatch.from_pandas(frame.assign(**texts), schema=self.schema, preserve_index=False)
 
     def _frames(self) -> Iterator[pd.DataFrame]:
@@ -58,9 +56,7 @@ class StataFile:
         except Exception as error:  # readers raise errors of all types if a file is damaged
             why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             kind = self._path.suffix
-            raise UserError(
-                f"{self._path} can't be read as a {kind} file ({why}). Save it again, or as CSV."
-            ) from error
+            raise UserError(f"{self._path} can't be read as a {kind} file ({why}). Save it again or as CSV.") from error
 
     def _tell_labels(self, has_labels: bool) -> None:
         if has_labels and not self.notices:

@@ -136,11 +136,7 @@ class TableFile:
 
 
 def open_table(
-    path: str | Path,
-    columns: Collection[str],
-    *,
-    optional: Collection[str] = (),
-    sheet: str | None = None,
+    path: str | Path, columns: Collection[str], *, optional: Collection[str] = (), sheet: str | None = None
 ) -> TableFile:
     """Read the header of a file: CSV, Parquet, Excel, Stata or SPSS.
 

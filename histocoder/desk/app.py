@@ -21,10 +21,11 @@ from histocoder import __version__
 from histocoder.data.example_files import CHECKED_COL
 from histocoder.data.languages import NAMES, Language
 from histocoder.data.normalize import description_keys
-from histocoder.data.output import Form, write_table
-from histocoder.desk.cards import Cards, Conflict, Source
+from histocoder.data.output import Form, write_frame, write_table
+from histocoder.desk.card import Conflict, Source
+from histocoder.desk.cards import Cards
 from histocoder.desk.coding import NO_OCCUPATION, Answer, Code, CodeRequest, NamedLanguage, named_languages
-from histocoder.desk.models import GIVEN, Model, Models
+from histocoder.desk.models import Model, Models
 from histocoder.desk.uploads import Uploads
 from histocoder.desk.users import Users
 from histocoder.errors import UserError
@@ -110,11 +111,11 @@ class Desk:
     def about(self, request: Request) -> About:
         """Describe the model in use and this server."""
         server: dict[str, Any] = {"may_train": self.may_train, "user": getattr(request.state, "user", None)}
-        if (model := self.models.in_use) is None:
+        if self.models.in_use is None:
             return About(model=None, languages=named_languages(map(Language, NAMES)), **server)
         coding, coder = self.models.coding, self.models.coding.coder
         return About(
-            model=model.table if model.id == GIVEN else model.id,
+            model=coding.name,
             system=coder.system,
             num_codes=len(coder.codes),
             most_codes=coder.formatter.num_blocks,
@@ -174,7 +175,7 @@ class Desk:
         """Return who has decided what, as CSV."""
         path = self._file.with_name("decisions.csv")
         with self.cards.lock:
-            write_table(path, [pa.Table.from_pandas(self.cards.decisions(), preserve_index=False)], Form())
+            write_frame(path, self.cards.decisions())
         return FileResponse(path, media_type="text/csv; charset=utf-8", filename=path.name)
 
     def export(self, raw: bool = False) -> FileResponse:
@@ -224,6 +225,7 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
         app.delete("/api/models/{model}", tags=["models"])(models.remove)
     app.delete("/api/files/{file}", tags=["files"])(uploads.remove)
     app.get("/api/files/{file}/result", tags=["files"], response_class=FileResponse)(uploads.result)
+    app.get("/api/files/{file}/provenance", tags=["files"], response_class=FileResponse)(uploads.provenance)
     app.post("/api/files/{file}/review", tags=["review"])(uploads.to_review)
     app.get("/api/review", tags=["review"])(desk.sources)
     app.get("/api/review/{source}/cards", tags=["review"])(cards.next_cards)

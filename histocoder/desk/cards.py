@@ -5,17 +5,17 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 from fastapi import Body, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from histocoder.data.example_files import CHECKED_COL
-from histocoder.desk.coding import Answer, Code
+from histocoder.desk.card import Accepted, Card, Conflict, Decision, Evidence, Filter, Number, Source, Who, user_of
 from histocoder.desk.models import Models
 from histocoder.desk.trust import FEWEST, Trust, order_of_review, share_right
 from histocoder.errors import UserError
@@ -24,8 +24,6 @@ from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_c
 from histocoder.files import sha256
 from histocoder.inference.predictions import code_columns
 
-Number = Annotated[int, Field(ge=-1, lt=2**63)]  # of a row, as SQLite can hold it
-Who = Annotated[str, Field(min_length=1, max_length=60)]
 _CLAIM_SECONDS = 180.0  # time for which a card that one reviewer was given is not given to another
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sources (id INTEGER PRIMARY KEY, name TEXT, sha256 TEXT UNIQUE, at REAL);
@@ -45,92 +43,10 @@ _LATER_COLUMNS = {  # table -> columns that earlier versions lack
     "cards": {"row": "TEXT DEFAULT '{}'", "double": "INTEGER DEFAULT 0"},
     "decisions": {"batch": "INTEGER"},
 }
+_Codes: TypeAlias = list[str] | None  # of a decision; None: unsure
 _MOST_SHOWN = 12  # columns of a row, of those before the codes
-_BATCH = 500  # cards that are accepted at once
-_AND = " & "  # between the names of two people
 _LIVE = "undone = 0 AND action != 'undone'"
 _SORTS = {"worth": "place", "times": "times DESC, place", "conf": "conf, place", "text": "text, place"}
-
-
-class Card(BaseModel):
-    """A distinct description of a coded file, and the reviewers' decision on it."""
-
-    id: int
-    place: int  # position in the queue, from 0
-    text: str
-    lang: str
-    times: int  # number of rows with this description
-    confidence: float
-    predicted: list[str]
-    version: int  # number of changes so far; a decision names the one that it saw
-    status: Literal["open", "settled", "unsure", "disputed"]
-    codes: list[str] | None  # codes that were decided on; None where none were
-    who: str | None
-    row: dict[str, str] = {}  # other columns of the first of its rows
-    double: bool = False  # whether two people decide on it, without seeing each other's decisions
-    opinions: list["Opinion"] = []  # their decisions, once both have decided
-
-
-class Opinion(BaseModel):
-    """Decision of one of two people on a card."""
-
-    who: str
-    codes: list[str] | None
-
-
-class Evidence(BaseModel):
-    """A card, and what helps to judge it."""
-
-    card: Card
-    answer: Answer
-    predicted: list[Code]  # codes of the file, with titles
-
-
-class Decision(BaseModel):
-    """A reviewer's decision on a card."""
-
-    who: Who = "program"  # of a server with users: who is signed in, whatever is given here
-    version: int  # version of the card that the reviewer saw
-    codes: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20)] | None  # None: unsure
-
-
-class Filter(BaseModel):
-    """Filter of a list of cards, and its order."""
-
-    who: Who = "program"
-    q: Annotated[str, Field(max_length=200)] = ""  # part of the text
-    code: Annotated[str, Field(max_length=200)] = ""  # beginning of a code
-    lang: Annotated[str, Field(max_length=100)] = ""
-    status: Literal["", "open", "settled", "unsure", "disputed"] = ""
-    low: float = 0.0  # bounds of the confidence
-    high: float = 1.0
-    sort: Literal["worth", "times", "conf", "text"] = "worth"
-    offset: Number = 0
-    limit: Annotated[int, Field(ge=1, le=_BATCH)] = 50
-
-
-class Accepted(BaseModel):
-    """Cards whose predicted codes are accepted at once, each with the version that the reviewer saw."""
-
-    who: Who = "program"
-    cards: Annotated[dict[int, int], Field(min_length=1, max_length=_BATCH)]
-
-
-class Source(BaseModel):
-    """A coded file to review."""
-
-    id: int
-    name: str
-    cards: int
-    settled: int
-
-
-class Conflict(Exception):
-    """Another reviewer has decided on a card in the meantime."""
-
-    def __init__(self, card: Card) -> None:
-        super().__init__(f"{card.who} has decided on this description in the meantime.")
-        self.card = card
 
 
 class Cards:
@@ -257,19 +173,13 @@ class Cards:
             raise KeyError(card)
         return _card(found[0])
 
-    def _opinions(self, card: int) -> dict[str, list[str] | None]:
+    def _opinions(self, card: int) -> dict[str, _Codes]:
         """Return who has which opinion on a card for two, the last of each person; not how it was settled."""
         query = f"SELECT who, after FROM decisions WHERE card = ? AND {_LIVE} AND action != 'settled' ORDER BY id"
         return {row["who"]: json.loads(row["after"])["codes"] for row in self._rows(query, card)}
 
     def _seen(self, card: Card, who: str) -> Card:
-        """Return a card as a reviewer may see it: one for two has their own opinion, or once both decided, both."""
-        opinions = self._opinions(card.id) if card.double else {}
-        if card.double and card.status != "open":
-            card.opinions = [Opinion(who=one, codes=codes) for one, codes in opinions.items()]
-        elif who in opinions:
-            card.codes, card.who, card.status = opinions[who], who, "unsure" if opinions[who] is None else "settled"
-        return card
+        return card.seen_by(who, self._opinions(card.id)) if card.double else card
 
     def decide(self, request: Request, card: Number, decision: Decision) -> Card:
         """Decide on a card. Status 409: another reviewer has in the meantime; `card` is its present state."""
@@ -287,7 +197,7 @@ class Cards:
             last = self._rows("SELECT coalesce(max(id), 0) AS last FROM decisions")[0]["last"]
             return [self._decide(card.id, card.version, who, card.predicted, batch=last + 1) for card in before]
 
-    def _decide(self, card: int, version: int, who: str, codes: list[str] | None, *, batch: int | None = None) -> Card:
+    def _decide(self, card: int, version: int, who: str, codes: _Codes, *, batch: int | None = None) -> Card:
         with self.lock:
             before = self._card(card)
             if before.version != version:
@@ -296,7 +206,7 @@ class Cards:
             status = "unsure" if codes is None else "settled"
             after: dict[str, Any] = {"status": status, "codes": codes, "by": who}
             if before.double and before.status == "open":
-                after = _together(self._opinions(card) | {who: codes})
+                after = Card.together(self._opinions(card) | {who: codes})
             elif before.double:
                 action = "settled"
             return self._seen(self._write(before, after, who=who, action=action, said=codes, batch=batch), who)
@@ -304,17 +214,17 @@ class Cards:
     def undo(self, request: Request, source: Number, who: Annotated[Who, Body(embed=True)] = "program") -> list[Card]:
         """Undo this reviewer's last decision, or all that were made at once. Status 409: another has decided since."""
         who = user_of(request, who)
-        last = f"""SELECT d.* FROM decisions d JOIN cards c ON c.id = d.card WHERE c.source = ? AND d.who = ?
-                   AND {_LIVE} ORDER BY d.id DESC LIMIT {_BATCH}"""
+        mine = f"""SELECT d.* FROM decisions d JOIN cards c ON c.id = d.card WHERE c.source = ? AND d.who = ?
+                   AND {_LIVE}"""
         with self.lock:
-            found = self._rows(last, source, who)
+            found = self._rows(f"{mine} ORDER BY d.id DESC LIMIT 1", source, who)
             if not found:
                 raise UserError("There is nothing to undo.")
-            one = found[0]
-            undone = [row for row in found if row["batch"] == one["batch"]] if one["batch"] else [one]
+            last = (found[0]["id"], found[0]["batch"])
+            undone = self._rows(f"{mine} AND (d.id = ? OR d.batch = ?) ORDER BY d.id DESC", source, who, *last)
             cards = {row["card"]: self._card(row["card"]) for row in undone}
             for card in cards.values():
-                if card.who is not None and who not in card.who.split(_AND):
+                if not card.is_by(who):
                     raise Conflict(card)
             back = []
             for row in undone:
@@ -322,19 +232,12 @@ class Cards:
                 self._db.execute("UPDATE decisions SET undone = 1 WHERE id = ?", (row["id"],))
                 after: dict[str, Any] = {**before, "by": before.get("by", who)}
                 if card.double and row["action"] != "settled":
-                    after = _together(self._opinions(card.id))
+                    after = Card.together(self._opinions(card.id))
                 back.append(self._write(card, after, who=who, action="undone", said=after["codes"]))
         return back
 
     def _write(
-        self,
-        card: Card,
-        after: dict[str, Any],
-        *,
-        who: str,
-        action: str,
-        said: list[str] | None,
-        batch: int | None = None,
+        self, card: Card, after: dict[str, Any], *, who: str, action: str, said: _Codes, batch: int | None = None
     ) -> Card:
         """Give a card another status, other codes and who decided `by` them, and add what was `said` as a decision."""
         now, kept, is_open = time.time(), after["codes"] and json.dumps(after["codes"]), after["status"] == "open"
@@ -402,21 +305,6 @@ class Cards:
         num_random = len({row["id"] for row in sample})
         right = [set(json.loads(row["codes"])) == set(json.loads(row["predicted"])) for row in sample]
         return Trust(**found, random_cards=num_random, right=share_right(right) if num_random >= FEWEST else None)
-
-
-def _together(opinions: Mapping[str, list[str] | None]) -> dict[str, Any]:
-    """Return the state of a card for two with these opinions: it is open until there are two."""
-    names, codes = list(opinions), list(opinions.values())
-    if len(names) < 2:
-        return {"status": "open", "codes": None, "by": None}
-    is_same = len({None if one is None else frozenset(one) for one in codes}) == 1
-    status = "disputed" if not is_same else "unsure" if codes[0] is None else "settled"
-    return {"status": status, "codes": codes[0] if status == "settled" else None, "by": _AND.join(names)}
-
-
-def user_of(request: Request, given: str) -> str:
-    """Return who has signed in; of a server without users, who is `given`."""
-    return getattr(request.state, "user", None) or given
 
 
 def _card(row: sqlite3.Row) -> Card:

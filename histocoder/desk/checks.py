@@ -24,6 +24,7 @@ from histocoder.log import gathering
 
 _CODE_COLUMN = re.compile(r"(.*[ _])?(hisco|occ1950|isco(58|68|88|08)?|psti|codes?|kode[nr]?|koder?)[ _]?[0-9]*")
 _ROWS_SHOWN = 20
+_CATEGORIES = (2, 20)  # least and largest number of distinct cells, blank ones among them, of an attribute
 
 
 class TrainOptions(BaseModel):
@@ -35,6 +36,7 @@ class TrainOptions(BaseModel):
     target_cols: list[str] = Field(min_length=1, max_length=20)
     language: str = "unk"
     language_col: str | None = None
+    attribute_cols: list[str] = Field([], max_length=20)
     zero_pad_codes: bool = False
     allow_codes_shorter_than_block_size: bool = False
     drop_bad_labels: bool = False
@@ -63,7 +65,7 @@ def check(dataset: Path, options: TrainOptions, *, sheet: str | None = None) -> 
     with TemporaryDirectory() as name, gathering() as said:
         folder = Path(name) / "prepared"
         try:
-            how = options.model_dump(exclude={"quick"}) | {"target_cols": tuple(options.target_cols)}
+            how = options.model_dump(exclude={"quick"})
             record = prepare(PrepareConfig(dataset=str(dataset), sheet=sheet, save_path=name, **how), folder)
         except UserError as error:
             first, *others = str(error).split("\n- ")
@@ -87,6 +89,11 @@ def code_columns(cells: pd.DataFrame) -> list[str]:
     """Return the columns that probably hold codes, by their names; of several, those that are not blank."""
     named = [name for name in cells if _CODE_COLUMN.fullmatch(plain(name))]
     return [name for name in named if name == named[0] or cells[name].str.strip().any()]
+
+
+def category_columns(cells: pd.DataFrame) -> list[str]:
+    """Return the columns that may hold attributes: those with a few categories, of two at least."""
+    return [name for name in cells if _CATEGORIES[0] <= cells[name].str.strip().nunique() <= _CATEGORIES[1]]
 
 
 def guess_language(texts: Sequence[str]) -> str:

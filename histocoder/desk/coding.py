@@ -14,7 +14,8 @@ from pydantic import BaseModel, Field
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.neighbors import NearestNeighbors
 
-from histocoder.checkpoints.run_folder import METRICS_FILE, run_settings
+from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
+from histocoder.checkpoints.run_folder import METRICS_FILE, run_of, run_settings
 from histocoder.data.codes import is_short
 from histocoder.data.examples import HELD_OUT, TRAIN, Examples
 from histocoder.data.languages import NAMES, Language, chosen_language
@@ -23,6 +24,7 @@ from histocoder.errors import UserError
 from histocoder.evaluation.baselines import run_rows
 from histocoder.evaluation.scores import code_sets
 from histocoder.evaluation.summary import TARGET_ACCURACY
+from histocoder.files import sha256
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known
@@ -92,8 +94,9 @@ class CodeRequest(BaseModel):
 class Coding:
     """A model, and its run's training data as evidence."""
 
-    def __init__(self, coder: Coder, *, run: Path, model_id: str) -> None:
-        self.coder, self.model_id = coder, model_id
+    def __init__(self, coder: Coder, folder: Path, *, name: str) -> None:
+        self.coder, self.folder, self.name, run = coder, folder, name, run_of(folder)
+        self.model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
         self.settings, self.sure = run_settings(run), sure_of(run)
         coder.turn = threading.Lock()
         self._titles = coder.model.config.descriptions

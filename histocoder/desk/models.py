@@ -14,14 +14,14 @@ from typing import Any, Literal
 from fastapi import Response
 from pydantic import BaseModel
 
-from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
+from histocoder.checkpoints.model_files import WEIGHTS_FILE
 from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of, run_settings
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.desk.checks import TrainOptions
 from histocoder.desk.coding import Coding
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import words_to_correct
-from histocoder.files import make_folder, sha256, write_text
+from histocoder.files import make_folder, write_text
 from histocoder.inference.coder import Coder
 
 GIVEN = "given"  # the model of `serve --model`
@@ -112,9 +112,8 @@ class Models:
         return self.all()
 
     def _use(self, model: str, coder: Coder) -> None:
-        folder = self.best(model)
-        model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
-        self._coding = Coding(coder, run=self.run(model), model_id=model_id)
+        name = self._models[model].table if model == GIVEN else model
+        self._coding = Coding(coder, self.best(model), name=name)
         for one in self._models.values():
             one.in_use = one.id == model
             self._save(one)
@@ -133,10 +132,8 @@ class Models:
 
     def train(self, dataset: Path, options: TrainOptions, *, file: str, sheet: str | None) -> Model:
         """Train a new model on a table."""
-        flags: dict[str, Any] = options.model_dump(exclude_defaults=True, exclude={"quick"}) | {
-            "dataset": dataset,
-            "sheet": sheet,
-        }
+        own = options.model_dump(exclude_defaults=True, exclude={"quick"})
+        flags: dict[str, Any] = own | {"dataset": dataset, "sheet": sheet}
         words = ["--encoder", "ngram", *(("--num-epochs", "3", "--min-steps", "0") if options.quick else ())]
         for name, value in flags.items():
             values = [] if value is True else value if isinstance(value, list) else [value]

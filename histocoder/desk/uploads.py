@@ -23,15 +23,17 @@ from histocoder.config.prediction import ClassOptions
 from histocoder.data.cells import descriptions_in
 from histocoder.data.crosswalk import Crosswalk
 from histocoder.data.languages import chosen_language
+from histocoder.data.provenance import provenance_file, write_provenance
 from histocoder.data.table import kind_of, open_table, strings
-from histocoder.desk.cards import Cards, Source
-from histocoder.desk.checks import Check, TrainOptions, check, code_columns, guess_language
+from histocoder.desk.card import Source
+from histocoder.desk.cards import Cards
+from histocoder.desk.checks import Check, TrainOptions, category_columns, check, code_columns, guess_language
 from histocoder.desk.models import Model, Models
 from histocoder.desk.sample import sample_tables
 from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.review_file import Columns
 from histocoder.files import write_text
-from histocoder.inference.predict_file import predict_file
+from histocoder.inference.predict_file import facts_of, predict_file
 from histocoder.inference.table_coder import TableCoder
 from histocoder.log import log
 
@@ -62,6 +64,7 @@ class Preview(BaseModel):
     language_col: str | None  # column that probably holds languages
     language: str  # language in which the descriptions probably are
     target_cols: list[str]  # columns that probably hold codes
+    attribute_cols: list[str]  # columns of few categories, which may be attributes
     notices: list[str]
 
 
@@ -73,9 +76,7 @@ class File(BaseModel):
     sent: float
     use: Literal["code", "train", "classes"] = "code"
     sheet: str | None = None  # sheet of an Excel workbook; by default the only one that holds anything
-    state: Literal["new", "queued", "running", "done", "failed", "cancelled"] = (
-        "new"  # "cancelled": by earlier versions
-    )
+    state: Literal["new", "queued", "running", "done", "failed", "cancelled"] = "new"  # "cancelled": formerly
     options: Options | None = None
     num_rows: int | None = None
     rows_done: float = 0
@@ -175,6 +176,7 @@ class Uploads:
             language_col=next(map(table.column, langs), None),
             language=guess_language(columns[texts]) if texts else "unk",
             target_cols=code_columns(cells),
+            attribute_cols=category_columns(cells),
             notices=[self.as_sent(notice) for notice in table.notices],
         )
 
@@ -212,6 +214,12 @@ class Uploads:
     def result(self, file: str) -> FileResponse:
         """Download the coded file, in the form of the one that was sent."""
         return FileResponse(path := self._coded(file), filename=path.name)
+
+    def provenance(self, file: str) -> FileResponse:
+        """Download where the coded file comes from, with a paragraph for a methods section, as JSON."""
+        if not (path := provenance_file(self._coded(file))).is_file():
+            raise KeyError(file)  # coded by an earlier version
+        return FileResponse(path, filename=path.name)
 
     def to_review(self, file: str) -> Source:
         """Make cards of a coded file."""
@@ -289,7 +297,10 @@ class Uploads:
             model_id = f"{coding.model_id} {file.options.known}"
             how: dict[str, Any] = {"model_id": model_id, "known": known, "say": said.append}
             config = self._config(file, file.options)
-            predict_file(coding.coder, config, **how, progress=count)
+            told = predict_file(coding.coder, config, **how, progress=count)
+            told = facts_of(coding.coder, config, coding.folder, name=coding.name) | told
+            command = ["predict", "--model", coding.name, *(["--known", "auto"] if known else [])]
+            write_provenance(command, config, told, as_sent=self.as_sent)
             file.rows_done = file.num_rows or 0
             file.summary = _summary(self._output(file), config.columns, coding.sure)
             state, message, file.notices = "done", "", self.as_sent("\n".join(said)).splitlines()

@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 
 from histocoder.data.codes import LabelRules
-from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import SPLIT_FILES
@@ -26,7 +25,7 @@ from histocoder.data.store import EXAMPLES_FILE, EXAMPLES_VERSION, read_prepared
 from histocoder.evaluation.scores import code_sets, score_sets
 from histocoder.files import sha256
 from histocoder.inference.coder import Coder
-from histocoder.inference.known import Known
+from histocoder.inference.known import Known, files_of
 
 MAX_ROWS = 200_000  # maximum number of training rows that the linear model is fitted on
 AFTER_TRAINING = 6_000_000  # training rows × codes where nobody asked for the linear model: 20 to 30 s on one core
@@ -44,11 +43,7 @@ def run_rows(run: Path, coder: Coder, *splits: str) -> Examples | None:
         return Examples.open(path, *(name for name in splits if name in record["made_from"]["sources"]))
     paths = tuple(path for name in splits if (path := run / SPLIT_FILES[name]).is_file())
     rules = LabelRules(allow_short=True, drop_bad=True)
-    config = coder.model.config
-    own: dict[str, Any] = {"attribute_cols": tuple(config.attributes)}
-    if not paths:
-        return None
-    return ExampleFiles(paths, config.target_cols, coder.formatter, known=coder.codes, rules=rules, **own).read()
+    return files_of(coder, *paths, rules=rules).read() if paths else None
 
 
 class Baselines:

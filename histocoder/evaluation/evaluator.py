@@ -92,11 +92,10 @@ def evaluate(
             "by_language": {lang: scores.top_k_accuracy(ranks[langs == lang], k=_TOP) for lang in sorted(set(langs))},
         },
         "confusions": scores.confusions(truth, predicted, texts),
+        "attributes": of_attributes(decoded, examples, trained),
         "by_code": scores.scores_by_code(truth, predicted),
         "by_group": {name: scores.scores_by_group(right, conf, texts, one) for name, one in (groups or {}).items()},
     }
-    if known_attributes := of_attributes(decoded, examples, trained):
-        metrics["attributes"] = known_attributes
     if trained is not None:
         metrics["baselines"] = trained.compare(right)
     columns = {"text": texts, "lang": langs, "true": truth, "predicted": predicted, "right": right, "conf": conf}

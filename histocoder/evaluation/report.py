@@ -101,10 +101,8 @@ def _figures(metrics: Metrics, logs: Path | None) -> Iterator[tuple[str, Figure]
     for name, (part, label) in _GROUPS.items():
         groups = {group: scores for group, scores in metrics["answer"].get(part, {}).items() if scores["n"] > 1}
         if len(groups) > 1:
-            yield (
-                name,
-                bars({_language(one): groups[one] for one in groups} if name == "languages" else groups, label),
-            )
+            named = {_language(one): groups[one] for one in groups} if name == "languages" else groups
+            yield name, bars(named, label)
 
 
 def _training_curves(log: pd.DataFrame) -> Figure:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from histocoder.checkpoints.run_folder import ARGS_FILE, run_settings
 from histocoder.data.example_files import CHECKED_COL
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
-from histocoder.data.output import Form, check_output, write_table
+from histocoder.data.output import Form, check_output, write_frame
 from histocoder.data.table import TableFile, open_table
 from histocoder.errors import UserError, counted, shown
 from histocoder.files import finetune_command, from_here
@@ -51,15 +50,11 @@ def review(
 
     Raises UserError where a column is missing, or the output exists and `overwrite` is not set.
     """
-    check_output(output, num_rows=budget)
-    if output.exists() and not overwrite:
-        raise UserError(f"{output} already exists, and may be filled in. Add --overwrite to replace it.")
+    check_output(output, num_rows=budget, overwrite=overwrite)
     file = open_coded(predictions, columns, sheet=sheet)
     table = in_order_of_worth(file, columns)
     chosen = table.iloc[:budget]
-    written = pa.Table.from_pandas(chosen, preserve_index=False)
-    for notice in write_table(output, [written], Form.like(file, raw=raw)):
-        log.info(notice)
+    write_frame(output, chosen, Form.like(file, raw=raw))
     rows, total = int(chosen["times"].sum()), int(table["times"].sum())
     wrong = (chosen["times"] * (1 - chosen["conf"])).sum()
     log.info(
@@ -96,10 +91,7 @@ def in_order_of_worth(file: TableFile, columns: Columns, *, beside: Sequence[str
     by = [columns.input_col, *[name for name in languages if name and file.has(name)][:1]]
     own = (CHECKED_COL, "conf", "times", *answers.values())
     if columns.input_col in own:
-        raise UserError(
-            f"{file.path}: the file to correct gets a column {columns.input_col!r} of its own. Rename the column of "
-            "descriptions."
-        )
+        raise UserError(f"{file.path}: review writes a column {columns.input_col!r}; rename that of descriptions.")
     parts = []
     for table in file.tables([*dict.fromkeys([*by, *answers, *alternatives, f"{prefix}conf", *beside])]):
         frame = pd.DataFrame({name: column.to_pandas() for name, column in table.columns.items()}, dtype=object)
@@ -119,9 +111,8 @@ def in_order_of_worth(file: TableFile, columns: Columns, *, beside: Sequence[str
     first = [*names[: len(by)], CHECKED_COL, *dict.fromkeys([*answers.values(), *columns.target_cols])]
     found = found.loc[order].rename(columns=new_names).reset_index(drop=True)
     last = ["conf", "times", *(f"row_{name}" for name in beside)]
-    return found.reindex(columns=[*first, *alternatives.values(), *last]).fillna(
-        dict.fromkeys({*first} - {*new_names.values()}, "")
-    )
+    blank = dict.fromkeys({*first} - {*new_names.values()}, "")
+    return found.reindex(columns=[*first, *alternatives.values(), *last]).fillna(blank)
 
 
 def _distinct(rows: pd.DataFrame, by: pd.DataFrame) -> pd.DataFrame:
@@ -148,9 +139,7 @@ def _answers(header: list[str], prefix: str, target_cols: Sequence[str]) -> dict
         number, own = prob.removeprefix(f"{prefix}prob_"), code.removeprefix(prefix)
         if number.isdigit():
             if own not in target_cols and not code.endswith(f"_{number}"):
-                raise UserError(
-                    f"The column before {prob!r} must be that of its codes, as histocoder predict writes them."
-                )
+                raise UserError(f"The column before {prob!r} must be that of its codes, as predict writes them.")
             names[code] = next(targets, own)
             if (meaning := f"{prefix}desc_{number}") in header:
                 names[meaning] = meaning.removeprefix(prefix)

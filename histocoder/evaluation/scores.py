@@ -39,10 +39,8 @@ def score_sets(truth: Sets, predicted: Sets) -> pd.DataFrame:
     of true codes that are predicted; `f1`, their harmonic mean. A row without codes is right where none are predicted
     (all 1), else wrong (all 0).
     """
-    counts = [
-        (len(set(true) & set(codes)), len(true), len(codes)) for true, codes in zip(truth, predicted, strict=True)
-    ]
-    hits, num_true, num_predicted = np.array(counts, dtype=int).reshape(-1, 3).T
+    sizes = [(len(set(true) & set(codes)), len(true), len(codes)) for true, codes in zip(truth, predicted, strict=True)]
+    hits, num_true, num_predicted = np.array(sizes, dtype=int).reshape(-1, 3).T
     neither = num_true + num_predicted == 0
     return pd.DataFrame(
         {

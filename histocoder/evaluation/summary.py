@@ -106,9 +106,7 @@ def gain_in_words(metrics: Metrics) -> list[str]:
             f"interval: {low:+.1f} to {high:+.1f})."
         )
     if found["before_has_seen"]:
-        lines.append(
-            "The earlier model was trained on that validation data as well, so its accuracy there is too high."
-        )
+        lines.append("The earlier model was trained on that validation data, too, so its accuracy there is too high.")
     return lines
 
 

@@ -88,9 +88,7 @@ class CodeSystem:
         if unknown == WITHIN_BLOCK_SEP:
             return "has ',' in it"
         if unknown is not None:
-            return (
-                f"contains {unknown!r}, which is neither a number from -999 to 999 nor an ASCII letter or punctuation"
-            )
+            return f"contains {unknown!r}, neither a number from -999 to 999 nor an ASCII letter or punctuation"
         if len(symbols) > self.block_size:
             return f"is longer than {self.block_size} {'numbers' if self.separator else 'characters'}"
         return None

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from histocoder.data.cells import descriptions_in
 from histocoder.data.codes import LabelRules
@@ -89,6 +89,12 @@ class Known:
         return answers
 
 
+def files_of(coder: Coder, *paths: Path, **options: Any) -> ExampleFiles:
+    """Return files with codes and attributes of a model; options are other fields of `ExampleFiles`."""
+    own = {"target_cols": coder.model.config.target_cols, "formatter": coder.formatter, "known": coder.codes}
+    return ExampleFiles(paths, **{**own, "attribute_cols": tuple(coder.attributes), **options})
+
+
 def training_files(
     path: Path, coder: Coder, rules: LabelRules, *, input_col: str, language_col: str | None
 ) -> tuple[ExampleFiles, bool]:
@@ -100,15 +106,5 @@ def training_files(
     file = open_table(path, (), optional=(input_col, TEXT_COL, *languages))
     text_col = next(filter(file.has, (input_col, TEXT_COL)), descriptions_in(file.header) or input_col)
     lang_col = next((name for name in languages if file.has(name)), None)
-    files = ExampleFiles(
-        (path,),
-        coder.model.config.target_cols,
-        coder.formatter,
-        input_col=text_col,
-        language_col=lang_col or LANG_COL,
-        language=None if lang_col else "unk",
-        known=coder.codes,
-        rules=rules,
-        attribute_cols=tuple(coder.attributes),
-    )
-    return files, lang_col is not None
+    langs = {"language_col": lang_col or LANG_COL, "language": None if lang_col else "unk"}
+    return files_of(coder, path, input_col=text_col, rules=rules, **langs), lang_col is not None

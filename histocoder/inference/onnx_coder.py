@@ -147,9 +147,7 @@ class OnnxCoder:
         return float(expert["sharpness"]) * (np.stack(sums) + bias)
 
 
-def without_decoder(
-    beliefs: Mapping[str, np.ndarray], weights: Mapping[str, float], codes: Sequence[str]
-) -> Prediction:
+def without_decoder(beliefs: dict[str, np.ndarray], weights: Mapping[str, float], codes: Sequence[str]) -> Prediction:
     """Return each row's first code by the experts other than the decoder, whose weight is divided among them.
 
     `beliefs` are the experts' probabilities of the codes, each of shape (B, num_codes).

@@ -23,13 +23,14 @@ import pyarrow.feather
 from tqdm import tqdm
 
 from histocoder import distributed
-from histocoder.checkpoints.run_folder import holding
+from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE, read_json
+from histocoder.checkpoints.run_folder import METRICS_FILE, holding, run_of
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.examples import LANG_COL
 from histocoder.data.output import Form, check_kept, check_new_columns, check_output, write_table
 from histocoder.data.table import TableFile, open_table
 from histocoder.errors import Interrupted, Notice, UserError
-from histocoder.files import make_folder, replacing
+from histocoder.files import make_folder, replacing, sha256
 from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.known import Known
@@ -96,12 +97,29 @@ def predict_file(
             for notice in write_table(output, map(told.add, coded), form) if distributed.is_primary() else coded:
                 say(notice)
         if distributed.is_primary():
-            if (remark := tables.unlike()) is not None:
-                say(remark)
             shutil.rmtree(parts, ignore_errors=True)
-    for classes in tables.classes if distributed.is_primary() else ():
-        say("\n".join(classes.coverage()))
+            for remark in filter(None, [tables.unlike(), *(classes.coverage() for classes in tables.classes)]):
+                say(remark)
     return told.numbers()
+
+
+def facts_of(coder: Coder, config: PredictConfig, folder: Path, *, name: str) -> dict[str, Any]:
+    """Return what `write_provenance` tells of the model in a folder, called `name`, and of how it codes.
+
+    `validation` has the accuracy in the report of its run, which is of the run's last model, if that is in the mode.
+    """
+    mode, own, path = config.mode or coder.mode, coder.model.config, run_of(folder) / METRICS_FILE
+    sha256s = {"sha256": sha256(folder / WEIGHTS_FILE), "config_sha256": sha256(folder / CONFIG_FILE)}
+    found: dict[str, Any] = {"system": coder.system, "model": {"folder": name, **sha256s}, "mode": mode}
+    found |= {"precision": coder.precision, "min_confidence": config.min_confidence, "validation": {}}
+    if mode == "flat":
+        usual = own.thresholds or own.default_threshold
+        found["threshold"] = usual if config.threshold is None else config.threshold
+    metrics = read_json(path) if path.is_file() else {}
+    if metrics.get("mode") == mode:
+        accuracy = round(metrics["answer"]["overall"]["accuracy"], 4)
+        found["validation"] = {"rows": metrics["num_rows"], "accuracy": accuracy}
+    return found
 
 
 class _Told:
@@ -163,12 +181,7 @@ def _count_rows(table: TableFile, output: Path, block_rows: int) -> int:
 
 
 def _coded_blocks(
-    tables: TableCoder,
-    blocks: Iterator[pa.Table],
-    *,
-    prefix: str,
-    size: int,
-    tell: Callable[[float], object],
+    tables: TableCoder, blocks: Iterator[pa.Table], *, prefix: str, size: int, tell: Callable[[float], object]
 ) -> Iterator[pa.Table]:
     """Yield blocks of rows with their codes, on rank 0; `tell` receives numbers of rows.
 

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from histocoder.config import MODEL_TYPE
+from histocoder.config.model import MODEL_TYPE
 from histocoder.errors import UserError
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, auto_tokenizer, contents
 from histocoder.model.canine import Canine, CanineConfig

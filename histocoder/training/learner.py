@@ -153,9 +153,8 @@ class Learner:
         self.optimizer.state.clear()  # moments of the gradients of other weights
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"]
-        self.scheduler = LambdaLR(
-            self.optimizer, lambda step: share * linear_schedule(step, warmup_steps=0, total_steps=total_steps)
-        )
+        falling = partial(linear_schedule, warmup_steps=0, total_steps=total_steps)
+        self.scheduler = LambdaLR(self.optimizer, lambda step: share * falling(step))
 
     def restore(self, state: LearnerState) -> None:
         """Restore a state, whole on every rank."""

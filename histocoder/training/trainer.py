@@ -4,22 +4,17 @@ import math
 import signal
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from histocoder import distributed
+from histocoder.checkpoints import training_state
 from histocoder.checkpoints.model_files import model_card, save_model
 from histocoder.checkpoints.run_folder import RunFolder
-from histocoder.checkpoints.training_state import (
-    Checkpoint,
-    TrainState,
-    checkpoint_path,
-    list_checkpoints,
-    save_checkpoint,
-    save_last_bin,
-)
+from histocoder.checkpoints.training_state import Checkpoint, TrainState
 from histocoder.config import TrainConfig
 from histocoder.data.dataset import BatchLoader, OccupationDataset
 from histocoder.data.samplers import BucketSampler
@@ -91,9 +86,8 @@ class Trainer:
         """
         self.tracker = tracker or self.tracker
         with self.learner.whole() as model:
-            self.learner.outputs, self.val_outputs = (
-                frozen_outputs(model, data) for data in (self.train_data, self.val_data)
-            )
+            self.learner.outputs = frozen_outputs(model, self.train_data)
+            self.val_outputs = frozen_outputs(model, self.val_data)
         self.meter.started = time.monotonic()
         progress, stop = Progress(self.total_steps, start=self.state.step), StopRequest()
         with closing(progress), handling_stop_signals(stop), self.train_loader.naming_workers():
@@ -149,7 +143,7 @@ class Trainer:
 
     def not_finite(self, what: str) -> UserError:
         """Return the error of a run that diverged, with the checkpoint and the model that are still good."""
-        last, best = next(reversed(list_checkpoints(self.run.path)), None), self.run.best
+        last, best = next(reversed(training_state.list_checkpoints(self.run.path)), None), self.run.best
         checkpoint = "there is no earlier checkpoint" if last is None else f"the last good checkpoint is {last}"
         kept = f" {best} holds the best model so far." if best.is_dir() else ""
         return UserError(
@@ -183,8 +177,7 @@ class Trainer:
         facts: dict[str, Any] = {"num_train": len(self.train_data), "num_val": len(self.val_data)}
         card = model_card(model.config, **facts, metrics=self.state.results)
         distributed.run_on_primary(
-            lambda: save_model(folder, model.config, weights, tokenizer=model.tokenizer, card=card),
-            doing=doing,
+            lambda: save_model(folder, model.config, weights, tokenizer=model.tokenizer, card=card), doing=doing
         )
 
     def save(self) -> None:
@@ -198,7 +191,7 @@ class Trainer:
             mine["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         ranks = {name: torch.stack(distributed.gather(values)) for name, values in mine.items()}
         checkpoint = Checkpoint(
-            path=checkpoint_path(self.run.path, self.state.step),
+            path=training_state.checkpoint_path(self.run.path, self.state.step),
             state=self.state,
             learner=self.learner.state(),
             ranks=ranks,
@@ -210,7 +203,7 @@ class Trainer:
         def write() -> None:
             if not all(bool(weight.isfinite().all()) for weight in checkpoint.learner.weights.values()):
                 raise self.not_finite("The model's weights are not finite and were not saved")
-            save_checkpoint(checkpoint, keep=self.config.keep_checkpoints)
+            training_state.save_checkpoint(checkpoint, keep=self.config.keep_checkpoints)
 
         distributed.run_on_primary(write, doing="saving a checkpoint")
         self.meter.started += time.monotonic() - started
@@ -223,10 +216,9 @@ class Trainer:
         if self.config.save_format == "occcanine":
             learner, model = self.learner.state(), self.model
             trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-            distributed.run_on_primary(
-                lambda: save_last_bin(self.run.path, model.config, learner, step=self.state.step, trained=trained),
-                doing="saving last.bin",
-            )
+            path, step = self.run.path, self.state.step
+            save = partial(training_state.save_last_bin, path, model.config, learner, step=step, trained=trained)
+            distributed.run_on_primary(save, doing="saving last.bin")
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore the state of a checkpoint, right before `fit`; the checkpoint is not needed afterwards."""

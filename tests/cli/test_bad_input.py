@@ -129,13 +129,7 @@ def files_of(folder: Path) -> dict[Path, tuple[bytes, int]]:
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("mistake", "message"),
-    [
-        ("--max-len 30", r"multiple of 4"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("mistake", "message"), [("--max-len 30", r"multiple of 4")], ids=str)
 def test_a_mistake_leaves_an_earlier_run_unchanged(refused: Refused, finished: Path, mistake: str, message: str):
     before = files_of(finished)
     table = finished.parent / "table.csv"

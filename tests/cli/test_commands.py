@@ -94,14 +94,11 @@ def test_output_that_is_closed_or_full(model: Path, monkeypatch: pytest.MonkeyPa
         (("predict", "--model", "nowhere"), "Give descriptions"),
         (("finetune", "--target-cols", "a"), "--dataset my.csv --target-cols"),
         (("forecast",), "invalid choice: 'forecast'"),
-        (
-            ("finetune", "--epochs", "3"),
-            "no flag --epochs. Did you mean '--num-epochs'? See histocoder finetune --help",
-        ),
+        (("finetune", "--epochs", "3"), "flag --epochs. Did you mean '--num-epochs'? See histocoder finetune --help"),
         (("predict", "--model", "x", "--moda=flat"), "--moda. Did you mean '--mode'? See histocoder predict --help"),
         ((), "required: COMMAND"),
         (("convert", "--from-occcanine", "nowhere", "--output", "o", "--formatter", "hisco"), "There is no nowhere"),
-        (("convert", "--output", "o"), "exactly one of --from-occcanine and --to-occcanine"),
+        (("convert", "--output", "o"), "either --from-occcanine or --to-occcanine"),
     ],
 )
 def test_mistakes_end_in_a_sentence(args: tuple[str, ...], message: str, monkeypatch, capsys, tmp_path: Path):

@@ -45,8 +45,8 @@ def test_the_example_of_the_page(tmp_path: Path):
     ("text", "message"),
     [
         ("training: {bach_size: 8}", "There is no flag --bach-size. Did you mean '--batch-size'?"),
-        ("language: no", "language can't be False. Put a word such as no or yes in quotation marks."),
-        ("target_cols: [a, no]", "target-cols can't be ['a', False]. Put a word such as no"),
+        ("language: no", "language can't be False. Quote words such as no or yes."),
+        ("target_cols: [a, no]", "target-cols can't be ['a', False]. Quote words such as no"),
         ("batch_size: many", "argument --batch-size: invalid int value: 'many'"),
         ("zero_pad_codes: yes please", "argument --zero-pad-codes: ignored explicit argument 'yes please'"),
         ("- a list", "must hold lines of the form"),

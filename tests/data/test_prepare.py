@@ -41,10 +41,8 @@ def test_split_is_by_distinct_description_and_seeded(tmp_path: Path):
     files = prepared(table, tmp_path / "a", share_val=0.2)
     train, val = set(files["data_train"]["occ1"]), set(files["data_val"]["occ1"])
     assert not train & val and len(val) == 10
-    again, other = (
-        prepared(table, tmp_path / "b", share_val=0.2),
-        prepared(table, tmp_path / "c", share_val=0.2, seed=1),
-    )
+    again = prepared(table, tmp_path / "b", share_val=0.2)
+    other = prepared(table, tmp_path / "c", share_val=0.2, seed=1)
     assert files["data_val"].equals(again["data_val"]) and not files["data_val"].equals(other["data_val"])
     by_row = prepared(table, tmp_path / "d", share_val=0.2, split_by="row")
     assert len(by_row["data_val"]) == 100 and set(by_row["data_val"]["occ1"]) & set(by_row["data_train"]["occ1"])
@@ -166,23 +164,14 @@ def test_short_codes_are_refused_with_ways_out(tmp_path: Path):
     table = tmp_path / "t.csv"
     table.write_text('occ1,hisco_1\na,61110\n"b\nc",2000\nd,-1\n\ne,4215\n')
     with pytest.raises(
-        UserError,
-        match=r"2 rows .*line 3, hisco_1: '2000' has .*line 7, hisco_1: '4215' .*--zero-pad.*--allow",
+        UserError, match=r"2 rows .*line 3, hisco_1: '2000' has .*line 7, hisco_1: '4215' .*--zero-pad.*--allow"
     ):
         prepared(table, tmp_path / "out")
     assert not (tmp_path / "out" / "prepared.json").exists()
-    assert set(prepared(table, tmp_path / "a", zero_pad_codes=True)["key"]["system_code"]) == {
-        "61110",
-        "02000",
-        "04215",
-        "-1",
-    }
-    assert set(prepared(table, tmp_path / "b", allow_codes_shorter_than_block_size=True)["key"]["system_code"]) == {
-        "61110",
-        "2000",
-        "4215",
-        "-1",
-    }
+    ways = {"zero_pad_codes": ("02000", "04215"), "allow_codes_shorter_than_block_size": ("2000", "4215")}
+    for flag, codes in ways.items():
+        key = prepared(table, tmp_path / flag, **{flag: True})["key"]
+        assert set(key["system_code"]) == {"61110", "-1", *codes}
 
 
 WORDS = ["farmer", "craft & trade", "Bauer/Knecht", "wood, metal", "væver", "'t Hof", "1. clerks of any kind"]

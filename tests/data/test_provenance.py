@@ -137,16 +137,8 @@ def test_classes_of_predict_are_those_of_classes(folder: Path):
         assert [one["counts"] for one in by_classes] == [one["counts"] for one in told["classes"]]
         new = [name for name in coded if name not in same]
         of_first = "_1" if mode == "greedy" else ""
-        assert new == [
-            f"{prefix}{name}{of_first}_{end}"
-            for name, ends in (
-                ("hisclass", ["prob"]),
-                ("HISCAM_NL", ["mean", "sd", "share"]),
-                ("major", ["prob"]),
-                ("unit", ["prob"]),
-            )
-            for end in ends
-        ]
+        ends = {"hisclass": ["prob"], "HISCAM_NL": ["mean", "sd", "share"], "major": ["prob"], "unit": ["prob"]}
+        assert new == [f"{prefix}{name}{of_first}_{end}" for name in ends for end in ends[name]]
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,8 @@ def test_each_row_once_for_any_ranks(n: int, batch_size: int, world: int, epoch:
 
 
 def test_global_batches_are_independent_of_ranks():
-    one, (first, second) = (
-        sampler(50, batch_size=8),
-        (sampler(50, batch_size=8, num_replicas=2, rank=r) for r in (0, 1)),
-    )
+    one = sampler(50, batch_size=8)
+    first, second = (sampler(50, batch_size=8, num_replicas=2, rank=r) for r in (0, 1))
     for whole, a, b in zip(one, first, second, strict=True):
         assert set(whole.rows) == {*a.rows, *b.rows}
         assert (whole.num_rows, whole.num_target_blocks) == (a.num_rows, a.num_target_blocks)

@@ -40,8 +40,9 @@ def served(folder: Path, *, may_train: bool = True) -> Iterator[TestClient]:
 
 def table() -> bytes:
     """Descriptions with codes, two of which have lost their zeros."""
-    rows = [f'"{title}{note}",{code}' for title, code in (TITLES | {"clerk": "3930"}).items() for note in NOTES]
-    return "\n".join(["beruf,hisco", *rows]).encode()
+    coded = (TITLES | {"clerk": "3930"}).items()
+    rows = [f'"{title}{note}",{code},{len(note) // 10}' for title, code in coded for note in NOTES]
+    return "\n".join(["beruf,hisco,status", *rows]).encode()
 
 
 def send(client: TestClient, content: bytes, name: str, use: str) -> str:
@@ -70,7 +71,8 @@ def test_an_empty_desk_trains_and_codes(tmp_path: Path):
         assert wrong["problems"][1].startswith("codes of a parish.csv: 8 rows have labels that do not fit")
         found = client.post(f"/api/files/{file}/check", json={**OPTIONS, "zero_pad_codes": True}).json()
         assert (found["problems"], found["train"] + found["val"], found["codes"]) == ([], 72, 9)
-        options = {**OPTIONS, "zero_pad_codes": True}
+        assert preview["attribute_cols"] == ["hisco", "status"]
+        options = {**OPTIONS, "zero_pad_codes": True, "attribute_cols": ["status"]}
         model = client.post(f"/api/files/{file}/train", json=options).json()["id"]
         assert model == "codes-of-a-parish-1"
         wait_for(client, model, "running")
@@ -127,13 +129,8 @@ def test_the_sample_is_whole(tmp_path: Path):
         preview = client.get(f"/api/files/{coded['id']}/preview").json()
     assert preview["target_cols"] == ["hisco_1"] and preview["language_col"] == "lang"
     one, other = (pd.read_csv(tmp_path / "files" / f["id"] / f["name"], dtype=str) for f in (coded, census))
-    assert not {*one["occ1"][one["lang"] == "en"]} & {*other["occ1"]} and [*other] == [
-        "id",
-        "occ1",
-        "age",
-        "year",
-        "place",
-    ]
+    assert not {*one["occ1"][one["lang"] == "en"]} & {*other["occ1"]}
+    assert [*other] == ["id", "occ1", "age", "year", "place"]
 
 
 @pytest.mark.parametrize(
@@ -167,12 +164,8 @@ def test_users_decide_by_their_names(tmp_path: Path):
         assert client.get("/api/about").json()["user"] == "Bo"
         cookie = client.cookies["histocoder_8000"]
         client.cookies.clear()
-        for forged in (
-            cookie[:-1] + ("0" if cookie[-1] != "0" else "1"),
-            "é",
-            f"Anna.{cookie.partition('.')[2]}",
-            TOKEN,
-        ):
+        changed = cookie[:-1] + ("0" if cookie[-1] != "0" else "1")
+        for forged in (changed, "é", f"Anna.{cookie.partition('.')[2]}", TOKEN):
             assert client.get("/api/about", headers={"Cookie": f"histocoder_8000={forged}".encode()}).status_code == 401
         users.add("Bo", "another password")
         assert client.get("/api/about", headers={"Cookie": f"histocoder_8000={cookie}"}).status_code == 401

@@ -11,16 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import run, write_table
-from jobs import (
-    change_state,
-    end_of,
-    faulty,
-    leftovers,
-    logs,
-    ranks,
-    training,
-    wait_for_step,
-)
+from jobs import change_state, end_of, faulty, leftovers, logs, ranks, training, wait_for_step
 from models import save_tiny_model
 
 from histocoder.checkpoints.model_files import load_model

@@ -39,11 +39,7 @@ def trap(tmp_path: Path) -> Iterator[Evil]:
 
 @pytest.mark.parametrize(
     ("start", "name", "write"),
-    [
-        ("last.bin", "", torch.save),
-        ("last.bin", "", write_pickle),
-        ("hub", "pytorch_model.bin", torch.save),
-    ],
+    [("last.bin", "", torch.save), ("last.bin", "", write_pickle), ("hub", "pytorch_model.bin", torch.save)],
 )
 def test_as_initial_checkpoint(table: Path, tmp_path: Path, trap: Evil, start: str, name: str, write):
     path = tmp_path / start / name

@@ -43,10 +43,7 @@ from histocoder.checkpoints.training_state import list_checkpoints
     ("signum", "rank"),
     [
         *((signum, 1) for signum in (signal.SIGKILL, signal.SIGUSR1)),
-        *(
-            pytest.param(signum, 0, marks=pytest.mark.slow)
-            for signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-        ),
+        *(pytest.param(one, 0, marks=pytest.mark.slow) for one in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)),
     ],
 )
 def test_a_rank_that_ends_stops_all(together: Path, tmp_path: Path, signum: int, rank: int):

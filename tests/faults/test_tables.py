@@ -34,10 +34,7 @@ REFUSED = [
     (b"occup,hisco_1\nfarmer,61110\n", r"Did you mean 'occup'\? Name it with --input-col\."),
     (b'"occ1,hisco_1\nfarmer,61110\n', r"it has: 'occ1,hisco_1\\nfarmer,61110'"),
     (b'a\x1b[31mb,"x\ny"\n1,2\n', r"it has: 'a\\x1b\[31mb', 'x\\ny'"),
-    (
-        b",".join(b"column%d" % i for i in range(5000)) + b"\n",
-        r"it has: column0.*column49, …\. Name it with --input-col\.$",
-    ),
+    (b",".join(b"column%d" % i for i in range(5000)) + b"\n", r"it has: column0.*column49, …\. Name it with --input"),
     (b"occ1,hisco_1\nfarmer\n", "line 2: 1 fields where the header has 2"),
     (GOOD + b"miner, coal,71105\n", "line 4: 3 fields .*Quote a field"),
     (GOOD + b'"a\nb",61110\nx\n', "line 6: 1 fields"),

@@ -77,7 +77,7 @@ def test_parquet_is_copied_or_refused(model: Path, tmp_path: Path):
     code(model, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert pq.read_table(tmp_path / "out.parquet").select([*others]).to_pydict() == others
     refused = [
-        ("no.csv", {}, r"does not fit into CSV .*list.* --output that ends in \.parquet"),
+        ("no.csv", {}, r"does not fit into CSV .*list.* --output end in \.parquet"),
         ("no.parquet", {"input_col": "notes"}, r"column 'notes'.* holds .* one value in each cell"),
     ]
     for name, options, message in refused:

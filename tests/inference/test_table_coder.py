@@ -109,7 +109,7 @@ def test_expected_values_are_those_of_the_candidates(model: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(("usual", "says"), [(0.0, False), (0.999, True)])
-def test_a_file_of_low_confidence_is_said_to_be_unlike(model: Path, tmp_path: Path, usual: float, says: bool):
+def test_low_confidence_is_said_to_be_unlike(model: Path, tmp_path: Path, usual: float, says: bool):
     coder = Coder.from_pretrained(model, "cpu")
     coder.model.config = replace(coder.model.config, usual_confidence=usual)
     pd.DataFrame({"occ1": [f"smith {i}" for i in range(60)]}).to_csv(tmp_path / "in.csv", index=False)

@@ -53,10 +53,8 @@ def test_gradients_agree_with_transformers():
     gradients = []
     their_model, own = both()
     trimmed = trimmed_length(20, 64)
-    for model, (memory, pooled) in (
-        (their_model, theirs(their_model, ids)),
-        (own, ours(own, ids[:, :trimmed], trimmed=True)),
-    ):
+    of_both = {their_model: theirs(their_model, ids), own: ours(own, ids[:, :trimmed], trimmed=True)}
+    for model, (memory, pooled) in of_both.items():
         real = ids[:, : memory.shape[1]].ne(0)
         (memory[real].square().sum() + pooled.sum()).backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})

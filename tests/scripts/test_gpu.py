@@ -52,15 +52,7 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pd.Serie
 
 @pytest.mark.parametrize(
     ("device", "flags"),
-    on_devices(
-        "--precision bf16",
-        "--fsdp full_shard",
-        gpu_only=(
-            "",
-            "--precision fp16",
-            "--encoder ngram",
-        ),
-    ),
+    on_devices("--precision bf16", "--fsdp full_shard", gpu_only=("", "--precision fp16", "--encoder ngram")),
 )
 def test_training_is_what_it_is_on_a_cpu(
     tmp_path: Path, table: Path, on_cpu: Callable[[str], pd.Series], device: str, flags: str

@@ -103,7 +103,7 @@ def test_cards_of_the_desk_show_attributes(trained: Path):
     pytest.importorskip("fastapi")
     from histocoder.desk.coding import Coding
 
-    coding = Coding(Coder.from_pretrained(trained), run=trained, model_id="")
+    coding = Coding(Coder.from_pretrained(trained), trained, name="")
     found = coding.answer(["baker master", "miner"], ["unk", "unk"])
     assert [(one.attribute, one.label) for one in found[0].attributes] == [("status", "21"), ("place", "Aa")]
     assert found[1].attributes[0].label is None and found[1].attributes[0].probability > 0.5

@@ -114,6 +114,7 @@ const actions = {
       location.hash = "review";
     }, "primary"),
     el("a", { class: "button", href: `/api/files/${file.id}/result`, download: true, "data-key": `${file.id}-get`, "aria-label": `Download: ${file.name}` }, "Download"),
+    el("a", { class: "button", href: `/api/files/${file.id}/provenance`, download: true, "aria-label": `Provenance: ${file.name}` }, "Provenance"),
     code(file, "Code again"),
     remove(file),
   ],

@@ -84,6 +84,8 @@ async function choose(file, more = {}) {
   const language = languageSelect("train-language", preview.language);
   const box = (name, text, checked) => el("label", { class: "inline" }, el("input", { type: "checkbox", name, value: text, checked }), ` ${text}`);
   const codes = el("fieldset", { class: "choose" }, el("legend", {}, "Codes are in"), preview.columns.map((name) => box("codes", name, preview.target_cols.includes(name))));
+  const few = preview.attribute_cols.filter((name) => ![preview.input_col, preview.language_col, ...preview.target_cols].includes(name));
+  const attributes = el("fieldset", { class: "choose", hidden: !few.length }, el("legend", {}, "Also learn the attributes"), few.map((name) => box("attributes", name, false)));
   const fixes = el("fieldset", { class: "choose" }, el("legend", {}, "If codes do not fit"), Object.entries(FIXES).map(([name, [, text]]) => box(name, text, false)));
   const quick = el("input", { type: "checkbox", id: "quick" });
   const found = el("div", { "aria-live": "polite" });
@@ -92,6 +94,7 @@ async function choose(file, more = {}) {
   const options = () => ({
     input_col: input.value, language_col: column.value || null, language: column.value ? "unk" : language.value,
     target_cols: [...codes.querySelectorAll(":checked")].map((one) => one.value),
+    attribute_cols: [...attributes.querySelectorAll(":checked")].map((one) => one.value),
     ...Object.fromEntries(Object.keys(FIXES).map((name) => [name, fixes.querySelector(`[name=${name}]`).checked])), quick: quick.checked, ...more,
   });
   let asked = 0;
@@ -126,7 +129,7 @@ async function choose(file, more = {}) {
       el("label", {}, "Descriptions are in ", input),
       el("label", {}, "Languages are in ", column),
       el("label", {}, preview.language_col ? "Language " : "Language, guessed from the descriptions ", language)),
-    codes, fixes, found,
+    codes, attributes, fixes, found,
     el("label", { class: "inline" }, quick, " Quick trial: three passes over the table"),
     el("div", { class: "row" }, train, el("button", { type: "button", onclick: () => (form.hidden = true) }, "Not now"))]);
   form.onsubmit = doing(async () => {
