@@ -111,7 +111,7 @@ class ClassOptions(Settings):
 class PredictConfig(PredictOptions, FileOptions, ClassOptions):
     """Settings of `histocoder predict`."""
 
-    classes: str | None = free(None, "classes to add: hisco, values; status, relation, product if any", metavar="FILE")
+    classes: str | None = free(None, "table of classes to add, with a column hisco", metavar="FILE")
 
     def check(self) -> None:
         require(
