@@ -70,10 +70,9 @@ def rates_of_encoder(encoder: str, folder: Path, num_steps: int, num_rounds: int
         seconds("finetune.py", *data, *flags, "--titles", "none", "--no-experts", "--no-report", "--no-refit")
         with (run / "logs.csv").open(encoding="utf-8") as file:
             rate = [float(row["samples_per_sec"]) for row in csv.DictReader(file) if row["samples_per_sec"]][-1]
-        distinct = json.loads((run / "prepared.json").read_text(encoding="utf-8"))["num_distinct"]["train"]
-        num_rows = sum(1 for _ in (run / "data_train.csv").open(encoding="utf-8")) - 1
+        texts = pd.read_csv(run / "data_train.csv", dtype=str, keep_default_na=False)["occ1"].str.lower()
         found["examples"].append(rate)
-        found["ours"].append(rate * num_rows / distinct)
+        found["ours"].append(rate * len(texts) / texts.nunique())
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             args = (encoder, run / "data_train.csv", folder / "trainer", num_steps)
             found["trainer"].append(pool.apply(rate_of_trainer, args))
