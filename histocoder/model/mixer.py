@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -148,8 +148,9 @@ class MixerModel(nn.Module):
 
     def look_up_sparsely(self) -> None:
         """Give the token embeddings of a pretrained encoder sparse gradients, with the rows that were looked up."""
-        is_own = isinstance(self.encoder, Canine | NgramEncoder)
-        if not is_own and isinstance(embeddings := self.encoder.get_input_embeddings(), nn.Embedding):
+        encoder: Any = self.encoder
+        is_own = isinstance(encoder, Canine | NgramEncoder)
+        if not is_own and isinstance(embeddings := encoder.get_input_embeddings(), nn.Embedding):
             embeddings.sparse = embeddings.weight.is_sparse_table = True  # type: ignore[attr-defined]
 
     def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
