@@ -91,7 +91,9 @@ def in_order_of_worth(file: TableFile, columns: Columns, *, beside: Sequence[str
     by = [columns.input_col, *[name for name in languages if name and file.has(name)][:1]]
     own = (CHECKED_COL, "conf", "times", *answers.values())
     if columns.input_col in own:
-        raise UserError(f"{file.path}: review writes a column {columns.input_col!r}. Rename the column of descriptions.")
+        raise UserError(
+            f"{file.path}: review writes a column {columns.input_col!r}. Rename the column of descriptions."
+        )
     parts = []
     for table in file.tables([*dict.fromkeys([*by, *answers, *alternatives, f"{prefix}conf", *beside])]):
         frame = pd.DataFrame({name: column.to_pandas() for name, column in table.columns.items()}, dtype=object)
