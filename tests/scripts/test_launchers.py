@@ -63,6 +63,7 @@ def test_two_ranks_do_what_one_process_does(one_process: Path, tmp_path: Path, l
     assert_same_course(one_process, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_launch_training_starts_torchrun(one_process: Path, tmp_path: Path):
     two = (*job(tmp_path), "--save-path", tmp_path / "out", "--batch-size", 4, "--device", "cpu")
     result = shell(LAUNCH, 2, *two, PYTHON=sys.executable)

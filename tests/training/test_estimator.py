@@ -91,6 +91,7 @@ def test_pickled_model_predicts_in_a_new_process(fitted: OccupationClassifier, t
     assert pickle.loads(pickle.dumps(classifier())).get_params() == classifier().get_params()
 
 
+@pytest.mark.slow
 def test_tools_of_sklearn_use_it(capsys: pytest.CaptureFixture[str]):
     pipeline = make_pipeline(FunctionTransformer(lambda texts: [text.lower() for text in texts]), classifier())
     assert cross_val_score(pipeline, TEXTS, CODES, cv=2).mean() > 0.8
