@@ -23,6 +23,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
 from histocoder import Coder
+from histocoder.config.prediction import ClassOptions
 from histocoder.data.crosswalk import Crosswalk
 from histocoder.evaluation.scores import attribute_scores
 
@@ -45,7 +46,7 @@ def print_attributes(train: pd.DataFrame, test: pd.DataFrame, found: pd.DataFram
 
 def print_classes(table: Path, test: pd.DataFrame, found: pd.DataFrame) -> None:
     """Print how right HISCLASS is by predicted and by true codes, with and without attributes."""
-    crosswalk = Crosswalk(table, ["hisclass"])
+    crosswalk = Crosswalk(table, ClassOptions(value_cols=("hisclass",)))
 
     def classes(codes: pd.DataFrame, of_attributes: pd.DataFrame, names: list[str]) -> np.ndarray:
         columns = [of_attributes[name] if name in names else [None] * len(test) for name in ATTRIBUTES]
