@@ -76,10 +76,10 @@ class TableCoder:
         is_new = np.array([answer is None for answer in known], dtype=bool)
         texts, langs = ([values[row] for row in np.flatnonzero(is_new)] for values in (new.texts, new.langs))
         asked = Descriptions(texts, langs, np.where(is_new, is_new.cumsum() - 1, -1))
-        found, ranked = None, None
         if self._config.classes or self._config.levels:
             found, ranked = self._coder.code_ranked(asked, self._config, progress=progress)
-        found = found or self._coder.code(asked, self._config, progress=progress)
+        else:
+            found, ranked = self._coder.code(asked, self._config, progress=progress), None
         for row, answer in enumerate(known):
             if answer is not None:
                 codes, found.conf[row] = answer
