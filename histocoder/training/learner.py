@@ -246,7 +246,7 @@ def parameter_groups(named: Iterable[tuple[str, Tensor]], config: TrainConfig) -
     """
 
     def rate(item: tuple[str, Tensor]) -> float:
-        name, parameter = item
+        name, _ = item
         if name == "encoder.table":
             return config.table_learning_rate or config.encoder_learning_rate or config.learning_rate
         return (config.encoder_learning_rate if name.startswith("encoder.") else None) or config.learning_rate
