@@ -65,38 +65,34 @@ def test_attributes_are_predicted(trained: Path):
 
 def test_expected_values_count_each_status(trained: Path, tmp_path: Path):
     coder = Coder.from_pretrained(trained)
-    values = {
-        (code, status): (i + j, 10.0 * j) for i, code in enumerate(coder.codes) for j, status in enumerate(STATUS)
+    hiscam = {status: 10.0 * i for i, status in enumerate(STATUS.values())}
+    hisclass = {
+        (code, status): (i + j) % 3 for i, code in enumerate(coder.codes) for j, status in enumerate(STATUS.values())
     }
-    values = {key: (number % 3, value) for key, (number, value) in values.items()}
-    lines = [f"{code},{STATUS[name]},{one},{two}" for (code, name), (one, two) in values.items()]
+    lines = [f"{code},{status},{value},{hiscam[status]}" for (code, status), value in hisclass.items()]
     (tmp_path / "classes.csv").write_text("\n".join(["hisco,status,hisclass,hiscam", *lines]))
     text = "baker master, journeyman"
     files = ("--input", tmp_path / "in.csv", "--output", tmp_path / "out.csv", "--classes", tmp_path / "classes.csv")
     (tmp_path / "in.csv").write_text(f'occ1\n"{text}"\n')
     run("-m", "histocoder", "predict", "--model", trained, "--language", "unk", *files)
     row = pd.read_csv(tmp_path / "out.csv").iloc[0]
+
     found, ranked = coder.predict_ranked([text], "unk")
-    status = found.attributes["status"]
-    likely = {one: p for one, p in zip(status.labels, status.probs[0], strict=True) if one and p >= 0.01}
-    assert len(likely) > 1
-    share = ranked.probs[0][ranked.codes[0].astype(bool)].sum() * sum(likely.values())
-    mean = sum(p * 10.0 * list(STATUS.values()).index(one) for one, p in likely.items()) / sum(likely.values())
+    codes = {code: p for code, p in zip(ranked.codes[0], ranked.probs[0], strict=True) if code}
+    status = dict(zip(found.attributes["status"].labels, found.attributes["status"].probs[0], strict=True))
+    status = {label: p for label, p in status.items() if p >= 0.01}
+    pairs = {(code, label): p * q for code, p in codes.items() for label, q in status.items()}
+    valued = {pair: p for pair, p in pairs.items() if pair in hisclass}  # no status has no class
+    assert len(codes) > 1 and len({label for _, label in valued}) > 1
+    share = sum(valued.values())
+    mean = sum(p * hiscam[label] for (_, label), p in valued.items()) / share
     assert [row["hiscam_share"], row["hiscam_mean"]] == pytest.approx([share, mean], abs=5e-3)
-    name_of = {label: name for name, label in STATUS.items()}
-    found_codes = list(zip(ranked.codes[0], ranked.probs[0], strict=True))
-    pairs = [
-        (code == ranked.codes[0, 0], p * q, values[code, name_of[one]][0] == row["hisclass"])
-        for code, p in found_codes
-        if code
-        for one, q in likely.items()
-    ]
-    same, rest = (sum(p for first, p, is_same in pairs if is_same and not (first and skips)) for skips in (False, True))
-    others = sum(p for first, p, _ in pairs if not first) + sum(p for _, p in found_codes[1:]) * (
-        1 - sum(likely.values())
-    )
-    unlisted = 1 - sum(p for _, p in found_codes) * float(status.probs[0][status.probs[0] >= 0.01].sum())
-    assert row["hisclass_prob"] == pytest.approx(same + unlisted * rest / others, abs=5e-3)
+
+    same = {pair: p for pair, p in valued.items() if hisclass[pair] == row["hisclass"]}
+    first = next(iter(codes))
+    rest, same_rest = (sum(p for (code, _), p in one.items() if code != first) for one in (pairs, same))
+    expected = sum(same.values()) + (1 - sum(pairs.values())) * same_rest / rest
+    assert row["hisclass_prob"] == pytest.approx(expected, abs=5e-3)
 
 
 def test_cards_of_the_desk_show_attributes(trained: Path):
