@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from histocoder.checkpoints.model_files import local_folder
 from histocoder.config import SOURCE_COL, PredictConfig
@@ -56,7 +57,7 @@ class TableCoder:
         self.block_rows = min(_BLOCK_ROWS, -(-_BLOCK_CELLS // width))
         self._room = min(REMEMBERED, REMEMBERED_CELLS // width)
         self._distinct = DistinctDescriptions(coder.model.config.languages, room=self._room)
-        self._num_usual = self._num_low = 0  # descriptions by the model's confidence
+        self._num_usual = self._num_low = 0  # descriptions by the model's confidence; known ones are in neither
 
     def find(self, block: pa.Table) -> Descriptions:
         """Return a block's descriptions that no earlier block has, and the index of each row's."""
@@ -115,9 +116,12 @@ class TableCoder:
         """
         if self._config.mode == self._coder.mode:
             usual = self._coder.model.config.usual_confidence
-            for conf in (part[f"{self._config.columns}conf"].to_numpy() for part in codes):
-                self._num_usual += int((conf >= usual).sum())
-                self._num_low += int((conf < usual).sum())
+            for part in codes:
+                conf = part[f"{self._config.columns}conf"]
+                if self._known is not None:
+                    conf = conf.filter(pc.equal(part[f"{self._config.columns}{SOURCE_COL}"], "model"))
+                self._num_usual += int((conf.to_numpy() >= usual).sum())
+                self._num_low += int((conf.to_numpy() < usual).sum())
         all_codes = pa.concat_tables([self._remembered, *codes]).combine_chunks()
         if len(self._remembered) < self._room:
             self._remembered = all_codes

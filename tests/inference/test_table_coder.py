@@ -15,8 +15,10 @@ from archives import TEXTS, code, write_archive
 from models import save_tiny_model
 
 from histocoder.config import PredictConfig, PredictOptions
+from histocoder.data.examples import Examples
 from histocoder.errors import UserError
 from histocoder.inference.coder import Coder
+from histocoder.inference.known import Known
 from histocoder.inference.predict_file import predict_file
 from histocoder.inference.table_coder import BlockCoder
 
@@ -108,11 +110,13 @@ def test_expected_values_are_those_of_the_candidates(model: Path, tmp_path: Path
     assert found["hisclass_1_prob"].notna().sum() > 50 and "histocoder:candidates" not in found
 
 
-@pytest.mark.parametrize(("usual", "says"), [(0.0, False), (0.999, True)])
-def test_low_confidence_is_said_to_be_unlike(model: Path, tmp_path: Path, usual: float, says: bool):
-    coder = Coder.from_pretrained(model, "cpu")
+@pytest.mark.parametrize(("usual", "num_known", "says"), [(0.0, 0, False), (0.999, 0, True), (0.999, 100, True)])
+def test_low_confidence_is_said_to_be_unlike(model: Path, tmp_path: Path, usual: float, num_known: int, says: bool):
+    coder, texts = Coder.from_pretrained(model, "cpu"), [f"smith {i}" for i in range(60 + num_known)]
     coder.model.config = replace(coder.model.config, usual_confidence=usual)
-    pd.DataFrame({"occ1": [f"smith {i}" for i in range(60)]}).to_csv(tmp_path / "in.csv", index=False)
+    pd.DataFrame({"occ1": texts}).to_csv(tmp_path / "in.csv", index=False)
+    known = Known(any_language=True)  # whose confidence is not the model's
+    known.add(Examples.of(texts[:num_known], ["unk"] * num_known, pd.DataFrame({"hisco_1": ["61110"] * num_known})))
     config, said = PredictConfig(input=str(tmp_path / "in.csv"), output=str(tmp_path / "out.csv")), list[str]()
-    predict_file(coder, config, model_id="", say=said.append)
+    predict_file(coder, config, model_id="", known=known if num_known else None, say=said.append)
     assert any("is unlike the training data: 100 % of its descriptions" in one for one in said) is says
