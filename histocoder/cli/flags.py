@@ -33,7 +33,7 @@ class PredictFlags(PredictConfig, ModelFlags):
 
     texts: tuple[str, ...] = free((), "descriptions to code", metavar="TEXT", flags=("texts",))
     overwrite: bool = free(False, "replace an existing --output", is_recorded=False)
-    known: str | None = free(None, "descriptions with codes to keep; auto: the training data", metavar="FILE|auto")
+    known: str | None = free(None, "hand-coded rows, which are kept; auto: the training data", metavar="FILE|auto")
     known_exact: bool = free(False, "--known: compare descriptions exactly, including case, blanks and accents")
     zero_pad_codes: bool = free(False, "--known: restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "--known: accept codes shorter than the model's longest")
@@ -91,7 +91,9 @@ class EvaluateFlags(KnownCodesFlags, ModelFlags):
 class CompareFlags(KnownCodesFlags, ComputingFlags):
     """Compare two models on descriptions whose codes are known."""
 
-    models: tuple[str, ...] = free(None, "two models' folders, or hf://OWNER/NAME", metavar="MODEL", flags=("models",))
+    models: tuple[str, ...] = free(
+        None, "two models' folders, or hf://OWNER/NAME (required)", metavar="MODEL", flags=("models",)
+    )
     output: str = free("compare.csv", "file of the descriptions that they code differently", metavar="FILE")
     overwrite: bool = free(False, "replace an existing --output")
     raw: bool = free(False, RAW_HELP)
@@ -130,7 +132,7 @@ class AuditFlags(CodedTableFlags):
 class AgreementFlags(CodedTableFlags):
     """Compare two coders' codes of the same descriptions, and list what they have to settle."""
 
-    files: tuple[str, ...] = free(None, "a table of each coder", metavar="FILE", flags=("files",))
+    files: tuple[str, ...] = free(None, "a table of each coder (required)", metavar="FILE", flags=("files",))
     output: str = free("settle.csv", "file of the descriptions on which they differ", metavar="FILE")
     id_col: str | None = free(None, "column that numbers the rows (default: by their descriptions)", metavar="COL")
 
@@ -202,7 +204,7 @@ class ExportFlags(NamedModel):
     """Write a model as ONNX graphs, which run without torch."""
 
     onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
-    data: str | None = free(None, f"table to check the graphs on: {TABLE_HELP} (default: data_val.csv)", metavar="FILE")
+    data: str | None = free(None, f"table to check the graphs on: {TABLE_HELP} (default: the run's)", metavar="FILE")
     input_col: str = free("occ1", "--data: column of descriptions", metavar="COL")
 
 

@@ -98,7 +98,7 @@ class FitConfig(Settings):
     )
     repeats: str = fixed(
         None,
-        "each row is an example, or each description once, with its codes by their shares",
+        "each row is an example, or each description once, with its codes by their shares of its rows",
         choices=("all", "once"),
     )
     warmup_pct: float = free(None, "share of steps in which the learning rate warms up", metavar="P", between=(0, 1))
