@@ -56,9 +56,9 @@ def run_audit(config: AuditFlags) -> None:
     write_frame(output, to_correct(chosen, config, extra), Form(raw=config.raw))
     wrong = 1 - rows.merge(labels[[*_LABEL, "conf"]], how="left", on=_LABEL)["conf"]
     log.info(
-        f"Up to {wrong.sum():,.0f} of {len(rows):,} rows with codes ({percent(wrong.mean())}) may be wrong. Of "
-        f"{len(labels):,} different labels, {sum(others > 0):,} have rows of the same description with other codes"
-        + (f"; {sum(is_outside):,} are not in the key." if config.key else ".")
+        f"Some {wrong.sum():,.0f} of {len(rows):,} rows with codes ({percent(wrong.mean())}) are as suspect as rows "
+        f"with random codes. Of {len(labels):,} different labels, {sum(others > 0):,} have rows of the same "
+        "description with other codes" + (f"; {sum(is_outside):,} are not in the key." if config.key else ".")
     )
     groups = {"code": rows["codes"].explode()}
     groups |= {config.group_col: pd.Series(named_groups(rows["other"]))} if config.group_col else {}

@@ -21,9 +21,9 @@ def summary(metrics: Metrics) -> list[str]:
     if abs(gap) <= 0.02:
         leaning = "about as confident as it is accurate"
     lines = [
-        f"Of {num_descriptions(metrics)}, {percent(accuracy)} got exactly the right codes. If the least certain "
-        f"20\u00a0% are left to a person, {percent(production['accuracy'][80])} of the others are right, with each "
-        "distinct description counted once.",
+        f"Of {num_descriptions(metrics)}, {percent(accuracy)} got exactly the right codes; with each distinct "
+        f"description counted once, {percent(production['accuracy'][100])}, or {percent(production['accuracy'][80])} "
+        "if the least certain 20\u00a0% are left to a person.",
         _target(production),
         f"The most probable code is right for {percent(topk['1'])} of them; one of the {last} most probable is right "
         f"for {percent(topk[last])}.",

@@ -23,8 +23,8 @@ def suspects(rows: pd.DataFrame, *, seed: int = 0, tell: Callable[[int], object]
     These are distinct: `key` (see `description_keys`), `lang`, `codes`, a tuple, and `times`, the rows that each stands
     for. There are two descriptions and two codes at least. `tell` receives the number of them that a fold has.
 
-    Returns `doubt`, the logarithm of how suspect codes are; `conf`, the least probability that they are right (see
-    `_wrong`); the `probs` of each; `alt` and `alt_probs`, others, the most probable first, and theirs.
+    Returns `doubt`, the logarithm of how suspect codes are; `conf`, the probability that they are right
+    (see `_wrong`); the `probs` of each; `alt` and `alt_probs`, others, the most probable first, and theirs.
     """
     from scipy.special import log_softmax  # here, since they take a second to import
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -86,8 +86,9 @@ def _doubts(decisions: np.ndarray, logs: np.ndarray, rows: np.ndarray, classes: 
 
 
 def _wrong(doubt: np.ndarray, of_random: np.ndarray) -> np.ndarray:
-    """Return how likely labels are wrong at most, of shape (n,), if wrong ones are as suspect as random codes.
+    """Return how likely labels are wrong, of shape (n,), if wrong ones are as suspect as random codes.
 
+    Errors that resemble the right code are less suspect, and right labels that nothing explains are as suspect.
     There are no more wrong labels than labels above a doubt, for each random code above it, as in Storey's (2002)
     estimate of false discoveries; isotonic regression smooths their share at each doubt.
     """

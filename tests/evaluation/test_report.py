@@ -126,7 +126,7 @@ def test_the_summary_in_plain_words():
     for line, words in zip(
         [line.replace("\u00a0", " ") for line in lines],
         (
-            "20 % are left to a person, 71.2 % of the others are right, with each distinct description counted once.",
+            "description counted once, 64.0 %, or 71.2 % if the least certain 20 % are left to a person.",
             "leave the least certain 87 %, those with a confidence below 0.87, to a person",
             "one of the 2 most probable is right for 80.0 %",
             "The model is overconfident",
