@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -145,13 +145,6 @@ class MixerModel(nn.Module):
         for module in self.modules():
             if isinstance(module, TransformerLayer):
                 module.is_checkpointed = True
-
-    def look_up_sparsely(self) -> None:
-        """Give the token embeddings of a pretrained encoder sparse gradients, with the rows that were looked up."""
-        encoder: Any = self.encoder
-        is_own = isinstance(encoder, Canine | NgramEncoder)
-        if not is_own and isinstance(embeddings := encoder.get_input_embeddings(), nn.Embedding):
-            embeddings.sparse = embeddings.weight.is_sparse_table = True  # type: ignore[attr-defined]
 
     def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         """Return the transformer layers of the encoder, and those of the decoder."""

@@ -61,8 +61,6 @@ class Learner:
 
     def wrap(self) -> nn.Module:
         """Return the model as training calls it; gradients are means over ranks."""
-        if self.device.type == "cpu":  # on a GPU, dense gradients of tables take less time
-            self.model.look_up_sparsely()
         if distributed.backend() is None:
             return self.model
         # `reduce_sparse` exchanges rows of tables: DDP would send the whole table
@@ -153,8 +151,9 @@ class Learner:
         self.optimizer.state.clear()  # moments of the gradients of other weights
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"]
-        falling = partial(linear_schedule, warmup_steps=0, total_steps=total_steps)
-        self.scheduler = LambdaLR(self.optimizer, lambda step: share * falling(step))
+        self.scheduler = LambdaLR(
+            self.optimizer, lambda step: share * linear_schedule(step, warmup_steps=0, total_steps=total_steps)
+        )
 
     def restore(self, state: LearnerState) -> None:
         """Restore a state, whole on every rank."""
@@ -246,8 +245,8 @@ def parameter_groups(named: Iterable[tuple[str, Tensor]], config: TrainConfig) -
     """
 
     def rate(item: tuple[str, Tensor]) -> float:
-        name, _ = item
-        if name == "encoder.table":
+        name, parameter = item
+        if is_table(parameter):
             return config.table_learning_rate or config.encoder_learning_rate or config.learning_rate
         return (config.encoder_learning_rate if name.startswith("encoder.") else None) or config.learning_rate
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from conftest import run, write_table
 from jobs import assert_same_weights, finetune, logged, two_ranks
-from pretrained import save_pretrained
 
 STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 10, "--eval-interval", 5)
 
@@ -38,14 +37,3 @@ def test_batches_that_accumulate_are_one_large_batch(
         # the log has six digits
         assert logged(tmp_path / "out", column) == pytest.approx(logged(large, column), abs=3e-6, rel=1.5e-5)
     assert_same_weights(tmp_path / "out", large, tolerance=1e-4)
-
-
-def test_ranks_exchange_rows_of_token_embeddings(data: Path, tmp_path: Path):
-    """Two ranks of a pretrained encoder, whose embeddings have sparse gradients on a CPU, are one process."""
-    steps = (*STEPS, "--encoder", save_pretrained("bert", tmp_path / "bert"), "--max-len", 64)
-    run(*finetune(data, tmp_path / "one", *steps, "--batch-size", 18))
-    two_ranks(finetune(data, tmp_path / "two", *steps, "--batch-size", 3, "--gradient-accumulation-steps", 3))
-    for column in ("train_loss", "val_loss", "grad_norm"):
-        found, expected = (logged(tmp_path / name, column) for name in ("two", "one"))
-        assert found == pytest.approx(expected, abs=1e-5, rel=3e-5)
-    assert_same_weights(tmp_path / "two", tmp_path / "one", tolerance=1e-4)
