@@ -97,7 +97,7 @@ class Accepted(BaseModel):
     """Cards whose predicted codes are accepted at once, each with the version that the reviewer saw."""
 
     who: Who = "program"
-    cards: Annotated[dict[int, int], Field(min_length=1, max_length=_BATCH)]
+    cards: Annotated[dict[Number, int], Field(min_length=1, max_length=_BATCH)]
 
 
 class Source(BaseModel):
@@ -113,7 +113,7 @@ class Conflict(Exception):
     """Another reviewer has decided on a card in the meantime."""
 
     def __init__(self, card: Card) -> None:
-        super().__init__(f"{card.who} has decided on this description in the meantime.")
+        super().__init__(f"{card.who or 'Another reviewer'} has decided on this description in the meantime.")
         self.card = card
 
 

@@ -193,7 +193,8 @@ class Cards:
             before = [self._card(card) for card in batch.cards]
             for card in before:
                 if card.version != batch.cards[card.id]:
-                    raise Conflict(card)
+                    raise Conflict(self._seen(card, who))
+                self._models.coding.check_codes(card.predicted)
             last = self._rows("SELECT coalesce(max(id), 0) AS last FROM decisions")[0]["last"]
             return [self._decide(card.id, card.version, who, card.predicted, batch=last + 1) for card in before]
 
@@ -201,7 +202,7 @@ class Cards:
         with self.lock:
             before = self._card(card)
             if before.version != version:
-                raise Conflict(before)
+                raise Conflict(self._seen(before, who))
             action = "unsure" if codes is None else "accepted" if set(codes) == set(before.predicted) else "changed"
             status = "unsure" if codes is None else "settled"
             after: dict[str, Any] = {"status": status, "codes": codes, "by": who}
@@ -225,7 +226,7 @@ class Cards:
             cards = {row["card"]: self._card(row["card"]) for row in undone}
             for card in cards.values():
                 if not card.is_by(who):
-                    raise Conflict(card)
+                    raise Conflict(self._seen(card, who))
             back = []
             for row in undone:
                 card, before = cards[row["card"]], json.loads(row["before"])

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.naive_bayes import MultinomialNB
 from sklearn.pipeline import Pipeline, make_pipeline
@@ -27,16 +27,25 @@ _ROWS_SHOWN = 20
 _CATEGORIES = (2, 20)  # least and largest number of distinct cells, blank ones among them, of an attribute
 
 
+def _value_of_flag(name: str) -> str:
+    if name.startswith("-"):
+        raise ValueError("names must not begin with a dash, as flags do; rename the column")
+    return name
+
+
+_Column: TypeAlias = Annotated[str, AfterValidator(_value_of_flag)]
+
+
 class TrainOptions(BaseModel):
     """A table of training data: its columns, and what to do with codes that do not fit."""
 
     model_config = ConfigDict(str_max_length=2000)
 
-    input_col: str
-    target_cols: list[str] = Field(min_length=1, max_length=20)
-    language: str = "unk"
-    language_col: str | None = None
-    attribute_cols: list[str] = Field([], max_length=20)
+    input_col: _Column
+    target_cols: list[_Column] = Field(min_length=1, max_length=20)
+    language: _Column = "unk"
+    language_col: _Column | None = None
+    attribute_cols: list[_Column] = Field([], max_length=20)
     zero_pad_codes: bool = False
     allow_codes_shorter_than_block_size: bool = False
     drop_bad_labels: bool = False

@@ -398,6 +398,7 @@ def test_lists_are_searched_and_accepted_at_once(client: TestClient):
     some = {"who": "Anna", "cards": dict(list(cards.items())[:3])}
     assert len(client.post("/api/review/accept", json=some).json()) == 3
     assert client.post("/api/review/accept", json=some | {"who": "Bo"}).status_code == 409
+    assert client.post("/api/review/accept", json={"cards": {2**63: 0}}).status_code == 422
     assert len(texts(status="settled")) == 3
     assert len(client.post("/api/review/1/undo", json={"who": "Anna"}).json()) == 3
     assert len(texts(status="open")) == 4
@@ -426,6 +427,8 @@ def test_two_coders_decide_alone(coder: tuple[Coder, Path], tmp_path: Path):
         (reopened,) = client.post("/api/review/1/undo", json={"who": "Bo"}).json()
         assert client.get(f"/api/review/cards/{mine[1]['id']}?who=Bo").json()["card"]["status"] == "open"
         disputed = decide(client, reopened, "Bo", codes=["61115"]).json()
+        late = decide(client, reopened, "Cy", codes=["61115"])
+        assert late.status_code == 409 and len(late.json()["card"]["opinions"]) == 2
         assert decide(client, disputed, "Cy", codes=["61115"]).json()["who"] == "Cy"
         assert client.get("/api/review/1/agreement").json()["by_digits"][-1]["share"] == 0.5  # as they decided
         assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 409

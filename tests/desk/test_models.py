@@ -73,6 +73,8 @@ def test_an_empty_desk_trains_and_codes(tmp_path: Path):
         assert (found["problems"], found["train"] + found["val"], found["codes"]) == ([], 72, 9)
         assert preview["attribute_cols"] == ["hisco", "status"]
         options = {**OPTIONS, "zero_pad_codes": True, "attribute_cols": ["status"]}
+        flags = {**options, "target_cols": ["hisco", "--save-path", "elsewhere"]}
+        assert "dash" in client.post(f"/api/files/{file}/train", json=flags).json()["detail"]
         model = client.post(f"/api/files/{file}/train", json=options).json()["id"]
         assert model == "codes-of-a-parish-1"
         wait_for(client, model, "running")
