@@ -45,7 +45,8 @@ class Decoding:
         self._named = np.array([*self.codes, None], dtype=object)  # by their indices in the key; -1 is none
         on_cpu = computing.linear_decoder.weight.device.type == "cpu"
         self.num_at_once = 64 if on_cpu else 4096  # 64 fit a CPU's caches; decoding prefers more
-        self._is_code = [i for i, code in enumerate(model.config.codes) if code]
+        is_code = [i for i, code in enumerate(model.config.codes) if code]
+        self._is_code = slice(None) if len(is_code) == len(model.config.codes) else is_code
 
     @cached_property
     def _trie(self) -> CodeTrie:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from histocoder.config import LANG_SEP
 from histocoder.model.canine import CanineConfig, CanineLayer
 from histocoder.model.layers import EncoderConfig, layer_norm, mean_pooled
+from histocoder.ops import kernels
 
 _FNV_OFFSET, _FNV_PRIME, _MASK = 0x811C9DC5, 16777619, 0xFFFFFFFF
 """Constants of FNV-1a in 32 bits; products fit into int64, so that every device computes the same hashes."""
@@ -107,9 +108,11 @@ class NgramEncoder(nn.Module):
         if self.training and self.config.ngram_dropout_prob:
             used = used & (torch.rand(real.shape, device=real.device) >= self.config.ngram_dropout_prob)
         flat = used.flatten().nonzero()[:, 0]
-        buckets, word = ngrams.buckets.flatten()[flat], word.flatten()[flat // width]
-        distinct, index = buckets.unique(return_inverse=True)
-        rows = F.embedding(distinct, self.table, sparse=self.table.requires_grad)
+        index, word = ngrams.buckets.flatten()[flat], word.flatten()[flat // width]
+        rows: Tensor = self.table
+        if torch.is_grad_enabled() and rows.requires_grad:  # what is learned is a row of each distinct n-gram
+            distinct, index = index.unique(return_inverse=True)
+            rows = F.embedding(distinct, rows, sparse=True)
         counts = torch.bincount(word, minlength=batch * num_words)
         # rows and words are in order, so that the n-grams of a word follow each other
         total = F.embedding_bag(index, rows, counts.cumsum(0) - counts, mode="sum")
@@ -142,23 +145,29 @@ class LinearExpert(nn.Module):
         self.register_buffer("idf", torch.zeros(num_features))
         self.register_buffer("weight", torch.zeros(num_features, num_classes, dtype=torch.float16))
         self.register_buffer("bias", torch.zeros(num_classes))
+        self._index: Tensor | None = None  # made when it is first used
 
     @torch.no_grad()
     def forward(self, characters: Tensor) -> Tensor:
         """Return the log-odds (B, num_classes) of texts (B, S), as `tokenizers.lower_characters` gives them."""
         row, bucket = ngram_rows(characters)
-        feature = torch.searchsorted(self.buckets, bucket).clamp(max=len(self.buckets) - 1)
-        known = self.buckets[feature] == bucket
+        feature = self._features()[bucket]
+        known = feature >= 0
         pairs, counts = (row[known] * len(self.buckets) + feature[known]).unique(return_counts=True)
         row, feature = pairs // len(self.buckets), pairs % len(self.buckets)
         tfidf = (1 + counts.float().log()) * self.idf[feature]
         norm = torch.zeros(len(characters), device=tfidf.device).index_add_(0, row, tfidf.square()).sqrt()
         first = torch.searchsorted(row, torch.arange(len(characters), device=row.device))
-        used, feature = feature.unique(return_inverse=True)  # only these are converted to fp32
-        found = F.embedding_bag(
-            feature, self.weight[used].float(), first, mode="sum", per_sample_weights=tfidf / norm[row]
-        )
+        shares = (tfidf / norm[row]).to(self.weight.dtype)
+        found = F.embedding_bag(feature, self.weight, first, mode="sum", per_sample_weights=shares).float()
         return SHARPNESS * (found + self.bias)
+
+    def _features(self) -> Tensor:
+        """Return the index of each hash among the known n-grams, of shape (num_buckets,); -1 for others."""
+        if self._index is None or self._index.device != self.buckets.device:
+            self._index = torch.full((_NGRAMS.num_buckets,), -1, device=self.buckets.device)
+            self._index[self.buckets] = torch.arange(len(self.buckets), device=self.buckets.device)
+        return self._index
 
 
 def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,33 +177,26 @@ def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:
     return row, buckets[row, at]
 
 
-@torch.no_grad()
 def linear_ngrams(characters: Tensor) -> Tensor:
     """Return the hashes (B, S, K) of the n-grams that end at each character of texts (B, S); -1 for padding.
 
     The K are those of `NGRAM_WEIGHTS`: within words, then across blanks.
     """
-    ids = characters.long()
-    column, kinds = torch.arange(ids.shape[1], device=ids.device), _kinds_of(ids)
-    is_break = (kinds == _BREAK) | (kinds == _END)
-    is_text = (column >= _description_start(ids)) & (kinds != _END)
-    hashes, inside, crosses = torch.full_like(ids, _FNV_OFFSET), is_text, torch.zeros_like(is_text)
-    found = []
-    for n in range(1, _NGRAMS.max_n + 1):
-        hashes = ((hashes ^ _shifted(ids, n - 1)) * _FNV_PRIME) & _MASK
-        inside, crosses = inside & _shifted(is_text, n - 1), crosses | _shifted(is_break, n - 1)
-        if n > 1:
-            found.append(_bucket(hashes, 4 * (n + _NGRAMS.max_n), inside & crosses, _NGRAMS))
-    return torch.cat([hashed_ngrams(ids, _NGRAMS).buckets, torch.stack(found, dim=-1)], dim=-1)
+    return hashed_ngrams(characters.long(), _NGRAMS, across=True).buckets
 
 
 @torch.no_grad()
-def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
+def hashed_ngrams(ids: Tensor, config: NgramConfig, *, across: bool = False) -> Ngrams:
     """Hash the n-grams of 1 to `max_n` characters in each word of texts (B, S), and the word as a whole.
 
-    N-grams at the ends of a word are hashed once more as such; the language is one n-gram of its own kind. Hashes are
-    FNV-1a over Unicode code points, mixed by MurmurHash2's last steps, and the same on each device and platform.
+    N-grams at the ends of a word are hashed once more as such; the language is one n-gram of its own kind. Then come,
+    if wanted, those of 2 to `max_n` characters `across` blanks. Hashes are FNV-1a over Unicode code points, mixed by
+    MurmurHash2's last steps, and the same on each device and platform.
     """
+    if kernels.supports(ids):
+        sizes = {name: getattr(config, name) for name in ("max_n", "num_buckets", "max_words")}
+        mark = torch.tensor([*map(ord, LANG_SEP)])
+        return Ngrams(*kernels.hash_ngrams(ids, character_kinds(ids.device), mark, across=across, **sizes))
     column = torch.arange(ids.shape[1], device=ids.device)
     start = _description_start(ids)
     is_lang = (column < start - len(LANG_SEP)) & (column > 0)
@@ -209,10 +211,16 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
     first = torch.zeros_like(ids).scatter(1, number * begins, column * begins).gather(1, number)
     position = column - first
 
-    hashes, found = torch.full_like(ids, _FNV_OFFSET), []
+    is_break, is_text = (kinds == _BREAK) | (kinds == _END), (column >= start) & (kinds != _END)
+    hashes, is_whole, crosses = torch.full_like(ids, _FNV_OFFSET), is_text, torch.zeros_like(is_text)
+    found, found_across = [], []
     for n in range(1, config.max_n + 1):
         hashes = ((hashes ^ _shifted(ids, n - 1)) * _FNV_PRIME) & _MASK
         inside = is_char & (position >= n - 1) & ~is_lang
+        is_whole, crosses = is_whole & _shifted(is_text, n - 1), crosses | _shifted(is_break, n - 1)
+        found_across += (
+            [_bucket(hashes, 4 * (n + config.max_n), is_whole & crosses, config)] if across and n > 1 else []
+        )
         edges = (position == n - 1).long() + 2 * ends.long()
         found += [_bucket(hashes, 4 * n, inside, config)]
         found += [_bucket(hashes, edges + 4 * n, inside & (edges > 0), config)]
@@ -222,7 +230,7 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
     total = letters.cumsum(1)
     before = (total - letters).gather(1, first)
     found += [_bucket((total - before) & _MASK, is_lang.long(), ends, config)]
-    return Ngrams(torch.stack(found, dim=-1), words)
+    return Ngrams(torch.stack(found + found_across, dim=-1), words)
 
 
 def _description_start(ids: Tensor) -> Tensor:

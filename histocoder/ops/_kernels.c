@@ -12,7 +12,7 @@
 #define IN_PLACE static inline __attribute__((always_inline))
 
 /* Raised when what a function takes changes; kernels.py has the same. */
-int version(void) { return 8; }
+int version(void) { return 9; }
 
 enum { PIECE = 1 << 14 }; /* numbers that one thread works on in turn */
 
@@ -56,6 +56,84 @@ void adamw_rows(float *weights, float *means, float *squares, const float *gradi
             weight[i] -= step_size * mean[i] / (sqrtf(square[i]) / correction + eps);
         }
     }
+}
+
+/* ---------------------------------------------------------------------------------------------------- n-grams */
+
+/* Texts of `width` code points, and how their n-grams are hashed; kernels.py has the same. */
+struct ngrams {
+    const int64_t *ids;
+    const uint8_t *kinds;    /* of each code point, the last one that of all further ones */
+    const int64_t *mark;     /* what ends the language, `mark_size` code points */
+    int64_t *buckets, *words; /* results: (batch, width, num_kinds) and (batch, width) */
+    int64_t batch, width, num_code_points, mark_size, max_n, num_buckets, max_words, across, num_kinds;
+};
+
+enum { LETTER, MARK, BREAK, END };
+
+static inline int64_t bucket(const struct ngrams *a, uint32_t hash, uint32_t kind) {
+    uint32_t x = hash ^ kind * 0x27D4EB2Fu;
+    x = (x ^ x >> 13) * 0x5BD1E995u;
+    x = (x ^ x >> 15) * 0x2C1B3C6Du;
+    return (x ^ x >> 12) % (uint32_t)a->num_buckets;
+}
+
+static int kind_of(const struct ngrams *a, const int64_t *ids, int64_t i) {
+    return i < 0 || i >= a->width ? END : a->kinds[ids[i] < a->num_code_points ? ids[i] : a->num_code_points - 1];
+}
+
+static void hash_row(const struct ngrams *a, int64_t row) {
+    const int64_t *ids = a->ids + row * a->width;
+    int64_t *words = a->words + row * a->width, start = 0, number = 0, first = 0, has_lang = 0;
+    for (int64_t i = 0; !start && i + a->mark_size <= a->width; i++)
+        if (!memcmp(ids + i, a->mark, a->mark_size * sizeof *ids)) start = i + a->mark_size;
+    uint32_t word = 0;
+    int was_char = 0, was_mark = 0;
+    for (int64_t i = 0; i < a->width; i++) {
+        int64_t *out = a->buckets + (row * a->width + i) * a->num_kinds;
+        for (int64_t k = 0; k < a->num_kinds; k++) out[k] = -1;
+        const int kind = kind_of(a, ids, i), next = kind_of(a, ids, i + 1);
+        const int is_lang = i > 0 && i < start - a->mark_size, next_lang = i + 1 > 0 && i + 1 < start - a->mark_size;
+        const int is_char = kind < BREAK && (i >= start || is_lang), is_mark = is_char && !is_lang && kind == MARK;
+        const int next_char = next < BREAK && (i + 1 >= start || next_lang);
+        const int next_mark = next_char && !next_lang && next == MARK;
+        if (is_char && (!was_char || is_mark || was_mark)) number++, first = i, word = 0;
+        const int ends = is_char && (!next_char || is_mark || next_mark);
+        const int64_t position = i - first;
+        has_lang |= is_lang;
+        was_char = is_char, was_mark = is_mark;
+        words[i] = number;
+        if (is_char) {
+            uint32_t letter = (uint32_t)ids[i] + 0x9E3779B1u * (uint32_t)(position + 1);
+            letter = (letter ^ 0x811C9DC5u) * 16777619u;
+            word += (letter ^ letter >> 15) * 0x5BD1E995u;
+        }
+        uint32_t hash = 0x811C9DC5u;
+        int64_t *behind = out + 2 * a->max_n; /* the whole word, then what goes across blanks */
+        int crosses = 0;
+        if (ends) behind[0] = bucket(a, word, is_lang);
+        for (int64_t n = 1; n <= a->max_n && i - n + 1 >= start; n++) {
+            const int of = kind_of(a, ids, i - n + 1);
+            hash = (hash ^ (uint32_t)ids[i - n + 1]) * 16777619u;
+            if (is_char && position >= n - 1) {
+                const uint32_t edges = (position == n - 1) + 2 * ends;
+                out[2 * n - 2] = bucket(a, hash, 4 * n);
+                if (edges) out[2 * n - 1] = bucket(a, hash, edges + 4 * n);
+            }
+            if (of == END) break;
+            crosses |= of == BREAK;
+            if (a->across && n > 1 && crosses) behind[n - 1] = bucket(a, hash, 4 * (n + a->max_n));
+        }
+    }
+    for (int64_t i = 0; i < a->width; i++) {
+        words[i] -= has_lang;
+        words[i] = words[i] < 0 ? 0 : words[i] > a->max_words ? a->max_words : words[i];
+    }
+}
+
+void hash_ngrams(const struct ngrams *a) {
+#pragma omp parallel for schedule(static) if (a->batch * a->width * a->num_kinds > PIECE)
+    for (int64_t row = 0; row < a->batch; row++) hash_row(a, row);
 }
 
 /* --------------------------------------------------------------------------------------------------- attention */

@@ -1,4 +1,4 @@
-"""Kernels in C for a CPU: attention, and the optimizer's step for rows of a table.
+"""Kernels in C for a CPU: attention, the hashes of n-grams, and the optimizer's step for rows of a table.
 
 They are compiled when the package is installed if there is a C compiler; without them callers use torch's operators.
 BENCHMARKS.md has what a step takes without each of them ("Kernels").
@@ -17,14 +17,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_VERSION = 8  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
+_VERSION = 9  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
 _LANES = 16  # `LANES` of _kernels.c
 _ARGUMENTS: dict[str, list[Any]] = {
     "attention": [c_void_p, c_int],
+    "hash_ngrams": [c_void_p],
     "adamw_rows": [*[c_void_p] * 5, c_int64, c_int64, *[c_float] * 5],
 }
+
+
+class _NgramArguments(ctypes.Structure):
+    """`struct ngrams` of _kernels.c."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("ids", "kinds", "mark", "buckets", "words")),
+        *((name, c_int64) for name in ("batch", "width", "num_code_points", "mark_size")),
+        *((name, c_int64) for name in ("max_n", "num_buckets", "max_words", "across", "num_kinds")),
+    ]
 
 
 class _AttentionArguments(ctypes.Structure):
@@ -71,7 +82,7 @@ def _load(library_name: str) -> ctypes.CDLL | None:
 
 def supports(x: Tensor) -> bool:
     """Return whether the kernels below can compute with a tensor."""
-    known = x.dtype in (torch.bfloat16, torch.float32)
+    known = x.dtype in (torch.bfloat16, torch.float32, torch.int64)
     return known and x.device.type == "cpu" and not torch.compiler.is_compiling() and library() is not None
 
 
@@ -96,6 +107,18 @@ def adamw_rows(
     pointers = [x.data_ptr() for x in (table, mean, square, gradient, rows)]
     step_size, correction = lr / (1 - betas[0] ** step), math.sqrt(1 - betas[1] ** step)
     library().adamw_rows(*pointers, *gradient.shape, *betas, eps, step_size, correction)
+
+
+def hash_ngrams(ids: Tensor, kinds: Tensor, mark: Tensor, *, across: bool, **sizes: int) -> tuple[Tensor, Tensor]:
+    """Return what `hashed_ngrams` of model/ngram.py does for texts (B, S); `sizes` are those of its config."""
+    ids, num_kinds = ids.contiguous(), 2 * sizes["max_n"] + 1 + across * (sizes["max_n"] - 1)
+    buckets, words = ids.new_empty(*ids.shape, num_kinds), torch.empty_like(ids)
+    names = ("ids", "kinds", "mark", "buckets", "words")
+    pointers = {name: x.data_ptr() for name, x in zip(names, (ids, kinds, mark, buckets, words), strict=True)}
+    shape = {"batch": len(ids), "width": ids.shape[1], "num_code_points": len(kinds), "mark_size": len(mark)}
+    call = _NgramArguments(**pointers, **shape, **sizes, across=across, num_kinds=num_kinds)
+    library().hash_ngrams(ctypes.byref(call))
+    return buckets, words
 
 
 class AttentionKernel:

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from histocoder.formatters.tokenizers import lower_characters
 from histocoder.model.layers import attention
+from histocoder.model.ngram import NgramConfig, hashed_ngrams
 from histocoder.ops import kernels
 
 CAPABILITIES = ["AVX512", "AVX2", ""]
@@ -117,3 +120,17 @@ def test_queries_without_keys_get_zeros():
     out = attention(sources, num_heads=2, mask=mask)
     out.sum().backward()
     assert torch.all(out[1] == 0) and torch.all(sources.grad[1] == 0) and torch.all(out[0] != 0)
+
+
+@built
+@pytest.mark.parametrize("config", [NgramConfig(), NgramConfig(num_buckets=1000, max_n=3, max_words=2)])
+@pytest.mark.parametrize("across", [False, True])
+def test_ngrams_are_those_of_torch(config: NgramConfig, across: bool, monkeypatch: pytest.MonkeyPatch):
+    letters = np.array([*"ab [SEP]-.,\té漢\u2009'", "[SEP]", "en[SEP]"])
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice(letters, rng.integers(20))) for _ in range(500)]
+    ids = torch.from_numpy(lower_characters([*texts, "EN[SEP]Wine- and  spirit merchant.", "a b[SEP]c"])).long()
+    found = hashed_ngrams(ids, config, across=across)
+    monkeypatch.setattr(kernels, "supports", lambda _: False)
+    by_torch = hashed_ngrams(ids, config, across=across)
+    assert torch.equal(found.buckets, by_torch.buckets) and torch.equal(found.words, by_torch.words)
