@@ -21,6 +21,7 @@ from histocoder.model.layers import (
     add_norm,
     additive,
     attention,
+    dropout,
     layer_norm,
     linear,
 )
@@ -130,14 +131,14 @@ class Canine(nn.Module):
         rate, length = self.config.downsampling_rate, input_ids.shape[1]
         num_chars, num_encoded = (length - rate, length - rate - 2) if trimmed else (length, length)
 
-        chars = F.dropout(self._embedded(input_ids[:, :num_chars]).to(dtype), p)
+        chars = dropout(self._embedded(input_ids[:, :num_chars]).to(dtype), p)
         mask = input_ids.ne(0)
         molecule_mask = mask.unflatten(1, (-1, rate)).any(-1)[:, None, None]  # of L / rate, CLS included
         mask = mask[:, None, None]
         chars = _apply(self.initial_char_encoder, chars, self._within_blocks(mask[..., :num_chars], dtype))
         molecules = _apply(self.encoder, self._molecules(chars, drop_last=not trimmed), molecule_mask)
         pooled = torch.tanh(linear(molecules[:, 0], self.pooler.dense))
-        encoded = F.dropout(self._projected(chars, molecules[:, 1:], num_encoded), p)
+        encoded = dropout(self._projected(chars, molecules[:, 1:], num_encoded), p)
         return _apply(self.final_char_encoder, encoded, mask[..., :num_encoded]), pooled
 
     def _embedded(self, input_ids: Tensor) -> Tensor:

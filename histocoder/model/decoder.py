@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from histocoder.config import MAX_TARGET_LEN
 from histocoder.formatters import PAD, build_formatter
-from histocoder.model.layers import TransformerLayer, add_norm, attention, linear
+from histocoder.model.layers import Dropout, TransformerLayer, add_norm, attention, dropout, linear
 
 _NUM_CLASSES = 64  # number of classes of a row that the prior knows, the most probable ones
 _LEAST = 1e-4  # share that is added to each token's, so that the decoder can always disagree
@@ -75,7 +75,7 @@ class DecoderLayer(TransformerLayer):
         self.norm1 = nn.LayerNorm(dim)
         self.norm2 = nn.LayerNorm(dim)
         self.norm3 = nn.LayerNorm(dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
         """Compute all positions at once from `x` (B, L, dim), `memory` (B, S, dim), `memory_mask` (B, 1, 1, S)."""
@@ -83,7 +83,7 @@ class DecoderLayer(TransformerLayer):
         p = self.dropout.p if self.training else 0.0
         x = add_norm(x, self.self_attn(x, None, causal), self.norm1, p)
         x = add_norm(x, self.multihead_attn(x, memory, memory_mask), self.norm2, p)
-        update = linear(F.dropout(F.relu(linear(x, self.linear1)), p), self.linear2)
+        update = linear(dropout(F.relu(linear(x, self.linear1)), p), self.linear2)
         return add_norm(x, update, self.norm3, p)
 
 
@@ -111,7 +111,7 @@ class Decoder(nn.Module):
             angles = torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies  # (MAX_TARGET_LEN, dim / 2)
         sinusoids = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).unsqueeze(1)
         self.positional_encoding.register_buffer("pos_embedding", sinusoids)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         layers = [DecoderLayer(dim, num_heads, dim_feedforward or dim, dropout) for _ in range(num_layers)]
         self.decoder = nn.ModuleDict({"layers": nn.ModuleList(layers)})  # named as in published state dicts
         self.head = nn.Linear(dim, vocab_size)

@@ -93,9 +93,7 @@ class _AttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, num_heads: int, mask: Tensor | None, p: float, *sources: Tensor) -> Tensor:
         """Return the attention; see `attention`."""
-        # 64 bits of torch's generator
-        seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None).numpy()) if p else 0
-        ctx.how = {"p": p, "seed": seed}
+        ctx.how = {"p": p, "seed": _seed() if p else 0}
         ctx.num_heads, ctx.mask = num_heads, mask
         is_trained = any(ctx.needs_input_grad)
         out, probabilities = kernels.AttentionKernel(sources, num_heads, mask, **ctx.how).forward(keep=is_trained)
@@ -111,6 +109,37 @@ class _AttentionFunction(torch.autograd.Function):
         return None, None, None, *found.backward(grad, probabilities)
 
 
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Return `x` with the share `p` of its numbers zeroed, and the others scaled; torch's CPU draws are slow."""
+    return _DropoutFunction.apply(x, p) if p and kernels.supports(x) else F.dropout(x, p)
+
+
+class Dropout(nn.Dropout):
+    """`dropout` in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.p) if self.training else x
+
+
+class _DropoutFunction(torch.autograd.Function):
+    """`dropout` by the kernels of a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        ctx.how = {"p": p, "seed": _seed()}
+        return kernels.dropout(x, **ctx.how)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return kernels.dropout(grad, **ctx.how), None
+
+
+def _seed() -> int:
+    """Return 64 bits of torch's generator."""
+    return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None).numpy())
+
+
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a bool mask to one that is added to scores: 0 if True, else the least finite number."""
     if mask.dtype != torch.bool:
@@ -120,7 +149,7 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm, p: float) -> Tensor:
     """Return the layer norm of `x + dropout(update, p)`."""
-    return layer_norm(x + F.dropout(update, p), norm)
+    return layer_norm(x + dropout(update, p), norm)
 
 
 def mean_pooled(x: Tensor, mask: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 from histocoder.model.canine import Canine, CanineLayer
 from histocoder.model.decoder import Decoder, Prior, class_blocks
 from histocoder.model.encoder import Encoder, encode_pretrained, encoder_from_config
-from histocoder.model.layers import TransformerLayer, WithoutInit, linear
+from histocoder.model.layers import Dropout, TransformerLayer, WithoutInit, linear
 from histocoder.model.ngram import LinearExpert, NgramEncoder
 
 
@@ -91,7 +91,7 @@ class MixerModel(nn.Module):
             dim_feedforward=config.decoder_dim_feedforward,
             dropout=config.dropout,
         )
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         head = CosineClassifier if config.flat_head == "cosine" else nn.Linear
         self.linear_decoder = head(dim, config.num_classes)
         # a new head starts with the probability 1 / num_classes for each class, not with 1 / 2

@@ -12,7 +12,7 @@
 #define IN_PLACE static inline __attribute__((always_inline))
 
 /* Raised when what a function takes changes; kernels.py has the same. */
-int version(void) { return 9; }
+int version(void) { return 10; }
 
 enum { PIECE = 1 << 14 }; /* numbers that one thread works on in turn */
 
@@ -157,6 +157,22 @@ IN_PLACE float factor(struct noise noise, int64_t index) {
     x = (x ^ x >> 15) * 0x846ca68b;
     x ^= x >> 16;
     return x >= noise.bound ? noise.scale : 0.0f;
+}
+
+/* Dropout of `size` numbers `x`, and of their gradients by the same seed. */
+void dropout(const void *x, void *out, int64_t size, uint64_t seed, double p, int wide) {
+    const struct noise noise = noise_of(seed, p);
+#pragma omp parallel for schedule(static) if (size > PIECE)
+    for (int64_t first = 0; first < size; first += PIECE) {
+        int64_t end = first + PIECE < size ? first + PIECE : size;
+        if (wide) {
+#pragma omp simd
+            for (int64_t i = first; i < end; i++) put(out, i, get(x, i, 1) * factor(noise, i), 1);
+        } else {
+#pragma omp simd
+            for (int64_t i = first; i < end; i++) put(out, i, get(x, i, 0) * factor(noise, i), 0);
+        }
+    }
 }
 
 /* Scaled dot-product attention of `num_queries` to `num_keys` positions, by heads of width `dim`; kernels.py has the

@@ -1,4 +1,4 @@
-"""Kernels in C for a CPU: attention, the hashes of n-grams, and the optimizer's step for rows of a table.
+"""Kernels in C for a CPU: attention, dropout, the hashes of n-grams, and the optimizer's step for rows of a table.
 
 They are compiled when the package is installed if there is a C compiler; without them callers use torch's operators.
 BENCHMARKS.md has what a step takes without each of them ("Kernels").
@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_VERSION = 9  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
+_VERSION = 10  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
 _LANES = 16  # `LANES` of _kernels.c
 _ARGUMENTS: dict[str, list[Any]] = {
     "attention": [c_void_p, c_int],
+    "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
     "hash_ngrams": [c_void_p],
     "adamw_rows": [*[c_void_p] * 5, c_int64, c_int64, *[c_float] * 5],
 }
@@ -107,6 +108,17 @@ def adamw_rows(
     pointers = [x.data_ptr() for x in (table, mean, square, gradient, rows)]
     step_size, correction = lr / (1 - betas[0] ** step), math.sqrt(1 - betas[1] ** step)
     library().adamw_rows(*pointers, *gradient.shape, *betas, eps, step_size, correction)
+
+
+def dropout(x: Tensor, *, p: float, seed: int) -> Tensor:
+    """Return `x` with the share `p` of its numbers zeroed, those that the 64 bits of `seed` choose, the others scaled.
+
+    Applied to a gradient with the same seed, it is the backward pass.
+    """
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    library().dropout(x.data_ptr(), out.data_ptr(), x.numel(), seed, p, x.dtype == torch.float32)
+    return out
 
 
 def hash_ngrams(ids: Tensor, kinds: Tensor, mark: Tensor, *, across: bool, **sizes: int) -> tuple[Tensor, Tensor]:
