@@ -70,6 +70,7 @@ class ModelConfig:
     flat_head: str = "linear"  # or "cosine"; see `CosineClassifier`
     mode: str = "greedy"  # the best in validation, the default of `Coder.predict`
     decoder_prior: bool = False  # whether the decoder starts from what the flat head expects; see `Prior`
+    decoder_learns: bool = True  # whether it adds anything to that prior
     experts: dict[str, float] = field(default_factory=dict)  # their weights; see `CombinedSearch`
     attribute_experts: dict[str, dict[str, float]] = field(default_factory=dict)  # their weights, by column
     num_linear_features: int = 0  # n-grams of the linear expert; 0: there is none

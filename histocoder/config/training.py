@@ -82,7 +82,10 @@ class FitConfig(Settings):
         None, "peak learning rate of an n-gram encoder's embeddings (default: chosen for you)", metavar="LR", above=0
     )
     seq2seq_weight: float = fixed(
-        0.1, "weight of the decoder's loss; that of the classifier's is 1 - W", metavar="W", between=(0, 1)
+        0.1,
+        "weight of the decoder's loss, if it learns; that of the classifier's is 1 - W",
+        metavar="W",
+        between=(0, 1),
     )
     attribute_weight: float = fixed(0.2, "weight of the loss of each of --attribute-cols", metavar="W", at_least=0)
     flat_loss: str = fixed(

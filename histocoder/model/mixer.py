@@ -23,8 +23,10 @@ from histocoder.model.ngram import LinearExpert, NgramEncoder
 class MixerOutput(NamedTuple):
     """Logits of both heads, as `MixerModel.forward` returns them."""
 
-    seq2seq_logits: Tensor
-    """Logits of the token that follows each target position, of shape (ceil(B / decoder_stride), L, vocab_size)."""
+    seq2seq_logits: Tensor | None
+    """Logits of the token that follows each target position, of shape (ceil(B / decoder_stride), L, vocab_size).
+
+    None if the decoder does not learn."""
     flat_logits: Tensor
     """Logits of each code of the key, of shape (B, num_classes)."""
     attribute_logits: Tensor | None = None
@@ -101,6 +103,7 @@ class MixerModel(nn.Module):
         if config.decoder_prior:  # a new decoder adds nothing to the flat head's prior
             nn.init.zeros_(self.decoder.head.weight)
             nn.init.zeros_(self.decoder.head.bias)
+        self.decoder.requires_grad_(config.decoder_learns)
         self.register_buffer("class_blocks", blocks, persistent=False)
         num_features = config.num_linear_features
         self.linear_expert = LinearExpert(num_features, config.num_classes) if num_features else None
@@ -210,7 +213,10 @@ class MixerModel(nn.Module):
         """
         memory, pooled, memory_mask = self.encode(input_ids, encoded)
         flat_logits = self.classify(pooled)
+        of_attributes = self.classify_attributes(pooled)
+        if not self.config.decoder_learns:
+            return MixerOutput(None, flat_logits, of_attributes)
         rows = slice(None, None, decoder_stride)
         memory_mask = None if memory_mask is None else memory_mask[rows]
         seq2seq_logits = self.decoder(target_tokens, memory[rows], memory_mask, self.prior(flat_logits[rows]))
-        return MixerOutput(seq2seq_logits, flat_logits, self.classify_attributes(pooled))
+        return MixerOutput(seq2seq_logits, flat_logits, of_attributes)

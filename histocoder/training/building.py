@@ -123,7 +123,8 @@ def _freeze_unused(model: MixerModel) -> None:
     model.eval()  # so that no layer is left out at random
     memory, pooled, _ = model.encode(ids)
     model.train()
-    found = torch.autograd.grad(memory.sum() + pooled.sum(), trained, allow_unused=True)
+    used = memory.sum() + pooled.sum() if model.config.decoder_learns else pooled.sum()
+    found = torch.autograd.grad(used, trained, allow_unused=True)
     for parameter, gradient in zip(trained, found, strict=True):
         parameter.requires_grad_(gradient is not None)
 
@@ -182,7 +183,19 @@ def build_model(
         return _from_initial_checkpoint(Path(config.initial_checkpoint), config, model_config)
     tokenizer = _first_on_primary(partial(load_tokenizer, config.encoder))
     encoder = _load_encoder(config)
-    return MixerModel(replace(model_config, encoder=encoder.config.to_diff_dict()), encoder, tokenizer=tokenizer)
+    model_config = replace(model_config, encoder=encoder.config.to_diff_dict())
+    return MixerModel(_without_needless_decoder(model_config), encoder, tokenizer=tokenizer)
+
+
+def _without_needless_decoder(config: ModelConfig) -> ModelConfig:
+    """Return the config of a new model, whose decoder does not learn if rows have one code: its prior says all.
+
+    With CANINE it does, since the encodings of characters learn from the decoder alone.
+    """
+    is_needless = config.decoder_prior and config.formatter["num_blocks"] == 1
+    if not is_needless or encoder_type(config.encoder) == "canine":
+        return config
+    return replace(config, decoder_learns=False, mode="flat")
 
 
 def _load_encoder(config: RunConfig) -> Encoder:
@@ -216,8 +229,9 @@ def _from_initial_checkpoint(path: Path, config: RunConfig, model_config: ModelC
     else:
         encoder_config = {}  # CANINE-s's sizes are the defaults
     if not config.only_encoder:
-        names = ("mask_memory", "pad_to", "decoder_prior")
-        kept = {"decoder_prior": False} if own is None else {name: getattr(own, name) for name in names}
+        names = ("mask_memory", "pad_to", "decoder_prior", "decoder_learns")
+        kept: dict[str, Any] = {"decoder_prior": False, "decoder_learns": True}
+        kept |= {} if own is None else {name: getattr(own, name) for name in names}
         model_config = replace(model_config, **kept)
         labels = own.attribute_labels if own else (), model_config.attribute_labels
         weights = _with_classes(weights, "attribute_head", *labels) if any(labels) else weights
@@ -241,7 +255,7 @@ def _from_initial_checkpoint(path: Path, config: RunConfig, model_config: ModelC
     model_config = replace(model_config, encoder=encoder_config)
     try:
         if config.only_encoder:
-            model = MixerModel(model_config, tokenizer=tokenizer)
+            model = MixerModel(_without_needless_decoder(model_config), tokenizer=tokenizer)
             rest = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("encoder.")}
             model.load_state_dict({**rest, **{k: v for k, v in weights.items() if k.startswith("encoder.")}})
         else:

@@ -119,26 +119,6 @@ def fit_attributes(coder: Coder, examples: Examples, *, num_train: int) -> dict[
     return found
 
 
-def without_decoder(
-    votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], weights: dict[str, float], *, num_train: int
-) -> dict[str, float]:
-    """Return weights without the decoder's where each row has one code, unless it makes more rows right.
-
-    The decoder then takes nine tenths of the time of a prediction. It is kept only where the share of rows right with
-    it is higher by more than a standard error. Parameters are those of `fit_weights`, and the weights that it returned.
-    """
-    others = [{name: vote for name, vote in one.items() if name != "decoder"} for one in votes]
-    alone = fit_weights(others, is_true, num_train=num_train, may_be_other=True)
-
-    def right(of: Sequence[dict[str, Tensor]], by: dict[str, float]) -> Tensor:
-        best = (torch.stack([by[name] * vote for name, vote in one.items()]).sum(0).argmax(1) for one in of)
-        return torch.cat([truth.gather(1, index[:, None])[:, 0] for truth, index in zip(is_true, best, strict=True)])
-
-    share = float(right(votes, weights).double().mean())
-    standard_error = math.sqrt(share * (1 - share) / sum(map(len, is_true)))
-    return weights if share > float(right(others, alone).double().mean()) + standard_error else alone
-
-
 def least_probability(probs: np.ndarray, is_true: np.ndarray) -> float:
     """Return the probability, a half or more, from which further codes are as often true as first codes are, or 95 %.
 
@@ -202,15 +182,12 @@ def _fit_to(
     model.config = replace(model.config, experts={})  # so that the decoder votes
     coder = Coder(model, str(trainer.device), precision=trainer.config.precision)
     weights: dict[str, float] = {}
-    num_codes = trainer.train_data.num_target_blocks
     for number, found in enumerate(zip(*votes_on(coder, examples), strict=True)):
         votes, is_true = zip(*found, strict=True)
         weights |= fit_weights(votes, is_true, num_train=len(trainer.train_data), may_be_other=number == 0)
-        if coder.formatter.num_blocks == num_codes.min() == 1:
-            weights = without_decoder(votes, is_true, weights, num_train=len(trainer.train_data))
     of_attributes = fit_attributes(coder, examples, num_train=len(trainer.train_data))
     model.config = replace(model.config, experts=weights, attribute_experts=of_attributes)
-    modes = ("combined", "greedy", "flat")
+    modes = ("combined", "greedy", "flat") if model.config.decoder_learns else ("combined", "flat")
     right = {mode: float(right_rows(coder, examples, mode=mode, progress=False).mean()) for mode in modes}
     best = best_mode(right, num_rows=len(examples))
     shares = ", ".join(f"{mode} {100 * share:.1f}" for mode, share in right.items())

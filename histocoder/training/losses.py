@@ -145,19 +145,10 @@ def attribute_sums(
 def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, fit: FitConfig) -> Tensor:
     """Return this rank's part of the global batch's loss: `w * block loss + (1 - w) * flat loss`, and attributes'.
 
-    With a `decoder_stride` in the settings `fit`, the rows that the decoder is given represent all of them.
+    With a `decoder_stride` in the settings `fit`, the rows that the decoder is given represent all of them. Without
+    logits of a decoder, the flat loss counts alone.
     """
-    stride = fit.decoder_stride
-    counts = batch.counts[::stride]
-    block = block_order_invariant(
-        output.seq2seq_logits,
-        batch.targets[::stride],
-        num_blocks=config.formatter["num_blocks"],
-        num_rows=batch.num_rows,
-        num_target_blocks=batch.num_target_blocks,
-        counts=counts if stride == 1 else counts * (batch.counts.sum() / counts.sum()),
-    )
-    flat = flat_loss(
+    loss = flat_loss(
         output.flat_logits,
         batch.class_ids,
         kind=config.flat_loss,
@@ -165,7 +156,18 @@ def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, fit: FitC
         num_rows=batch.num_rows,
         counts=batch.counts,
     )
-    loss = fit.seq2seq_weight * block + (1 - fit.seq2seq_weight) * flat
+    if output.seq2seq_logits is not None:
+        stride = fit.decoder_stride
+        counts = batch.counts[::stride]
+        block = block_order_invariant(
+            output.seq2seq_logits,
+            batch.targets[::stride],
+            num_blocks=config.formatter["num_blocks"],
+            num_rows=batch.num_rows,
+            num_target_blocks=batch.num_target_blocks,
+            counts=counts if stride == 1 else counts * (batch.counts.sum() / counts.sum()),
+        )
+        loss = fit.seq2seq_weight * block + (1 - fit.seq2seq_weight) * loss
     if output.attribute_logits is None:
         return loss
     of_attributes = attribute_sums(output.attribute_logits, batch.attribute_ids, config, batch.counts)[0]
