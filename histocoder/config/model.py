@@ -57,6 +57,7 @@ class ModelConfig:
     descriptions: dict[str, str] = field(default_factory=dict)  # of codes, as in the key
     attributes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # column -> categories, beside none
     languages: tuple[str, ...] = ()  # those of the training data
+    reads_language: bool = True  # whether a pretrained encoder reads the language in front of the description
     decoder_num_layers: int = 3
     decoder_num_heads: int = 8
     decoder_dim_feedforward: int | None = None  # inner width of the decoder; None: the encoder's width

@@ -105,6 +105,8 @@ class PretrainedTokenizer:
     BERT, `<s> en </s></s> farmer </s>` for XLM-R, `en</s>farmer</s>` for ByT5. Special tokens in a description, such as
     a literal [PAD], are read as characters. Methods are those of `CharacterTokenizer`.
 
+    If not `reads_language`, it reads descriptions alone.
+
     Raises
     ------
     ValueError
@@ -116,10 +118,10 @@ class PretrainedTokenizer:
     unit = "tokens"
     reads_characters = False
 
-    def __init__(self, files: dict[str, bytes]) -> None:
+    def __init__(self, files: dict[str, bytes], reads_language: bool = True) -> None:
         # its threads would not exist in forked loader workers, of which it warns at each fork
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self._files = dict(sorted(files.items()))
+        self._files, self._reads_language = dict(sorted(files.items())), reads_language
         with tempfile.TemporaryDirectory() as folder:
             for name, content in self._files.items():
                 Path(folder, name).write_bytes(content)
@@ -139,12 +141,12 @@ class PretrainedTokenizer:
         self.begins_with_cls = first in special and first == self._tokenizer.cls_token_id
 
     @classmethod
-    def from_folder(cls, folder: Path) -> PretrainedTokenizer:
+    def from_folder(cls, folder: Path, *, reads_language: bool = True) -> PretrainedTokenizer:
         """Read what `save` wrote; raise a UserError if it is missing or damaged."""
         if not folder.is_dir():
             raise UserError(f"The model's tokenizer is missing: there is no {folder}. Copy it from the original model.")
         try:
-            return cls(contents(folder))
+            return cls(contents(folder), reads_language=reads_language)
         except (OSError, ValueError) as error:
             raise DamagedError(f"The tokenizer in {folder} can't be read ({error}).") from error
 
@@ -175,15 +177,20 @@ class PretrainedTokenizer:
             for name, content in self._files.items():
                 (temporary / name).write_bytes(content)
 
-    def __reduce__(self) -> tuple[type[PretrainedTokenizer], tuple[dict[str, bytes]]]:
-        return PretrainedTokenizer, (self._files,)
+    def without_language(self) -> PretrainedTokenizer:
+        """Return the tokenizer that reads descriptions alone."""
+        return PretrainedTokenizer(self._files, reads_language=False)
+
+    def __reduce__(self) -> tuple[type[PretrainedTokenizer], tuple[dict[str, bytes], bool]]:
+        return PretrainedTokenizer, (self._files, self._reads_language)
 
     def __deepcopy__(self, _memo: Any) -> PretrainedTokenizer:
         return self
 
     def _read(self, langs: list[str], descriptions: list[str]) -> list[list[int]]:
+        texts = (langs, descriptions) if self._reads_language else (descriptions,)
         ids: list[list[int]] = self._tokenizer(
-            langs, descriptions, split_special_tokens=True, return_attention_mask=False, return_token_type_ids=False
+            *texts, split_special_tokens=True, return_attention_mask=False, return_token_type_ids=False
         )["input_ids"]
         return ids
 

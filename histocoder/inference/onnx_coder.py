@@ -70,7 +70,8 @@ class OnnxCoder:
         except Exception as error:  # onnxruntime has no class of its own for all of them
             raise DamagedError(f"The model in {folder} can't be read ({str(error).splitlines()[0]}).") from error
         tokenizer = folder / TOKENIZER_FOLDER
-        self._tokenizer = PretrainedTokenizer.from_folder(tokenizer) if tokenizer.is_dir() else CHARACTERS
+        how = {"reads_language": self._config.reads_language}
+        self._tokenizer = PretrainedTokenizer.from_folder(tokenizer, **how) if tokenizer.is_dir() else CHARACTERS
         self._num_blocks = build_formatter(**self._config.formatter).num_blocks
         self._is_code = [i for i, code in enumerate(self._config.codes) if code]
         self.codes = tuple(filter(None, self._config.codes))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.compiler import is_exporting
 
 from histocoder.config import ModelConfig
-from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
+from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer
 from histocoder.model.canine import Canine, CanineLayer
 from histocoder.model.decoder import Decoder, Prior, class_blocks
 from histocoder.model.encoder import Encoder, encode_pretrained, encoder_from_config
@@ -80,7 +80,9 @@ class MixerModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.tokenizer = tokenizer
+        self.tokenizer: Tokenizer = tokenizer
+        if isinstance(tokenizer, PretrainedTokenizer) and not config.reads_language:
+            self.tokenizer = tokenizer.without_language()
         self.encoder = encoder if encoder is not None else encoder_from_config(config.encoder)
         if isinstance(self.encoder, Canine):
             self.encoder.trim_positions(config.max_len)

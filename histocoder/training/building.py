@@ -183,7 +183,8 @@ def build_model(
         return _from_initial_checkpoint(Path(config.initial_checkpoint), config, model_config)
     tokenizer = _first_on_primary(partial(load_tokenizer, config.encoder))
     encoder = _load_encoder(config)
-    model_config = replace(model_config, encoder=encoder.config.to_diff_dict())
+    reads_language = tokenizer is CHARACTERS or len({*languages} - {UNKNOWN}) > 1
+    model_config = replace(model_config, encoder=encoder.config.to_diff_dict(), reads_language=reads_language)
     return MixerModel(_without_needless_decoder(model_config), encoder, tokenizer=tokenizer)
 
 
@@ -229,8 +230,8 @@ def _from_initial_checkpoint(path: Path, config: RunConfig, model_config: ModelC
     else:
         encoder_config = {}  # CANINE-s's sizes are the defaults
     if not config.only_encoder:
-        names = ("mask_memory", "pad_to", "decoder_prior", "decoder_learns")
-        kept: dict[str, Any] = {"decoder_prior": False, "decoder_learns": True}
+        names = ("mask_memory", "pad_to", "decoder_prior", "decoder_learns", "reads_language")
+        kept: dict[str, Any] = {"decoder_prior": False}
         kept |= {} if own is None else {name: getattr(own, name) for name in names}
         model_config = replace(model_config, **kept)
         labels = own.attribute_labels if own else (), model_config.attribute_labels

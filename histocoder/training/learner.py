@@ -208,18 +208,19 @@ class AdamW(torch.optim.AdamW):
         dense = [p for p in parameters if p not in tables]
         values = [gradient.values() for gradient in tables.values()]
         self.grad_norm = self._total_norm([*(p.grad for p in dense), *values])
-        nn.utils.clip_grads_with_norm_(dense, self._max_grad_norm, self.grad_norm)
+        scale = ((self.grad_norm + _CLIP_EPS) / self._max_grad_norm).clamp(min=1.0)  # by which gradients are divided
         for table in tables:
             table.grad = None  # so that PyTorch's step leaves it alone
-        if not self._waits:  # the kernel itself skips the step
-            self.found_inf = 1.0 - self.grad_norm.isfinite().float()
+        if self._waits:
+            nn.utils.clip_grads_with_norm_(dense, self._max_grad_norm, self.grad_norm)
+        else:  # the kernel itself scales them, and skips the step
+            self.found_inf, self.grad_scale = 1.0 - self.grad_norm.isfinite().float(), scale.float()
         if not self._waits or self.grad_norm.isfinite():
             super().step(closure)
         if tables and self.grad_norm.isfinite():
-            scale = (self._max_grad_norm / (self.grad_norm + _CLIP_EPS)).clamp(max=1.0)
             for group in self.param_groups:
                 for table in (p for p in group["params"] if p in tables):
-                    self._step_rows(group, table, tables[table].indices()[0], tables[table].values() * scale)
+                    self._step_rows(group, table, tables[table].indices()[0], tables[table].values() / scale)
 
     def _step_rows(self, group: dict[str, Any], table: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
         if not (state := self.state[table]):

@@ -131,7 +131,14 @@ def test_language_and_description_are_two_texts(tmp_path: Path, kind: str, expec
     assert AutoTokenizer.from_pretrained(tmp_path).decode(ids[: lengths[0]].tolist()) == expected
     assert tokenizer.pad_id not in ids  # nothing in a description is special
     assert lengths[2] == 32 and num_cut == 1 and ids[-1] == ids[lengths[0] - 1]
-    assert pickle.loads(pickle.dumps(tokenizer)).__reduce__() == tokenizer.__reduce__()
+    alone = tokenizer.without_language()
+    for one in (tokenizer, alone):
+        assert pickle.loads(pickle.dumps(one)).__reduce__() == one.__reduce__()
+    ids, lengths, _ = alone.token_ids(["en[SEP]farmer", "nl[SEP]farmer"], max_len=32)
+    assert ids[: lengths[0]].tolist() == ids[lengths[0] :].tolist()
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path).decode(ids[: lengths[0]], skip_special_tokens=True).strip() == "farmer"
+    )
     with pytest.warns(UserWarning, match="longer than 64 tokens"):
         Coder(model_of(tmp_path), "cpu").predict(["farmer", "x " * 61], "en")
 
