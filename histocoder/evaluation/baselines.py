@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from histocoder.data.codes import LabelRules
 from histocoder.data.examples import Examples
@@ -136,7 +137,8 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
 
     The language precedes a description where training rows have several.
     """
-    from sklearn.feature_extraction.text import TfidfVectorizer  # here, since it takes a second to import
+    from joblib import parallel_config  # here, since it takes a second to import
+    from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.multiclass import OneVsRestClassifier
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import MultiLabelBinarizer
@@ -154,8 +156,8 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
     if len(names) == 1:
         return [(names[0],)] * len(asked)
     vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
-    linear = make_pipeline(vectorizer, OneVsRestClassifier(LinearSVC(random_state=0)))
-    with warnings.catch_warnings():
+    linear = make_pipeline(vectorizer, OneVsRestClassifier(LinearSVC(random_state=0), n_jobs=torch.get_num_threads()))
+    with warnings.catch_warnings(), parallel_config("threading"):
         warnings.simplefilter("ignore")  # of a code that all rows have, and of optimizers that end early
         linear.fit(texts, has_code)
     values = linear.decision_function(distinct).astype(np.float32)

@@ -107,7 +107,9 @@ def fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, we
         if num_rows == len(rows) and len(classes) > 2:
             machine = LinearSVC(tol=0.1, random_state=0).fit(features, class_ids, sample_weight=weights)
             return classes, machine.coef_, machine.intercept_
-        found = [_fit_one(features, np.isin(np.arange(num_rows), rows[class_ids == each]), weights) for each in classes]
+        own = [np.isin(np.arange(num_rows), rows[class_ids == each]) for each in classes]
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            found = list(pool.map(lambda is_one: _fit_one(features, is_one, weights), own))
     coefficients, intercepts = zip(*found, strict=True)
     return classes, np.stack(coefficients), np.array(intercepts)
 
