@@ -210,8 +210,8 @@ def _encoder_within(model: PreTrainedModel) -> PreTrainedModel:
     """Return the encoder without its pooler, which has no influence on the output here."""
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
-    for module in model.modules():
+    for name, module in list(model.named_modules()):
         if type(module) is nn.Dropout:
-            module.__class__ = Dropout  # the same, but faster
+            model.set_submodule(name, Dropout(module.p))
     # T5's class for its encoder holds the embeddings twice: beside the encoder, and in it
     return model.encoder if isinstance(getattr(model, "shared", None), nn.Embedding) else model
