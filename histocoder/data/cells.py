@@ -15,9 +15,11 @@ WHOLE_NUMBER = re.compile(r"(-?[0-9]+)(\.0+)?")
 _PRINTED_HISCO = re.compile(r"([0-9])-([0-9]{2})\.([0-9]{2})")
 _MONTH = "(jan|feb|mar|mrt|apr|may|mai|maj|mei|jun|jul|aug|sep|oct|okt|nov|dec|dez)"
 _SPOILT = {
-    "a number": r"-?[0-9](\.[0-9]+)?e[+-][0-9]{2,3}",
-    "a date": rf"[0-9]{{1,2}}-{_MONTH}|{_MONTH}-[0-9]{{2}}|(19|20)[0-9]{{2}}-[01][0-9]-[0-3][0-9]",
-    "an error": r"#[A-Z/0]{2,}[!?]",
+    "a number": re.compile(r"-?[0-9](\.[0-9]+)?e[+-][0-9]{2,3}", re.IGNORECASE),
+    "a date": re.compile(
+        rf"[0-9]{{1,2}}-{_MONTH}|{_MONTH}-[0-9]{{2}}|(19|20)[0-9]{{2}}-[01][0-9]-[0-3][0-9]", re.IGNORECASE
+    ),
+    "an error": re.compile(r"#[A-Z/0]{2,}[!?]", re.IGNORECASE),
 }
 FIRST_ROWS = 50  # number of first rows among which the header is
 _DESCRIPTIONS = (
@@ -68,7 +70,7 @@ def spoilt(cell: str) -> str | None:
     >>> spoilt("6E+04"), spoilt("1-Nov"), spoilt("#REF!"), spoilt("61110")
     ('a number', 'a date', 'an error', None)
     """
-    return next((what for what, form in _SPOILT.items() if re.fullmatch(form, cell, re.IGNORECASE)), None)
+    return next((what for what, form in _SPOILT.items() if form.fullmatch(cell)), None)
 
 
 def plain(name: str) -> str:

@@ -119,8 +119,8 @@ class Decoding:
     def combined_search(self, batch: Encoded) -> CombinedSearch:
         """Return the search with the opinions of all the model's experts."""
         missing, weights = self.formatter.missing_token(self.codes), self._model.config.experts
-        has_vote = self._model.config.decoder_learns and ("decoder" in weights or not weights)
-        source = self._source(batch) if has_vote else None
+        is_needed = self.formatter.num_blocks > 1 or not self._model.config.decoder_prior  # else its prior says all
+        source = self._source(batch) if ("decoder" in weights if weights else is_needed) else None
         start = (self._computing.decoder, self._trie, source, self.beliefs(batch))
         return CombinedSearch(*start, num_blocks=self.formatter.num_blocks, missing=missing)
 

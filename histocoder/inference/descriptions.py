@@ -77,7 +77,7 @@ class DistinctDescriptions:
         unseen = [pair for pair in set(pairs) - self._indices.keys() if isinstance(pair[0], str) and pair[0].strip()]
         new = sorted(unseen, key=lambda pair: (len(str(pair[0])), pair))
         new_texts = [str(text) for text, _ in new]
-        for text in sorted({text for text in new_texts if text in _MARKS or (text[0] == "#" and spoilt(text))}):
+        for text in sorted({text for text in new_texts if text in _MARKS or spoilt(text) == "an error"}):
             warn_user(Notice(f"The description {text!r} is coded as a word. If it is a missing one, leave it blank."))
         indices = {pair: len(self._indices) + i for i, pair in enumerate(new)}
         rows = np.array([self._indices.get(pair, indices.get(pair, -1)) for pair in pairs], dtype=np.int64)

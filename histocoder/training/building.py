@@ -183,20 +183,22 @@ def build_model(
         return _from_initial_checkpoint(Path(config.initial_checkpoint), config, model_config)
     tokenizer = _first_on_primary(partial(load_tokenizer, config.encoder))
     encoder = _load_encoder(config)
-    reads_language = tokenizer is CHARACTERS or len({*languages} - {UNKNOWN}) > 1
-    model_config = replace(model_config, encoder=encoder.config.to_diff_dict(), reads_language=reads_language)
-    return MixerModel(_without_needless_decoder(model_config), encoder, tokenizer=tokenizer)
+    model_config = _as_needed(replace(model_config, encoder=encoder.config.to_diff_dict()))
+    return MixerModel(model_config, encoder, tokenizer=tokenizer)
 
 
-def _without_needless_decoder(config: ModelConfig) -> ModelConfig:
-    """Return the config of a new model, whose decoder does not learn if rows have one code: its prior says all.
+def _as_needed(config: ModelConfig) -> ModelConfig:
+    """Return the config of a new model that does what its data need.
 
-    With CANINE it does, since the encodings of characters learn from the decoder alone.
+    If there is one language, pretrained encoders read descriptions alone, as they were trained. If rows have one code,
+    the decoder does not learn: its prior says all. With CANINE it does, since encodings of characters learn from it.
     """
-    is_needless = config.decoder_prior and config.formatter["num_blocks"] == 1
-    if not is_needless or encoder_type(config.encoder) == "canine":
-        return config
-    return replace(config, decoder_learns=False, mode="flat")
+    kind = encoder_type(config.encoder)
+    if kind not in ("canine", "ngram") and len({*config.languages} - {UNKNOWN}) < 2:
+        config = replace(config, reads_language=False)
+    if kind != "canine" and config.decoder_prior and config.formatter["num_blocks"] == 1:
+        config = replace(config, decoder_learns=False, mode="flat")
+    return config
 
 
 def _load_encoder(config: RunConfig) -> Encoder:
@@ -256,7 +258,7 @@ def _from_initial_checkpoint(path: Path, config: RunConfig, model_config: ModelC
     model_config = replace(model_config, encoder=encoder_config)
     try:
         if config.only_encoder:
-            model = MixerModel(_without_needless_decoder(model_config), tokenizer=tokenizer)
+            model = MixerModel(_as_needed(model_config), tokenizer=tokenizer)
             rest = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("encoder.")}
             model.load_state_dict({**rest, **{k: v for k, v in weights.items() if k.startswith("encoder.")}})
         else:

@@ -405,6 +405,16 @@ def test_lists_are_searched_and_accepted_at_once(client: TestClient):
     assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 422
 
 
+def test_codes_that_do_not_fit_are_not_accepted_at_once(coder: tuple[Coder, Path], tmp_path: Path):
+    data = tmp_path / "coded.csv"
+    data.write_text("occ1,lang,hisco_1,prob_1,conf\nsmith,en,95410,0.5,0.5\nbaker,en,7761x,0.9,0.9\n")
+    with served(coder, tmp_path / "desk", data=data) as client:
+        all_cards = {card["id"]: card["version"] for card in cards(client)}
+        refused = client.post("/api/review/accept", json={"cards": all_cards})
+        assert refused.status_code == 422 and "7761x" in refused.json()["detail"]
+        assert [card["status"] for card in cards(client)] == ["open", "open"]
+
+
 def test_two_coders_decide_alone(coder: tuple[Coder, Path], tmp_path: Path):
     data = tmp_path / "coded.csv"
     data.write_text(CODED)

@@ -64,6 +64,7 @@ def test_a_run_needs_no_other_folder(encoder: Path, table: Path, tmp_path: Path)
     args = training(table, out, encoder, "--precision", "bf16", "--num-workers", 1, "--dropout", 0.1)
     result = run(*(arg for arg in args if arg != "--no-report"))
     assert "got exactly the right codes" in result.stdout and "fork" not in result.stderr
+    assert not load_model(out).config.reads_language  # there is one
     newest = list_checkpoints(out)[-1]
     state = torch.load(newest / "optimizer.pt")["optimizer"]["state"]
     assert len(state) == sum(parameter.requires_grad for parameter in load_model(out).parameters())

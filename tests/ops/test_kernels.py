@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from histocoder.formatters.tokenizers import lower_characters
-from histocoder.model.layers import attention
+from histocoder.model.layers import attention, dropout
 from histocoder.model.ngram import NgramConfig, hashed_ngrams
 from histocoder.ops import kernels
 
@@ -49,6 +49,23 @@ def test_dropout_zeroes_its_share_and_keeps_the_mean(p: float):
     torch.manual_seed(0)
     assert torch.equal(dropped_ones(p, 300_000), dropped)
     assert torch.all(dropped_ones(1.0) == 0)
+
+
+@built
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_dropout_is_that_of_torch(dtype: torch.dtype):
+    x = torch.randn(3, 100_000, dtype=dtype, requires_grad=True)
+    torch.manual_seed(0)
+    found = dropout(x, 0.3)
+    kept = found != 0
+    assert kept.double().mean(1).sub(0.7).abs().max() < 0.01 and not torch.equal(kept[0], kept[1])
+    scaled = (x.float() / 0.7).to(dtype)
+    torch.testing.assert_close(found[kept], scaled[kept])
+    (found * 2).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * kept.to(dtype) / 0.7)
+    torch.manual_seed(0)
+    assert torch.equal(dropout(x, 0.3), found) and not torch.equal(dropout(x, 0.3), found)
+    assert torch.all(dropout(x, 1.0) == 0)
 
 
 def heads_of(joined: list[Tensor], num_heads: int) -> list[Tensor]:

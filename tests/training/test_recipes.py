@@ -4,10 +4,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
+import torch
 from conftest import run, write_table
 from jobs import finetune
 
+from histocoder import Coder
 from histocoder.checkpoints.model_files import read_model_config, save_config
 from histocoder.config import RECIPES, FinetuneConfig
 from histocoder.data.example_files import ExampleFiles
@@ -43,6 +46,26 @@ def continued(path: Path, **settings: float) -> MixerModel:
 def test_a_continued_run_drops_ngrams_as_told():
     model = continued(NGRAM, ngram_dropout=0.1)
     assert model.encoder.config.ngram_dropout_prob == model.config.encoder["ngram_dropout_prob"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("encoder", "num_blocks", "learns"), [("ngram", 1, False), ("ngram", 2, True), ("tiny", 1, True)]
+)
+def test_a_decoder_that_adds_nothing_does_not_learn(encoder: str, num_blocks: int, learns: bool):
+    columns = ("hisco_1", "hisco_2")[:num_blocks]
+    config = fill_in(FinetuneConfig(dataset="t.csv", target_cols=columns, encoder=encoder))
+    files = ExampleFiles((), columns, build_formatter("hisco", num_blocks=num_blocks))
+    codes = ("-1", "61110", "61115", "77610")
+    model = build_model(config, files, key=Key(codes), languages=("en", "unk"), attributes={})
+    assert model.config.decoder_learns == learns
+    assert all(parameter.requires_grad == learns for parameter in model.decoder.parameters())
+    if not learns:  # all modes give the classifier's answer
+        torch.manual_seed(0)
+        torch.nn.init.normal_(model.linear_decoder.weight)
+        coder, texts = Coder(model, "cpu"), ["farmer", "wine merchant", "baker"]
+        flat, best = (coder.predict(texts, "en", mode=mode) for mode in ("flat", "topk"))
+        pd.testing.assert_frame_equal(flat, best[flat.columns], rtol=0.02)  # a prior leaves room for other tokens
+        assert coder.predict(texts, "en", mode="greedy")["hisco_1"].isin(codes).all()
 
 
 @pytest.mark.parametrize(
