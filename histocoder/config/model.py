@@ -75,6 +75,7 @@ class ModelConfig:
     experts: dict[str, float] = field(default_factory=dict)  # their weights; see `CombinedSearch`
     attribute_experts: dict[str, dict[str, float]] = field(default_factory=dict)  # their weights, by column
     num_linear_features: int = 0  # n-grams of the linear expert; 0: there is none
+    num_nearest_rows: int = 0  # rows that the nearest-neighbour expert remembers; 0: there is none
     num_attribute_features: int = 0  # those of the linear expert on attributes
     fitted_to_validation: bool = False  # whether it was trained on the validation data as well, once measured
     usual_confidence: float = 0.0  # that four fifths of the validation descriptions exceed; see `TableCoder.unlike`

@@ -176,7 +176,7 @@ class SavingConfig(Settings):
         None, "steps between validations (default: the steps of an epoch, at least 100 and at most 1000)", at_least=1
     )
     no_report: bool = free(False, "do not write report.html at the end")
-    no_experts: bool = free(False, "leave out word parts and vote: the model predicts by its decoder alone (greedy)")
+    no_experts: bool = free(False, "leave out word parts, nearest rows and vote: the decoder alone predicts (greedy)")
     log_tensorboard: bool = free(False, "also log to TensorBoard, in tensorboard/")
     log_wandb: bool = free(False, "also log to Weights & Biases")
     wandb_project_name: str = free("histco-v2-mixer", "W&B project", metavar="NAME")

@@ -178,11 +178,15 @@ class OccupationDataset(Dataset):
         tokens = (self.tokenizer.token_ids(self.examples.inputs(rows), max_len=self.max_len) for rows in parts)
         return np.concatenate([lengths for _, lengths, _ in tokens])
 
-    def labels(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows to train on, a row of k classes k times, and their classes, both of shape (num_labels,)."""
-        class_ids = self._class_ids[self.examples.code_index[self.rows]]  # (m, num_blocks)
+    def labels(self, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows, a row of k classes k times, and their classes, both of shape (num_labels,).
+
+        These are all rows to train on, or those given.
+        """
+        rows = self.rows if rows is None else rows
+        class_ids = self._class_ids[self.examples.code_index[rows]]  # (m, num_blocks)
         index, blocks = (class_ids >= 0).nonzero()
-        return self.rows[index], class_ids[index, blocks]
+        return rows[index], class_ids[index, blocks]
 
     def attribute_labels(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return, of each attribute, the rows to train on where it is known, and their categories."""

@@ -254,6 +254,18 @@ def lower_characters(texts: Sequence[str]) -> np.ndarray:
     return tokens.pad(np.arange(len(texts)), max_len=_LONGEST)
 
 
+def end_characters(texts: Sequence[str]) -> np.ndarray:
+    """Return the first and the last character of descriptions in lower case, int32 of shape (n, 2).
+
+    Examples
+    --------
+    >>> [chr(x) for x in end_characters(["en[SEP]Ship's cook"])[0]]
+    ['s', 'k']
+    """
+    described = (text.partition(LANG_SEP)[2].strip().lower() or " " for text in texts)
+    return np.array([(ord(text[0]), ord(text[-1])) for text in described], dtype=np.int32)
+
+
 def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the indices start, …, start + length - 1 of each run, one run behind the other."""
     behind = np.cumsum(lengths)

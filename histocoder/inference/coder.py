@@ -66,8 +66,9 @@ class Coder:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = computing_dtype(precision, self.device)
         self.model = model.to(self.device).eval()
-        # in another precision, a copy: weights are saved as they were trained, and linear experts compute in their own
-        experts: dict[int, Any] = dict.fromkeys(map(id, (model.linear_expert, model.attribute_expert)))
+        # in another precision, a copy: weights are saved as they were trained, and experts compute in their own
+        own = (model.linear_expert, model.nearest_expert, model.attribute_expert)
+        experts: dict[int, Any] = dict.fromkeys(map(id, own))
         self.computing = self.model if dtype == torch.float32 else copy.deepcopy(self.model, experts).to(dtype)
         self.computing.dtype = dtype
         self.precision = str(dtype).removeprefix("torch.")

@@ -1,8 +1,8 @@
-"""The mode "combined": decoder, flat head and linear expert vote on each code of a row; the probability of a set."""
+"""The mode "combined": decoder, flat head and further experts vote on each code of a row; the probability of a set."""
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,9 @@ class CombinedSearch:
     source : DecoderInputs or None
         None where the other experts vote alone on the one code of a row.
     beliefs : mapping of str to Tensor
-        Probabilities of the key's codes by the experts other than the decoder, each of shape (B, num_codes).
+        Probabilities of the key's codes by the experts that propose candidates, each of shape (B, num_codes).
+    nearest : callable, optional
+        Returns votes for candidates (B, K) by what is remembered of the nearest rows, by name, each (B, K).
     num_blocks : int
         Maximum number of codes of a row.
     missing : int, optional
@@ -47,11 +49,11 @@ class CombinedSearch:
         source: DecoderInputs | None,
         beliefs: Mapping[str, Tensor],
         *,
+        nearest: Callable[[Tensor], dict[str, Tensor]] | None = None,
         num_blocks: int,
         missing: int | None = None,
     ) -> None:
         self._num_blocks, self._end = num_blocks, missing
-        self.experts = ("decoder", *beliefs) if source is not None else tuple(beliefs)
         self._blocks = trie.blocks  # (num_codes, block_size)
         of_others = {name: belief.clamp(min=LEAST).log() for name, belief in beliefs.items()}
         proposed = torch.stack([*of_others.values()]).sum(0).topk(min(NUM_CANDIDATES, len(self._blocks))).indices
@@ -64,6 +66,9 @@ class CombinedSearch:
             own = torch.where(same.any(-1), same.int().argmax(-1), proposed[:, :1])
             self._candidates = torch.cat([proposed, own], dim=1)
         self._of_others = {name: vote.gather(1, self._candidates) for name, vote in of_others.items()}
+        if nearest is not None:
+            self._of_others |= nearest(self._candidates)
+        self.experts = (*(("decoder",) if source is not None else ()), *self._of_others)
         twice = (self._candidates[:, :, None] == self._candidates[:, None]).tril(-1).any(-1)
         self._taken = twice  # candidates that are chosen already, or repeat an earlier one
         self._stepper = Stepper(decoder, source) if source is not None else None

@@ -1,6 +1,6 @@
 """The modes of decoding: encoded descriptions in, their codes out."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from histocoder.inference.predictions import Prediction
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
 from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel
+from histocoder.model.nearest import NearestExpert
 
 
 class Inputs(NamedTuple):
@@ -24,6 +25,7 @@ class Inputs(NamedTuple):
     input_ids: Tensor  # see `MixerModel.encode`, of shape (B, S)
     thresholds: Tensor  # thresholds of the flat head, of shape (B,)
     characters: Tensor | None  # for linear experts, of shape (B, L); None if the model has none
+    ends: Tensor | None  # for the expert of nearest rows, of shape (B, 2); None if the model has none
 
 
 class Encoded(NamedTuple):
@@ -122,7 +124,9 @@ class Decoding:
         is_needed = self.formatter.num_blocks > 1 or not self._model.config.decoder_prior  # else its prior says all
         source = self._source(batch) if ("decoder" in weights if weights else is_needed) else None
         start = (self._computing.decoder, self._trie, source, self.beliefs(batch))
-        return CombinedSearch(*start, num_blocks=self.formatter.num_blocks, missing=missing)
+        expert = self._model.nearest_expert
+        nearest = None if expert is None else partial(self._nearest, expert, batch)
+        return CombinedSearch(*start, nearest=nearest, num_blocks=self.formatter.num_blocks, missing=missing)
 
     def ranked(self, batch: Encoded) -> tuple[Prediction, Prediction]:
         """Return the answer of all experts together, and the first codes that they considered, the best first."""
@@ -131,6 +135,12 @@ class Decoding:
         codes, probabilities, conf, ranked, shares = search.decode(self._model.config.experts or equal)
         answer = Prediction(self._named[codes.cpu().numpy()], _numpy(probabilities), _numpy(conf))
         return answer, Prediction(self._named[ranked.cpu().numpy()], _numpy(shares), _numpy(shares[:, 0]))
+
+    def _nearest(self, expert: NearestExpert, batch: Encoded, codes: Tensor) -> dict[str, Tensor]:
+        """Return an expert's votes, each (B, K), for codes (B, K) by their indices in the key."""
+        classes = codes if isinstance(self._is_code, slice) else codes.new_tensor(self._is_code)[codes]
+        found: dict[str, Tensor] = expert(batch.pooled, batch.inputs.ends, classes)
+        return found
 
     def _flat(self, batch: Encoded) -> Tensor:
         """Return the flat head's probabilities of the codes (B, num_codes)."""

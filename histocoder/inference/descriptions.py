@@ -14,7 +14,14 @@ from histocoder.data.cells import MISSING_MARKS, spoilt
 from histocoder.data.languages import Language, chosen_language, not_in_table, with_nearest
 from histocoder.data.normalize import normalize
 from histocoder.errors import Notice, UserError, shown, warn_user
-from histocoder.formatters.tokenizers import UNKNOWN, Tokenizer, join_language, lower_characters, tokenize
+from histocoder.formatters.tokenizers import (
+    UNKNOWN,
+    Tokenizer,
+    end_characters,
+    join_language,
+    lower_characters,
+    tokenize,
+)
 
 _MARKS = MISSING_MARKS - {"None"}
 """Marks of missing values that are no descriptions: "None" says that a person had no occupation."""
@@ -102,16 +109,17 @@ class DistinctDescriptions:
 
 def readings(
     given: Descriptions, config: ModelConfig, tokenizer: Tokenizer, options: PredictOptions, *, at_least: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]]:
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]]:
     """Yield distinct descriptions as a model reads them, in batches of similar lengths, the shortest first.
 
-    These are the indices of a batch (B,), its token ids (B, S), thresholds of the flat head (B,), and the characters
-    (B, L) for the linear expert, if the model has one. A batch has at least so many, if there are, even if their
-    lengths differ. If there is no description, an invented one is read, which shows the shape of results.
+    These are the indices of a batch (B,), its token ids (B, S), thresholds of the flat head (B,), and where the model
+    has such experts the characters (B, L) for linear ones, and the `end_characters` (B, 2) for that of nearest rows. A
+    batch has at least so many, if there are, even if their lengths differ. If there is no description, an invented one
+    is read, which shows the shape of results.
     """
     texts, langs = (given.texts, given.langs) if given.texts else (["-"], [UNKNOWN])
-    own = {lang: Language(lang).among(config.languages) for lang in set(langs)}
-    joined = join_language(normalize(texts, config.text_normalization), [own[lang] for lang in langs])
+    known = {lang: Language(lang).among(config.languages) for lang in set(langs)}
+    joined = join_language(normalize(texts, config.text_normalization), [known[lang] for lang in langs])
     thresholds = thresholds_of(config, langs, options.threshold)
     tokens = tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
     if tokens.num_cut:
@@ -124,8 +132,9 @@ def readings(
         alike = int(np.searchsorted(lengths, _LIKE * lengths[start], side="right"))
         rows = order[start : min(max(alike, start + at_least), start + options.batch_size)]
         ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
-        characters = lower_characters([joined[row] for row in rows]) if has_expert else None
-        yield rows, ids, thresholds[rows], characters
+        own = [joined[row] for row in rows] if has_expert or config.num_nearest_rows else []
+        characters = lower_characters(own) if has_expert else None
+        yield rows, ids, thresholds[rows], characters, end_characters(own) if config.num_nearest_rows else None
         start += len(rows)
 
 

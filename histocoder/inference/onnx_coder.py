@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,11 @@ from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Prediction, 
 
 CONFIG_FILE, TOKENIZER_FOLDER = "config.json", "tokenizer"
 ENCODER_FILE, NGRAMS_FILE = "encoder.onnx", "linear_ngrams.onnx"
-EXPERT_FILES = {"linear_expert": "linear.npz", "attribute_expert": "linear_attributes.npz"}
+EXPERT_FILES = {
+    "linear_expert": "linear.npz",
+    "attribute_expert": "linear_attributes.npz",
+    "nearest_expert": "nearest.npz",
+}
 MODES = ("combined", "flat")
 _AT_LEAST = 64  # number of descriptions of a batch, even if their lengths differ
 
@@ -64,8 +69,9 @@ class OnnxCoder:
             self._encoder = onnxruntime.InferenceSession(folder / ENCODER_FILE, **how)
             numbers = {"linear_expert": self._config.num_linear_features}
             numbers["attribute_expert"] = self._config.num_attribute_features
+            numbers["nearest_expert"] = self._config.num_nearest_rows
             self._experts = {name: dict(np.load(folder / EXPERT_FILES[name])) for name in numbers if numbers[name]}
-            if self._experts:
+            if self._experts.keys() - {"nearest_expert"}:
                 self._ngrams = onnxruntime.InferenceSession(folder / NGRAMS_FILE, **how)
         except Exception as error:  # onnxruntime has no class of its own for all of them
             raise DamagedError(f"The model in {folder} can't be read ({str(error).splitlines()[0]}).") from error
@@ -100,8 +106,11 @@ class OnnxCoder:
         if mode not in MODES:
             raise UserError(f"The mode {mode} needs the decoder, which an exported model lacks; open the model itself.")
         given, parts = Descriptions.of(texts, lang, languages=config.languages), []
-        for rows, ids, thresholds, characters in readings(given, config, self._tokenizer, options, at_least=_AT_LEAST):
-            logits, *of_attributes = _run(self._encoder, ids)
+        for rows, ids, thresholds, characters, ends in readings(
+            given, config, self._tokenizer, options, at_least=_AT_LEAST
+        ):
+            logits, *others = _run(self._encoder, ids)
+            projected = others.pop() if "nearest_expert" in self._experts else None
             flat = _softmax(logits) if config.flat_loss == "softmax" else 1 / (1 + np.exp(-logits))
             beliefs = {"flat": flat[:, self._is_code]}
             if mode == "flat":
@@ -111,8 +120,9 @@ class OnnxCoder:
             else:
                 if "linear_expert" in self._experts:
                     beliefs["linear"] = _softmax(self._linear("linear_expert", characters)[:, self._is_code])
-                part = without_decoder(beliefs, config.experts, self.codes)
-            parts.append((rows, [*part.arrays, *self._attributes(of_attributes, characters)]))
+                nearest = None if projected is None or ends is None else partial(self._nearest, projected, ends)
+                part = without_decoder(beliefs, config.experts, self.codes, nearest=nearest)
+            parts.append((rows, [*part.arrays, *self._attributes(others, characters)]))
         prediction = Prediction.of(join_rows(parts, given.rows), config)
         prediction.drop_unsure(min_confidence)
         frame = prediction.frame(config)
@@ -147,18 +157,43 @@ class OnnxCoder:
         sums = [shares[a:b] @ weight[index[a:b]].astype(np.float32) for a, b in itertools.pairwise(starts)]
         return float(expert["sharpness"]) * (np.stack(sums) + bias)
 
+    def _nearest(self, queries: np.ndarray, ends: np.ndarray, codes: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the votes of a `NearestExpert` on projected encodings (B, num_components), for codes (B, K)."""
+        expert, classes = self._experts["nearest_expert"], np.array(self._is_code)[codes]
+        cosine, row = np.full(codes.shape, -1.0, np.float32), np.full(codes.shape, -1)
+        for class_id in np.unique(classes):
+            of_class = slice(*expert["first"][class_id : class_id + 2])
+            if of_class.start < of_class.stop:
+                query, choice = (classes == class_id).nonzero()
+                found = queries[query] @ expert["rows"][of_class].astype(np.float32).T
+                cosine[query, choice], row[query, choice] = found.max(1), of_class.start + found.argmax(1)
+        same = (expert["ends"][row] == ends[:, None]) & (row >= 0)[..., None]
+        nearest = np.log(np.exp(float(expert["sharpness"]) * (cosine - 1)) + float(expert["least"]))
+        return {"nearest": nearest, "begins": same[..., 0], "ends": same[..., 1]}
 
-def without_decoder(beliefs: dict[str, np.ndarray], weights: Mapping[str, float], codes: Sequence[str]) -> Prediction:
+
+def without_decoder(
+    beliefs: dict[str, np.ndarray],
+    weights: Mapping[str, float],
+    codes: Sequence[str],
+    *,
+    nearest: Callable[[np.ndarray], dict[str, np.ndarray]] | None = None,
+) -> Prediction:
     """Return each row's first code by the experts other than the decoder, whose weight is divided among them.
 
-    `beliefs` are the experts' probabilities of the codes, each of shape (B, num_codes).
+    `beliefs` are the experts' probabilities of the codes, each of shape (B, num_codes); `nearest` is as in
+    `CombinedSearch`.
     """
-    if not any(weights.get(name) for name in beliefs):
-        weights = dict.fromkeys(("decoder", *beliefs), 1 / (1 + len(beliefs)))
-    scale = 1 + weights.get("decoder", 0.0) / sum(weights[name] for name in beliefs)
-    scores = scale * sum(weights[name] * np.log(belief.clip(min=LEAST)) for name, belief in beliefs.items())
-    best = np.argsort(-scores, axis=1, kind="stable")[:, :NUM_CANDIDATES]
-    scores = np.take_along_axis(scores, best, 1)
+    logs = {name: np.log(belief.clip(min=LEAST)) for name, belief in beliefs.items()}
+    best = np.argsort(-np.sum([*logs.values()], axis=0), axis=1, kind="stable")[:, :NUM_CANDIDATES]
+    votes = {name: np.take_along_axis(log, best, 1) for name, log in logs.items()}
+    votes |= {} if nearest is None else nearest(best)
+    if not any(weights.get(name) for name in votes):
+        weights = dict.fromkeys(("decoder", *votes), 1 / (1 + len(votes)))
+    scale = 1 + weights.get("decoder", 0.0) / sum(weights[name] for name in votes)
+    scores = scale * np.sum([weights[name] * vote for name, vote in votes.items()], axis=0)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    best, scores = (np.take_along_axis(array, order, 1) for array in (best, scores))
     other = np.full((len(best), 1), weights.get("other", -np.inf), scores.dtype)
     probs = _softmax(np.hstack([scores, other]))[:, :1].astype(np.float64)
     return Prediction(np.array(codes, dtype=object)[best[:, :1]], probs, probs[:, 0].copy())

@@ -21,7 +21,7 @@ from histocoder.formatters.tokenizers import join_language, lower_characters, to
 from histocoder.inference.coder import Coder
 from histocoder.inference.onnx_coder import ENCODER_FILE, EXPERT_FILES, NGRAMS_FILE, TOKENIZER_FOLDER, OnnxCoder
 from histocoder.model import MixerModel
-from histocoder.model.ngram import SHARPNESS, NgramEncoder, Ngrams, linear_ngrams
+from histocoder.model.ngram import NgramEncoder, Ngrams, linear_ngrams
 
 _OPSET = 20
 _SAMPLE = ("wine and spirit merchant", "farmer", "boot & shoe maker (retired)")  # to record graphs with
@@ -61,14 +61,16 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
     rows = np.arange(len(texts))
     ids = torch.from_numpy(tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)).long()
     num_positions = 4 * Dim("quarters", max=config.max_len // 4) if model.tokenizer.reads_characters else Dim("tokens")
-    _write(EncoderGraph(model), ids, num_positions, folder / ENCODER_FILE)
+    given = {"attribute_logits": model.attribute_head, "projected": model.nearest_expert}
+    outputs = ["flat_logits", *(name for name, module in given.items() if module is not None)]
+    _write(EncoderGraph(model), ids, num_positions, folder / ENCODER_FILE, outputs)
     experts = {name: found for name in EXPERT_FILES if (found := getattr(model, name)) is not None}
-    if experts:
+    if experts.keys() - {"nearest_expert"}:
         characters = torch.from_numpy(lower_characters(texts)).long()
-        _write(NgramsGraph(), characters, Dim("characters"), folder / NGRAMS_FILE)
+        _write(NgramsGraph(), characters, Dim("characters"), folder / NGRAMS_FILE, ["buckets"])
     for name, expert in experts.items():
-        tensors = {part: value.numpy() for part, value in expert.state_dict().items()}
-        np.savez(folder / EXPERT_FILES[name], sharpness=SHARPNESS, **tensors)
+        halves = {part: x.half() if x.dtype == torch.bfloat16 else x for part, x in expert.state_dict().items()}
+        np.savez(folder / EXPERT_FILES[name], **expert.constants, **{part: x.numpy() for part, x in halves.items()})
 
 
 class EncoderGraph(nn.Module):
@@ -80,11 +82,15 @@ class EncoderGraph(nn.Module):
         if isinstance(model.encoder, NgramEncoder):
             self.model.encoder = _DenseNgrams(model.encoder)
 
-    def forward(self, input_ids: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return flat logits (B, num_classes), and those of attributes (B, num_labels) if there are any."""
-        pooled = self.model.encode(input_ids)[1]
-        flat, attributes = self.model.classify(pooled), self.model.classify_attributes(pooled)
-        return flat if attributes is None else (flat, attributes)
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        """Return flat logits (B, num_classes), and if the model has them those of attributes, (B, num_labels).
+
+        The last are encodings as the nearest-neighbour expert compares them, if there is one.
+        """
+        pooled, expert = self.model.encode(input_ids)[1], self.model.nearest_expert
+        projected = None if expert is None else expert.project(pooled)
+        found = (self.model.classify(pooled), self.model.classify_attributes(pooled), projected)
+        return tuple(output for output in found if output is not None)
 
 
 class _DenseNgrams(NgramEncoder):
@@ -114,8 +120,8 @@ class NgramsGraph(nn.Module):
 
 
 @torch.no_grad()
-def _write(module: nn.Module, example: Tensor, length: Any, path: Path) -> None:
-    """Export a module of one input (B, length), by an example of it."""
+def _write(module: nn.Module, example: Tensor, length: Any, path: Path, outputs: list[str]) -> None:
+    """Export a module of one input (B, length), by an example of it, with the names of its outputs."""
     module.eval()(example)  # fill caches, which would otherwise keep tensors of the export
     before = logging.root.manager.disable
     try:
@@ -123,7 +129,7 @@ def _write(module: nn.Module, example: Tensor, length: Any, path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             shapes = ({0: Dim("batch"), 1: length},)
-            how: dict[str, Any] = {"opset_version": _OPSET, "dynamo": True, "verbose": False}
+            how: dict[str, Any] = {"opset_version": _OPSET, "dynamo": True, "verbose": False, "output_names": outputs}
             program = torch.onnx.export(module, (example,), dynamic_shapes=shapes, **how)
             assert program is not None
             program.save(path, external_data=False)

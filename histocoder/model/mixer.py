@@ -17,6 +17,7 @@ from histocoder.model.canine import Canine, CanineLayer
 from histocoder.model.decoder import Decoder, Prior, class_blocks
 from histocoder.model.encoder import Encoder, encode_pretrained, encoder_from_config
 from histocoder.model.layers import Dropout, TransformerLayer, WithoutInit, linear
+from histocoder.model.nearest import NearestExpert
 from histocoder.model.ngram import LinearExpert, NgramEncoder
 
 
@@ -109,6 +110,8 @@ class MixerModel(nn.Module):
         self.register_buffer("class_blocks", blocks, persistent=False)
         num_features = config.num_linear_features
         self.linear_expert = LinearExpert(num_features, config.num_classes) if num_features else None
+        num_rows = config.num_nearest_rows
+        self.nearest_expert = NearestExpert(num_rows, dim, config.num_classes) if num_rows else None
         num_features, num_labels = config.num_attribute_features, len(config.attribute_labels)
         self.attribute_expert = LinearExpert(num_features, num_labels) if num_features else None
         self.attribute_head = nn.Linear(dim, num_labels) if num_labels else None

@@ -134,6 +134,7 @@ SHARPNESS = 8.0  # factor that turns the expert's decisions, which are margins o
 class LinearExpert(nn.Module):
     """TF-IDF of n-grams times the weights of a linear support vector machine, which helps on small tables."""
 
+    constants: ClassVar[dict[str, float]] = {"sharpness": SHARPNESS}
     buckets: Tensor  # hashes of the known n-grams in ascending order, int64 of shape (num_features,)
     idf: Tensor  # inverse document frequencies, of shape (num_features,)
     weight: Tensor  # weights, fp16 of shape (num_features, num_classes)

@@ -12,7 +12,7 @@
 #define IN_PLACE static inline __attribute__((always_inline))
 
 /* Raised when what a function takes changes; kernels.py has the same. */
-int version(void) { return 10; }
+int version(void) { return 11; }
 
 enum { PIECE = 1 << 14 }; /* numbers that one thread works on in turn */
 
@@ -134,6 +134,35 @@ static void hash_row(const struct ngrams *a, int64_t row) {
 void hash_ngrams(const struct ngrams *a) {
 #pragma omp parallel for schedule(static) if (a->batch * a->width * a->num_kinds > PIECE)
     for (int64_t row = 0; row < a->batch; row++) hash_row(a, row);
+}
+
+/* ------------------------------------------------------------------------------------------- nearest rows */
+
+static float product_of(const float *restrict query, const uint16_t *restrict row, int64_t dim) {
+    float product = 0;
+#pragma omp simd reduction(+ : product)
+    for (int64_t i = 0; i < dim; i++) product += query[i] * get(row, i, 0);
+    return product;
+}
+
+/* The largest product of query `pairs[k] / num_choices` with a row of the class `choices[pairs[k]]`, and that row, for
+   each of `num_pairs` in turn; -1 without any. Pairs of a class follow each other, so that its rows stay in the cache.
+   Queries and rows, these in bf16, are of `dim` numbers; the rows of class c are those from `first[c]` on. */
+void nearest(const float *queries, const int64_t *choices, const int64_t *pairs, const uint16_t *rows,
+             const int64_t *first, float *products, int64_t *found, int64_t num_pairs, int64_t num_choices,
+             int64_t dim) {
+#pragma omp parallel for schedule(dynamic, 64) if (num_pairs > 64)
+    for (int64_t k = 0; k < num_pairs; k++) {
+        const float *query = queries + pairs[k] / num_choices * dim;
+        const int64_t class_id = choices[pairs[k]];
+        float best = -1;
+        int64_t best_row = -1;
+        for (int64_t row = first[class_id]; row < first[class_id + 1]; row++) {
+            const float product = product_of(query, rows + row * dim, dim);
+            if (product >= best) best = product, best_row = row;
+        }
+        products[pairs[k]] = best, found[pairs[k]] = best_row;
+    }
 }
 
 /* --------------------------------------------------------------------------------------------------- attention */

@@ -1,4 +1,4 @@
-"""Kernels in C for a CPU: attention, dropout, the hashes of n-grams, and the optimizer's step for rows of a table.
+"""Kernels in C for a CPU: attention, dropout, hashes of n-grams, nearest rows, the optimizer's step for a table's rows.
 
 They are compiled when the package is installed if there is a C compiler; without them callers use torch's operators.
 BENCHMARKS.md has what a step takes without each of them ("Kernels").
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_VERSION = 10  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
+_VERSION = 11  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
 _LANES = 16  # `LANES` of _kernels.c
@@ -25,6 +25,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "attention": [c_void_p, c_int],
     "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
     "hash_ngrams": [c_void_p],
+    "nearest": [*[c_void_p] * 7, *[c_int64] * 3],
     "adamw_rows": [*[c_void_p] * 5, c_int64, c_int64, *[c_float] * 5],
 }
 
@@ -131,6 +132,20 @@ def hash_ngrams(ids: Tensor, kinds: Tensor, mark: Tensor, *, across: bool, **siz
     call = _NgramArguments(**pointers, **shape, **sizes, across=across, num_kinds=num_kinds)
     library().hash_ngrams(ctypes.byref(call))
     return buckets, words
+
+
+def nearest(queries: Tensor, classes: Tensor, rows: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest product of each query (B, dim) with a row of each of its classes (B, K), and these rows.
+
+    Both are -1 for a class without any. The rows (n, dim), in bf16, are in the order of their classes; `first`
+    (num_classes + 1,) are the first ones.
+    """
+    assert rows.dtype == torch.bfloat16 and queries.dtype == torch.float32
+    queries, classes, pairs = queries.contiguous(), classes.contiguous(), classes.flatten().argsort()
+    products, found = torch.empty(classes.shape), torch.empty_like(classes)
+    pointers = [x.data_ptr() for x in (queries, classes, pairs, rows.contiguous(), first, products, found)]
+    library().nearest(*pointers, len(pairs), classes.shape[1], queries.shape[1])
+    return products, found
 
 
 class AttentionKernel:

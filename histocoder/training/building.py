@@ -16,23 +16,18 @@ from histocoder.checkpoints.model_files import HUB_PREFIX, is_own_model, local_f
 from histocoder.checkpoints.occcanine import initial_weights, unpublishable
 from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import LANG_SEP, RECIPES, ModelConfig, RunConfig
-from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.groups import titles_of
 from histocoder.data.key import Key
-from histocoder.data.samplers import Share
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import UNKNOWN, tokenize
 from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, encoder_type
 from histocoder.model.encoder import check_positions, load_encoder, load_tokenizer
-from histocoder.model.mixer import CosineClassifier
 from histocoder.training.learner import is_table
-from histocoder.training.losses import multi_hot
 
 _Config = TypeVar("_Config", bound=RunConfig)
 _Loaded = TypeVar("_Loaded")
-_DIRECTION_ROWS, _DIRECTION_BATCH = 20_000, 64
 
 
 def kind_of_start(config: RunConfig) -> str:
@@ -127,25 +122,6 @@ def _freeze_unused(model: MixerModel) -> None:
     found = torch.autograd.grad(used, trained, allow_unused=True)
     for parameter, gradient in zip(trained, found, strict=True):
         parameter.requires_grad_(gradient is not None)
-
-
-@torch.no_grad()
-def set_directions(model: MixerModel, data: OccupationDataset, device: torch.device) -> None:
-    """Set the first weights of a new cosine head from the encodings of a sample of the data to train on."""
-    if not isinstance(model.linear_decoder, CosineClassifier):
-        return
-    rows = np.random.default_rng(0).permutation(data.rows)[:_DIRECTION_ROWS]
-    rows = rows[np.argsort(data.lengths()[rows], kind="stable")]
-    model.to(device).eval()
-    pooled, shares = [], []
-    for start in range(0, len(rows), _DIRECTION_BATCH):
-        some = rows[start : start + _DIRECTION_BATCH]
-        batch = data[Share(some, epoch=0, num_rows=len(some), num_target_blocks=0, weight=1.0)].to(device)
-        pooled.append(model.encode(batch.input_ids)[1].float())
-        classes = multi_hot(batch.class_ids, model.config.num_classes)
-        shares.append(classes / classes.sum(1, keepdim=True).clamp(min=1) * batch.counts[:, None])
-    model.linear_decoder.set_directions(torch.cat(pooled), torch.cat(shares))
-    model.to("cpu").train()
 
 
 def build_model(

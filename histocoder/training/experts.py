@@ -26,11 +26,16 @@ from histocoder.inference.predictions import code_columns
 from histocoder.inference.table_coder import USUAL_SHARE
 from histocoder.log import log
 from histocoder.model import MixerModel
+from histocoder.model.nearest import NearestExpert
 from histocoder.model.ngram import LinearExpert
+from histocoder.training.nearest import fit_nearest_expert
 from histocoder.training.svm import fit_attribute_expert, fit_linear_expert
 from histocoder.training.trainer import Trainer
 
-_USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45, "end": 1.0, "few": 0.5}
+_USUAL_WEIGHTS = {
+    **{"decoder": 0.15, "flat": 0.1, "linear": 0.45, "nearest": 0.3, "begins": 0.3, "ends": 0.1},
+    **{"end": 1.0, "few": 0.5},
+}
 _USUAL_OTHER = -3.0  # score of all codes that are no candidates
 _FLAT_SHARE = 0.25  # weight of the head on an attribute, where that of the linear expert is 1
 _HALF_GROWN = 500  # training rows at which all but the linear expert have half of their usual weights
@@ -178,9 +183,9 @@ def _fit_to(
 ) -> str:
     """Fit the experts of a model, write it into all folders that hold it, and return how right its modes are."""
     model = load_model(folders[0])
-    set_experts(model, *experts)
     model.config = replace(model.config, experts={})  # so that the decoder votes
     coder = Coder(model, str(trainer.device), precision=trainer.config.precision)
+    set_experts(model, *experts, fit_nearest_expert(coder.computing, trainer.train_data))
     weights: dict[str, float] = {}
     for number, found in enumerate(zip(*votes_on(coder, examples), strict=True)):
         votes, is_true = zip(*found, strict=True)
@@ -211,11 +216,17 @@ def _fit_to(
     return said
 
 
-def set_experts(model: MixerModel, linear: LinearExpert | None, of_attributes: LinearExpert | None) -> None:
-    """Give a model other linear experts, on codes and on attributes, or none."""
-    model.linear_expert, model.attribute_expert = linear, of_attributes
+def set_experts(
+    model: MixerModel, linear: LinearExpert | None, of_attributes: LinearExpert | None, nearest: NearestExpert | None
+) -> None:
+    """Give a model other experts, or none: linear ones on codes and on attributes, and the nearest rows."""
+    model.linear_expert, model.attribute_expert, model.nearest_expert = linear, of_attributes, nearest
+    model.to(next(model.parameters()).device)
     numbers = [0 if expert is None else len(expert.buckets) for expert in (linear, of_attributes)]
-    model.config = replace(model.config, num_linear_features=numbers[0], num_attribute_features=numbers[1])
+    num_rows = 0 if nearest is None else len(nearest.rows)
+    model.config = replace(
+        model.config, num_linear_features=numbers[0], num_attribute_features=numbers[1], num_nearest_rows=num_rows
+    )
 
 
 def rewrite_model(folder: Path, model: MixerModel, *, remark: str = "") -> None:

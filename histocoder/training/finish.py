@@ -87,19 +87,22 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
     data = trainer.train_data.of(rows.open(*rows.splits), augmenter=None, once=trainer.train_data.once)
     data.augmenter = augmenter_of(config, data)
     model = load_model(run.best)
-    model.linear_expert = model.attribute_expert = None
+    model.linear_expert = model.attribute_expert = model.nearest_expert = None
     _train_on(trainer, data, model.state_dict())
     weights = trainer.learner.weights()
 
     def save() -> None:
         """Write the refitted model in place of the measured one, whole."""
         from histocoder.training.experts import rewrite_model, set_experts
+        from histocoder.training.nearest import fit_nearest_expert
         from histocoder.training.svm import fit_attribute_expert, fit_linear_expert
 
-        model.load_state_dict(weights)
-        has_vote = "linear" in model.config.experts
-        expert = fit_linear_expert(data, num_classes=model.config.num_classes) if has_vote else None
-        set_experts(model, expert, fit_attribute_expert(data) if model.config.attribute_experts else None)
+        model.to(trainer.device).load_state_dict(weights)
+        votes = model.config.experts
+        linear = fit_linear_expert(data, num_classes=model.config.num_classes) if "linear" in votes else None
+        of_attributes = fit_attribute_expert(data) if model.config.attribute_experts else None
+        nearest = fit_nearest_expert(model, data) if "nearest" in votes else None
+        set_experts(model, linear, of_attributes, nearest)
         model.config = replace(model.config, fitted_to_validation=True)
         remark = "\nAfter this evaluation it was trained on the validation data as well.\n"
         rewrite_model(run.best, model, remark=remark)

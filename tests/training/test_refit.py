@@ -43,16 +43,18 @@ def evaluated(model: Path, data: Path, report: Path) -> str:
 def test_best_learns_from_the_validation_data(tmp_path: Path):
     table, out = write_table(tmp_path / "table.csv"), tmp_path / "out"
     printed = run(*trained(table, out)).stdout
-    assert "best/ is now trained on all 64 rows, including the 6 validation rows" in printed
+    assert "best/ is now trained on all 64 rows, including the 13 validation rows" in printed
     assert config(out / "best")["fitted_to_validation"] and not config(out).get("fitted_to_validation")
     assert config(out / "best")["experts"] and config(out / "best")["num_linear_features"]
+    remembered = [config(folder)["num_nearest_rows"] for folder in (out, out / "best")]
+    assert 0 < remembered[0] < remembered[1]  # the validation rows as well
     card = (out / "best" / "README.md").read_text(encoding="utf-8")
     assert card.count("it was trained on the validation data as well.\n\n## Model\n") == 1
     before = (out / "best" / "model.safetensors").read_bytes()
     again = run(*trained(table, out)).stdout
     assert "is now trained on" not in again and (out / "best" / "model.safetensors").read_bytes() == before
 
-    notice = "Notice: 6 of these 6 descriptions are in the run's validation data"
+    notice = "Notice: 13 of these 13 descriptions are in the run's validation data"
     assert notice in evaluated(out / "best", out / "data_val.csv", tmp_path / "e")
     assert "run's validation data" not in evaluated(out, out / "data_val.csv", tmp_path / "f")
 
@@ -73,8 +75,8 @@ def test_a_run_on_corrections_reports_its_gain(tmp_path: Path):
     number = found["held_out"]["num_rows"]
     assert f"{number} of 40 corrections, chosen at random, are held out" in said
     assert f"{number} held-out corrections" in said
-    assert found["validation"]["num_rows"] == 6 and not found["before_has_seen"]
-    assert "rows, including the 6 validation rows and the held-out corrections" in said
+    assert found["validation"]["num_rows"] == 13 and not found["before_has_seen"]
+    assert "rows, including the 13 validation rows and the held-out corrections" in said
 
 
 @pytest.mark.slow

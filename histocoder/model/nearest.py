@@ -1,0 +1,92 @@
+"""Votes of the training rows that are nearest to a description, by their encodings."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from histocoder.ops import kernels
+
+_NUM_COMPONENTS = 64  # principal components of encodings; more of them decide no better
+_SHARPNESS = 20.0  # factor of cosines, which makes log-odds of them
+_AT_ONCE = 256  # descriptions that are compared with all rows at once
+_LEAST = 1e-3  # what a code without any row nearby has, where one whose row is encoded alike has 1
+
+
+class NearestExpert(nn.Module):
+    """The nearest training row of each code, by the cosine of encodings.
+
+    Memory helps where many descriptions are variants of others, as kNN-LM does in language models (Khandelwal et al.
+    2020, https://arxiv.org/abs/1911.00172). Encodings are centred, projected to their principal components, and
+    normalized. Whether the row begins and ends with the same letter says more about variants than how much of it is the
+    same.
+    """
+
+    constants: ClassVar[dict[str, float]] = {"sharpness": _SHARPNESS, "least": _LEAST}
+    mean: Tensor  # of the encodings, of shape (dim,)
+    components: Tensor  # their principal components, of shape (dim, num_components)
+    rows: Tensor  # projected encodings of the rows in the order of their classes, bf16 (num_rows, num_components)
+    ends: Tensor  # `end_characters` of the rows, int32 of shape (num_rows, 2)
+    first: Tensor  # the first row of each class, and the number of rows, int64 of shape (num_classes + 1,)
+
+    def __init__(self, num_rows: int, dim: int, num_classes: int) -> None:
+        super().__init__()
+        size = min(_NUM_COMPONENTS, dim)
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("components", torch.zeros(dim, size))
+        self.register_buffer("rows", torch.zeros(num_rows, size, dtype=torch.bfloat16))
+        self.register_buffer("ends", torch.zeros(num_rows, 2, dtype=torch.int32))
+        self.register_buffer("first", torch.zeros(num_classes + 1, dtype=torch.int64))
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, encodings: Tensor, ends: Tensor, class_ids: Tensor, *, num_classes: int) -> NearestExpert:
+        """Return an expert that remembers rows by their encodings (n, dim), ends (n, 2) and classes (n,)."""
+        expert = cls(len(encodings), encodings.shape[1], num_classes).to(encodings.device)
+        unit = F.normalize(encodings.float(), dim=-1)
+        expert.mean.copy_(unit.mean(0))
+        centred = F.normalize(unit - expert.mean, dim=-1)
+        directions = torch.linalg.eigh((centred.T @ centred).cpu())[1]  # by ascending variance
+        expert.components.copy_(directions[:, -expert.components.shape[1] :])
+        class_ids, order = class_ids.sort(stable=True)
+        expert.rows.copy_(expert.project(encodings[order]))
+        expert.ends.copy_(ends[order])
+        expert.first.copy_(torch.searchsorted(class_ids, torch.arange(num_classes + 1, device=class_ids.device)))
+        return expert
+
+    def project(self, encodings: Tensor) -> Tensor:
+        """Return encodings (n, dim) as they are compared, in fp32 of shape (n, num_components)."""
+        centred = F.normalize(F.normalize(encodings.float(), dim=-1) - self.mean, dim=-1)
+        return F.normalize(centred @ self.components, dim=-1)
+
+    @torch.no_grad()
+    def forward(self, encodings: Tensor, ends: Tensor, classes: Tensor) -> dict[str, Tensor]:
+        """Return the votes of descriptions, by encodings (B, dim) and ends (B, 2), for some classes (B, K) each.
+
+        They are `nearest`, the logarithm of a similarity, and `begins` and `ends`, 1 where the nearest row's first and
+        last character is the same; each of shape (B, K).
+        """
+        queries = self.project(encodings)
+        if kernels.supports(queries):
+            cosine, row = kernels.nearest(queries, classes, self.rows, self.first)
+        else:
+            parts = [
+                self._nearest(*part) for part in zip(queries.split(_AT_ONCE), classes.split(_AT_ONCE), strict=True)
+            ]
+            cosine, row = (torch.cat(part) for part in zip(*parts, strict=True))
+        same = (self.ends[row] == ends[:, None]) & (row >= 0)[..., None]
+        begins, ended = same.float().unbind(-1)
+        return {"nearest": ((_SHARPNESS * (cosine - 1)).exp() + _LEAST).log(), "begins": begins, "ends": ended}
+
+    def _nearest(self, queries: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cosines of the nearest row of each class, and these rows; -1 where there is none."""
+        number = torch.arange(len(self.first) - 1, device=queries.device)
+        class_ids = number.repeat_interleave(self.first.diff()).expand(len(queries), -1)
+        cosine = queries @ self.rows.float().T
+        best = cosine.new_full((len(queries), len(number)), -1.0).scatter_reduce(1, class_ids, cosine, "amax")
+        index = torch.arange(len(self.rows), device=queries.device).where(cosine >= best.gather(1, class_ids), -1)
+        row = index.new_full(best.shape, -1).scatter_reduce(1, class_ids, index, "amax")
+        return best.gather(1, classes), row.gather(1, classes)
