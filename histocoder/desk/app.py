@@ -213,6 +213,7 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
     app.get("/api/files/{file}/preview", tags=["files"])(uploads.preview)
     app.post("/api/files/{file}/code", tags=["files"])(uploads.code)
     app.post("/api/sample", tags=["files"])(uploads.sample)
+    app.post("/api/titles", tags=["files"])(uploads.titles)
     app.get("/api/models", tags=["models"])(models.all)
     app.get("/api/models/{model}/{name}", tags=["models"], response_class=Response)(models.read)
     app.post("/api/models/{model}/use", tags=["models"])(models.use)

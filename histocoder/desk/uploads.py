@@ -29,7 +29,7 @@ from histocoder.desk.card import Source
 from histocoder.desk.cards import Cards
 from histocoder.desk.checks import Check, TrainOptions, category_columns, check, code_columns, guess_language
 from histocoder.desk.models import Model, Models
-from histocoder.desk.sample import sample_tables
+from histocoder.desk.sample import sample_tables, titles
 from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.review_file import Columns
 from histocoder.files import write_text
@@ -138,15 +138,19 @@ class Uploads:
 
     def sample(self) -> list[File]:
         """Make two files of histocoder's own titles: a coded table to train on, and a table to code."""
-        sent = []
-        for name, use, table in sample_tables():
-            file = File(id=secrets.token_hex(8), name=name, sent=time.time(), use=use)
-            self._path(file).parent.mkdir(parents=True)
-            table.to_csv(self._path(file), index=False)
-            self._files[file.id] = file
-            self._save(file)
-            sent.append(file)
-        return sent
+        return [self._make(*table) for table in sample_tables()]
+
+    def titles(self) -> File:
+        """Make a file of all of histocoder's titles, to train on where nothing is coded yet."""
+        return self._make("hisco_titles.csv", "train", titles())
+
+    def _make(self, name: str, use: Literal["train", "code"], table: pd.DataFrame) -> File:
+        file = File(id=secrets.token_hex(8), name=name, sent=time.time(), use=use)
+        self._path(file).parent.mkdir(parents=True)
+        table.to_csv(self._path(file), index=False)
+        self._files[file.id] = file
+        self._save(file)
+        return file
 
     def all(self) -> list[File]:
         """List the files, the last one first."""

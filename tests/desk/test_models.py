@@ -16,6 +16,7 @@ from jobs import wait_until
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
+from histocoder.data.titles import HISCO
 from histocoder.desk.app import Desk, create_app
 from histocoder.desk.checks import guess_language
 from histocoder.desk.models import Models
@@ -133,6 +134,16 @@ def test_the_sample_is_whole(tmp_path: Path):
     one, other = (pd.read_csv(tmp_path / "files" / f["id"] / f["name"], dtype=str) for f in (coded, census))
     assert not {*one["occ1"][one["lang"] == "en"]} & {*other["occ1"]}
     assert [*other] == ["id", "occ1", "age", "year", "place"]
+
+
+def test_titles_are_a_table_to_begin_with(tmp_path: Path):
+    with served(tmp_path) as client:
+        file = client.post("/api/titles").json()
+        preview = client.get(f"/api/files/{file['id']}/preview").json()
+        columns = {"input_col": "occ1", "language_col": "lang", "target_cols": ["hisco_1"], "titles": "none"}
+        checked = client.post(f"/api/files/{file['id']}/check", json=columns).json()
+    assert file["use"] == "train" and preview["target_cols"] == ["hisco_1"] and not checked["problems"]
+    assert len(pd.read_csv(tmp_path / "files" / file["id"] / file["name"])) == len(pd.read_csv(HISCO))
 
 
 @pytest.mark.parametrize(

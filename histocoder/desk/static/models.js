@@ -63,9 +63,20 @@ function welcome(models) {
       id: "coded-table", use: "train", title: "Drop a coded table here, or choose one",
       hint: "Descriptions in one column, codes in others: CSV, Excel, Stata, SPSS or Parquet", then: choose,
     }) : el("p", { class: "quiet" }, "Training on this page is off at this server (histocoder serve --allow-training)."),
-    about.may_train && !made ? el("p", {}, el("button", { id: "sample", onclick: doing(sample) }, "Try it with a sample"), " ",
-      el("span", { class: "quiet" }, "Titles in four languages, and a census to code.")) : null,
+    ...(about.may_train && !made ? beginnings() : []),
   ].filter(Boolean));
+}
+
+function beginnings() {
+  const one = (id, work, text, hint) => el("p", {}, el("button", { id, onclick: doing(work) }, text), " ", el("span", { class: "quiet" }, hint));
+  return [
+    one("sample", sample, "Try it with a sample", "Titles in four languages, and a census to code."),
+    one("titles", titles, "Begin without coded rows", "A model learns HISCO's titles in twelve languages. It proposes, you decide under Review: it is no coder yet."),
+  ];
+}
+
+async function titles() {
+  await choose(await api("titles", { method: "POST" }), { titles: "none" });
 }
 
 async function sample() {
