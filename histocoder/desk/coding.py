@@ -98,7 +98,7 @@ class Coding:
         self.coder, self.folder, self.name, run = coder, folder, name, run_of(folder)
         self.model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
         self.settings, self.sure = run_settings(run), sure_of(run)
-        coder.turn = threading.Lock()
+        coder.turn, coder.num_workers = threading.Lock(), 1
         self._titles = coder.model.config.descriptions
         self.known: Known | None = None
         self.neighbours: Neighbours | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,9 @@ from histocoder.inference.descriptions import Descriptions, Langs, Texts, readin
 from histocoder.inference.predictions import Prediction, join_rows
 from histocoder.model import MixerModel
 from histocoder.model.devices import computing_dtype
+from histocoder.model.ngram import NgramEncoder
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 ShowProgress: TypeAlias = bool | Callable[[int], object]
 
@@ -53,6 +57,11 @@ class Coder:
         Name of the torch dtype that it computes in.
     turn : context manager
         Entered for each batch: a lock lets several threads share the model. By default, none.
+    is_fast : bool
+        Whether a batch takes milliseconds, as it does with an n-gram encoder.
+    num_workers : int
+        Number of threads that compute batches: two for a fast model on a CPU, so that one computes while the other runs
+        Python.
 
     Examples
     --------
@@ -78,6 +87,8 @@ class Coder:
         self.system, self.mode = model.config.system, model.config.mode
         self.card = model_card(model.config)
         self.turn: AbstractContextManager[object] = nullcontext()
+        self.is_fast = isinstance(self.model.encoder, NgramEncoder)
+        self.num_workers = min(2, torch.get_num_threads()) if self.is_fast and self.device.type == "cpu" else 1
 
     @classmethod
     def from_pretrained(cls, path_or_url: str | Path, device: str | None = None, **computing: Any) -> Coder:
@@ -216,14 +227,39 @@ class Coder:
         num_texts = len(given.texts)
         hidden = None if progress is True and num_texts > options.batch_size else True  # None: without a terminal
         batches = readings(given, self.model.config, self.model.tokenizer, options, at_least=self.decoding.num_at_once)
+
+        def compute(batch: tuple[Any, ...]) -> tuple[np.ndarray, Result]:
+            rows, *arrays = batch
+            tensors: list[Any] = [a if a is None else torch.from_numpy(a).to(self.device) for a in arrays]
+            with self.turn, torch.inference_mode():
+                return rows, work(Inputs(*tensors))
+
+        num_workers = self.num_workers if num_texts > options.batch_size else 1
         with tqdm(total=num_texts, unit="text", disable=hidden, leave=False) as bar:
             tell = progress if callable(progress) else bar.update
-            for rows, *arrays in batches:
-                tensors: list[Any] = [a if a is None else torch.from_numpy(a).to(self.device) for a in arrays]
-                with self.turn:
-                    result = work(Inputs(*tensors))
+            for rows, result in _in_order(compute, batches, num_workers=num_workers):
                 yield rows, result
                 tell(min(len(rows), num_texts))
+
+
+def _in_order(work: Callable[[Item], Result], items: Iterable[Item], *, num_workers: int) -> Iterator[Result]:
+    """Yield the results of `work`, in threads that share PyTorch's if there are several, few items ahead."""
+    if num_workers == 1:
+        yield from map(work, items)
+        return
+    num_threads, ahead = torch.get_num_threads(), deque[Future[Result]]()
+    share = -(-num_threads // num_workers)
+    pool = ThreadPoolExecutor(num_workers, initializer=torch.set_num_threads, initargs=(share,))
+    try:
+        for item in items:
+            ahead.append(pool.submit(work, item))
+            if len(ahead) > num_workers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(num_threads)  # new threads begin with the number that was set last
 
 
 def load_occcanine(path: str | Path, **settings: Any) -> Coder:

@@ -17,6 +17,7 @@ from histocoder.inference.search import CodeTrie, TrieSearch, greedy
 from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel
 from histocoder.model.nearest import NearestExpert
+from histocoder.model.ngram import NgramEncoder
 
 
 class Inputs(NamedTuple):
@@ -46,7 +47,8 @@ class Decoding:
         self.codes = tuple(filter(None, model.config.codes))  # without OccCANINE's class for blank cells
         self._named = np.array([*self.codes, None], dtype=object)  # by their indices in the key; -1 is none
         on_cpu = computing.linear_decoder.weight.device.type == "cpu"
-        self.num_at_once = 64 if on_cpu else 4096  # 64 fit a CPU's caches; decoding prefers more
+        in_cache = 256 if isinstance(computing.encoder, NgramEncoder) else 64  # descriptions that fit a CPU's caches
+        self.num_at_once = in_cache if on_cpu else 4096  # decoding prefers more
         is_code = [i for i, code in enumerate(model.config.codes) if code]
         self._is_code = slice(None) if len(is_code) == len(model.config.codes) else is_code
 

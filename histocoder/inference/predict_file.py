@@ -37,7 +37,7 @@ from histocoder.inference.known import Known
 from histocoder.inference.predictions import code_columns
 from histocoder.inference.table_coder import TableCoder
 
-_BATCHES = 4  # batches of a part, after which codes are kept
+_BATCHES, _FAST_BATCHES = 4, 16  # batches of a part, after which codes are kept; and those of fast models
 _RESUME = "What is coded so far is kept: run the same command again to resume."
 
 
@@ -79,7 +79,8 @@ def predict_file(
     for notice in table.notices:
         say(notice)
     block_rows = block_rows or tables.block_rows
-    depends_on = [asdict(config), _state(table.path), model_id, block_rows]
+    size = config.batch_size * (_FAST_BATCHES if coder.is_fast else _BATCHES)
+    depends_on = [asdict(config), _state(table.path), model_id, block_rows, size]
     identity = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:16]
     parts = output.with_name(f".{output.name}.parts")
     distributed.run_on_primary(partial(make_folder, output.parent), doing="making the output's folder")
@@ -92,8 +93,7 @@ def predict_file(
         with tqdm(total=num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True) as bar, _saying(say):
             tell = bar.update if progress is None else lambda num_coded: progress(num_coded, num_rows)
             blocks, told = table.chunks(chunk_rows=block_rows), _Told(tables, config.columns)
-            prefix, size = str(parts / f"codes-{identity}"), _BATCHES * config.batch_size
-            coded = _coded_blocks(tables, blocks, prefix=prefix, size=size, tell=tell)
+            coded = _coded_blocks(tables, blocks, prefix=str(parts / f"codes-{identity}"), size=size, tell=tell)
             for notice in write_table(output, map(told.add, coded), form) if distributed.is_primary() else coded:
                 say(notice)
         if distributed.is_primary():

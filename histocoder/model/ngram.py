@@ -166,8 +166,9 @@ class LinearExpert(nn.Module):
     def _features(self) -> Tensor:
         """Return the index of each hash among the known n-grams, of shape (num_buckets,); -1 for others."""
         if self._index is None or self._index.device != self.buckets.device:
-            self._index = torch.full((_NGRAMS.num_buckets,), -1, device=self.buckets.device)
-            self._index[self.buckets] = torch.arange(len(self.buckets), device=self.buckets.device)
+            index = torch.full((_NGRAMS.num_buckets,), -1, device=self.buckets.device)
+            index[self.buckets] = torch.arange(len(self.buckets), device=self.buckets.device)
+            self._index = index  # whole, since other threads may be waiting for it
         return self._index
 
 

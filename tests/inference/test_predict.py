@@ -1,5 +1,6 @@
 import json
 import math
+import threading
 import warnings
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import shared
+from conftest import ROOT, shared
 from models import CODES, save_tiny_model, tiny_model
 from safetensors.torch import save_file
 
@@ -17,6 +18,7 @@ from histocoder.config import PredictOptions
 from histocoder.data.key import Key, write_key
 from histocoder.errors import UserError
 from histocoder.formatters import MISSING, PAD, build_formatter
+from histocoder.inference.decoding import Inputs
 from histocoder.inference.descriptions import thresholds_of
 from histocoder.inference.search import CodeTrie, TrieSearch
 from histocoder.inference.stepper import DecoderInputs
@@ -158,6 +160,40 @@ def test_long_texts_and_strange_languages_are_said(coder: Coder):
         warnings.simplefilter("error")
         unknown = coder.predict("baker", "unk", mode="full")
     assert strange.equals(unknown) and cut.notna().all().all()
+
+
+@pytest.mark.parametrize("mode", ["combined", "greedy", "flat", "topk"])
+def test_two_workers_answer_as_one(mode: str, monkeypatch: pytest.MonkeyPatch):
+    coder, num_threads = Coder.from_pretrained(ROOT / "tests" / "fixtures" / "ngram", "cpu"), torch.get_num_threads()
+    texts, found, computing, told = [f"{i * 'very '}old farmer {i}" for i in range(60)], [], [], []
+    predict_batch = Coder.predict_batch
+
+    def predict(*args: object) -> object:
+        computing.append((threading.current_thread() is threading.main_thread(), torch.get_num_threads()))
+        return predict_batch(*args)
+
+    monkeypatch.setattr(Coder, "predict_batch", predict)
+    for num_workers, expected in ((1, (True, num_threads)), (2, (False, -(-num_threads // 2)))):
+        coder.num_workers = num_workers
+        found.append(coder.predict(texts, "en", mode=mode, batch_size=4, progress=told.append))
+        assert set(computing) == {expected} and len(computing) == 15 and told == [4] * 15
+        computing.clear(), told.clear()
+    pd.testing.assert_frame_equal(*found, check_exact=True)
+    assert torch.get_num_threads() == num_threads
+
+
+def test_an_error_of_a_worker_stops_the_others():
+    coder = Coder.from_pretrained(ROOT / "tests" / "fixtures" / "ngram", "cpu")
+    coder.num_workers, begun, before = 2, [], threading.active_count()
+
+    def work(_: Inputs) -> None:
+        begun.append(True)
+        raise MemoryError
+
+    given = coder.distinct([f"farmer {i}" for i in range(100)], "en")
+    with pytest.raises(MemoryError):
+        list(coder.each_batch(work, given, PredictOptions(batch_size=1)))
+    assert len(begun) < 10 and threading.active_count() == before
 
 
 @pytest.mark.parametrize("mode", ["combined", "greedy", "flat"])
