@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from histocoder.cli.arguments import parse
-from histocoder.cli.script import run_script
+from histocoder.cli.script import importing, run_script
 from histocoder.config import FinetuneConfig
 from histocoder.errors import UserError
 from histocoder.files import finetune_command
@@ -14,7 +14,8 @@ from histocoder.files import finetune_command
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     """Prepare the table that the flags name, and train on it."""
     config = parse(FinetuneConfig, argv, prog=prog)
-    from histocoder.training.train import train  # importing torch takes seconds, which --help saves
+    with importing():
+        from histocoder.training.train import train  # importing torch takes seconds, which --help saves
 
     words = sys.argv[1:] if argv is None else argv
     try:

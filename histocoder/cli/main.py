@@ -8,7 +8,7 @@ from importlib import import_module
 
 from histocoder.cli import flags
 from histocoder.cli.arguments import Parser, add_flags, config_of
-from histocoder.cli.script import run_script
+from histocoder.cli.script import importing, run_script
 from histocoder.config import Settings
 from histocoder.data.languages import HELP
 
@@ -59,4 +59,6 @@ def _main(words: list[str]) -> None:
         return
     args = build_parser().parse(words)
     module, kind = _COMMANDS[args.command]
-    getattr(import_module(f"histocoder.cli.{module}"), f"run_{args.command}")(config_of(kind, args))
+    with importing():
+        run = getattr(import_module(f"histocoder.cli.{module}"), f"run_{args.command}")
+    run(config_of(kind, args))

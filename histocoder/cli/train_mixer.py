@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 
 from histocoder.cli.arguments import parse
-from histocoder.cli.script import run_script
+from histocoder.cli.script import importing, run_script
 from histocoder.config import MixerConfig
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     """Train on the files that the flags name."""
     config = parse(MixerConfig, argv, prog=prog)
-    from histocoder.training.train import train  # importing torch takes seconds, which --help saves
+    with importing():
+        from histocoder.training.train import train  # importing torch takes seconds, which --help saves
 
     train(config)
 

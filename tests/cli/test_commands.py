@@ -75,6 +75,12 @@ def test_a_closed_pipe_ends_training_cleanly(table: Path, tmp_path: Path):
     assert ended.stderr == "Stopped, because the program that read the output has ended.\n"
 
 
+def test_imports_are_no_garbage():
+    counted = "main(['doctor']); print(gc.get_freeze_count(), gc.isenabled())"
+    number, is_enabled = run("-c", f"import gc; from histocoder.cli.main import main; {counted}").stdout.split()[-2:]
+    assert int(number) > 100_000 and is_enabled == "True"
+
+
 def test_output_that_is_closed_or_full(model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     monkeypatch.setattr(sys, "stdout", None)
     main(["predict", "--model", str(model), "farmer"])
