@@ -15,6 +15,8 @@ from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.training.frozen import FrozenOutputs
 
+_TIMES_AS_MANY = 4  # rows of a validation batch, which needs no memory for gradients
+
 
 def block_losses(logits: Tensor, targets: Tensor, *, num_blocks: int) -> tuple[Tensor, Tensor]:
     """Return the order-invariant cross-entropy of blocks, in fp32, before any averaging over rows.
@@ -191,7 +193,8 @@ def validate(
     model.eval()
     device, n = model.linear_decoder.weight.device, len(data)
     rank, world_size = distributed.rank(), distributed.world_size()
-    sampler = SequentialSampler(data.lengths(), batch_size=config.batch_size, num_replicas=world_size, rank=rank)
+    size = _TIMES_AS_MANY * config.batch_size
+    sampler = SequentialSampler(data.lengths(), batch_size=size, num_replicas=world_size, rank=rank)
     in_sample = np.zeros(n, dtype=bool)
     in_sample[np.random.default_rng(0).permutation(n)[:NUM_GREEDY]] = True
     names = [*model.config.attributes]

@@ -1,13 +1,17 @@
 """What validation counts as right, and when a model is the best so far."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from trainers import begin, dataset
 
 from histocoder.checkpoints.training_state import TrainState
 from histocoder.formatters import build_formatter
-from histocoder.training.losses import exact_set, flat_exact_set, token_matches
+from histocoder.model import MixerModel
+from histocoder.training.losses import exact_set, flat_exact_set, token_matches, validate
 
 OCC = build_formatter("occ1950", num_blocks=2)
 GENERAL = build_formatter("general", num_blocks=2, block_size=4)
@@ -54,3 +58,19 @@ def test_the_best_is_known_to_a_standard_error(num_rows: int, error: float):
             results = {"greedy_seq_acc": mean + 1, "flat_acc": mean - 1, "val_loss": 1.0}
             kept = state.improves(results, num_rows=num_rows)
         assert kept is is_kept
+
+
+def test_validation_does_not_depend_on_batches(tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch):
+    data, sizes, encode = dataset(tmp_path, table, ("hisco_1",)), [], MixerModel.encode
+
+    def counting(model: MixerModel, ids: torch.Tensor, *rest: object) -> object:
+        sizes.append(len(ids))
+        return encode(model, ids, *rest)
+
+    monkeypatch.setattr(MixerModel, "encode", counting)
+    found = []
+    for number, batch_size in enumerate((1, 1 + len(data) // 4)):
+        trainer = begin(tmp_path / str(number), data, precision="fp32", num_classes=8, batch_size=batch_size)
+        found.append(validate(trainer.model, data, trainer.config))
+    assert sizes == [4] * (len(data) // 4) + [len(data) % 4] * (len(data) % 4 > 0) + [len(data)]
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
