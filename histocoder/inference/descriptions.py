@@ -81,12 +81,14 @@ class DistinctDescriptions:
         """Return the new descriptions of a block, the shortest first; their indices follow those remembered."""
         self._read_languages(set(langs) - self._codes.keys())
         pairs = [(text, self._codes[lang]) for text, lang in zip(texts, langs, strict=True)]
-        unseen = [pair for pair in set(pairs) - self._indices.keys() if isinstance(pair[0], str) and pair[0].strip()]
-        new = sorted(unseen, key=lambda pair: (len(str(pair[0])), pair))
-        new_texts = [str(text) for text, _ in new]
-        for text in sorted({text for text in new_texts if text in _MARKS or spoilt(text) == "an error"}):
+        unseen = [
+            (text, lang) for text, lang in set(pairs) - self._indices.keys() if isinstance(text, str) and text.strip()
+        ]
+        new = sorted(sorted(unseen), key=lambda pair: len(pair[0]))
+        new_texts = [text for text, _ in new]
+        for text in sorted({text for text in new_texts if text in _MARKS or (text[0] == "#" and spoilt(text))}):
             warn_user(Notice(f"The description {text!r} is coded as a word. If it is a missing one, leave it blank."))
-        indices = {pair: len(self._indices) + i for i, pair in enumerate(new)}
+        indices: dict[tuple[object, str], int] = {pair: len(self._indices) + i for i, pair in enumerate(new)}
         rows = np.array([self._indices.get(pair, indices.get(pair, -1)) for pair in pairs], dtype=np.int64)
         if len(self._indices) < self._room:
             self._indices |= indices
