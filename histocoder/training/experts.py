@@ -33,7 +33,7 @@ from histocoder.training.svm import fit_attribute_expert, fit_linear_expert
 from histocoder.training.trainer import Trainer
 
 _USUAL_WEIGHTS = {
-    **{"decoder": 0.15, "flat": 0.1, "linear": 0.45, "nearest": 0.15, "begins": 0.1, "ends": 0.05},
+    **{"decoder": 0.15, "flat": 0.1, "linear": 0.45, "nearest": 0.05, "begins": 0.02, "ends": 0.02},
     **{"end": 1.0, "few": 0.5},
 }
 _USUAL_OTHER = -3.0  # score of all codes that are no candidates
