@@ -24,6 +24,7 @@ from histocoder.model.layers import (
     dropout,
     layer_norm,
     linear,
+    padded,
 )
 
 if TYPE_CHECKING:
@@ -201,14 +202,20 @@ class CanineLayer(TransformerLayer):
         self.intermediate: Any = nn.ModuleDict({"dense": nn.Linear(dim, wide)})
         self.output: Any = nn.ModuleDict({"dense": nn.Linear(wide, dim), "LayerNorm": nn.LayerNorm(dim, eps=eps)})
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Compute the layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it."""
+    def forward(self, x: Tensor, mask: Tensor, real: Tensor | None = None) -> Tensor:
+        """Compute the layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it.
+
+        With `real`, the indices of the positions (n,) that are no padding, `x` is that of these positions, (n, dim).
+        """
         config, update = self.config, self.attention.output
         hidden_p, attention_p = config.hidden_dropout_prob, config.attention_probs_dropout_prob
         if not self.training:
             hidden_p = attention_p = 0.0
         sources = [linear(x, projection) for projection in self.attention["self"].values()]
+        if real is not None:
+            sources = [padded(torch.cat(sources, dim=-1), real, (len(mask), mask.shape[-1]))]
         mixed = attention(*sources, num_heads=config.num_attention_heads, mask=mask, dropout_p=attention_p)
+        mixed = mixed if real is None else mixed.flatten(0, 1).index_select(0, real)
         x = add_norm(x, linear(mixed, update.dense), update.LayerNorm, hidden_p)
         wide = F.gelu(linear(x, self.intermediate.dense))
         return add_norm(x, linear(wide, self.output.dense), self.output.LayerNorm, hidden_p)

@@ -152,6 +152,11 @@ def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm, p: float) -> Tensor:
     return layer_norm(x + dropout(update, p), norm)
 
 
+def padded(x: Tensor, real: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Put `x` (n, dim) at some positions of a `shape` (B, L), given by their indices (n,), and zeros elsewhere."""
+    return x.new_zeros(shape[0] * shape[1], x.shape[1]).index_copy(0, real, x).unflatten(0, shape)
+
+
 def mean_pooled(x: Tensor, mask: Tensor) -> Tensor:
     """Return the mean in fp32 of `x` (B, L, dim) over the positions where `mask` (B, L) is True."""
     real = mask[..., None]

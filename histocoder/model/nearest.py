@@ -34,12 +34,13 @@ class NearestExpert(nn.Module):
 
     def __init__(self, num_rows: int, dim: int, num_classes: int) -> None:
         super().__init__()
-        size = min(_NUM_COMPONENTS, dim)
+        size = min(_NUM_COMPONENTS, dim - dim % 2)
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("components", torch.zeros(dim, size))
         self.register_buffer("rows", torch.zeros(num_rows, size, dtype=torch.bfloat16))
         self.register_buffer("ends", torch.zeros(num_rows, 2, dtype=torch.int32))
         self.register_buffer("first", torch.zeros(num_classes + 1, dtype=torch.int64))
+        self._blocks: Tensor | None = None  # made when it is first used
 
     @classmethod
     @torch.no_grad()
@@ -71,7 +72,8 @@ class NearestExpert(nn.Module):
         """
         queries = self.project(encodings)
         if kernels.supports(queries):
-            cosine, row = kernels.nearest(queries, classes, self.rows, self.first)
+            self._blocks = kernels.blocks_of(self.rows) if self._blocks is None else self._blocks
+            cosine, row = kernels.nearest(queries, classes, self._blocks, self.first)
         else:
             parts = [
                 self._nearest(*part) for part in zip(queries.split(_AT_ONCE), classes.split(_AT_ONCE), strict=True)

@@ -13,10 +13,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_exporting
 
 from histocoder.config import LANG_SEP
 from histocoder.model.canine import CanineConfig, CanineLayer
-from histocoder.model.layers import EncoderConfig, layer_norm, mean_pooled
+from histocoder.model.layers import EncoderConfig, layer_norm, mean_pooled, padded
 from histocoder.ops import kernels
 
 _FNV_OFFSET, _FNV_PRIME, _MASK = 0x811C9DC5, 16777619, 0xFFFFFFFF
@@ -89,9 +90,14 @@ class NgramEncoder(nn.Module):
         ngrams = hashed_ngrams(input_ids.long(), self.config)
         num_words: Any = ngrams.words.max().item() + 1  # not int(…), which torch.export can't trace
         x, mask = self._words(ngrams, num_words)
-        x = (layer_norm(x, self.word_norm) + self.position_embeddings.weight[:num_words]).to(dtype)
+        positions, real = self.position_embeddings.weight[:num_words], None
+        if not is_exporting():  # whose sizes follow from those of the inputs
+            real = mask.flatten().nonzero()[:, 0]  # half of the positions or fewer
+            x, positions = x.flatten(0, 1).index_select(0, real), positions.index_select(0, real % num_words)
+        x = (layer_norm(x, self.word_norm) + positions).to(dtype)
         for layer in self.layer:
-            x = layer(x, mask[:, None, None])
+            x = layer(x, mask[:, None, None], real)
+        x = x if real is None else padded(x, real, (len(mask), num_words))
         described = mask.clone()
         described[:, 0] = ~mask[:, 1:].any(1)  # the language is pooled only if there are no words
         return x, mean_pooled(x, described).to(dtype), mask

@@ -138,28 +138,44 @@ void hash_ngrams(const struct ngrams *a) {
 
 /* ------------------------------------------------------------------------------------------- nearest rows */
 
-static float product_of(const float *restrict query, const uint16_t *restrict row, int64_t dim) {
-    float product = 0;
-#pragma omp simd reduction(+ : product)
-    for (int64_t i = 0; i < dim; i++) product += query[i] * get(row, i, 0);
-    return product;
-}
+enum { LINES = 16, ROWS = 2 * LINES }; /* rows of a block; kernels.py has the same */
+
+typedef float floats __attribute__((vector_size(4 * LINES)));
+typedef uint32_t words __attribute__((vector_size(4 * LINES)));
 
 /* The largest product of query `pairs[k] / num_choices` with a row of the class `choices[pairs[k]]`, and that row, for
    each of `num_pairs` in turn; -1 without any. Pairs of a class follow each other, so that its rows stay in the cache.
-   Queries and rows, these in bf16, are of `dim` numbers; the rows of class c are those from `first[c]` on. */
-void nearest(const float *queries, const int64_t *choices, const int64_t *pairs, const uint16_t *rows,
+   Queries and rows are of `dim` numbers, which is even; the rows of class c are those from `first[c]` on. Row j of a block and row
+   LINES + j, in bf16, are the lower and upper halves of words. */
+void nearest(const float *queries, const int64_t *choices, const int64_t *pairs, const uint32_t *blocks,
              const int64_t *first, float *products, int64_t *found, int64_t num_pairs, int64_t num_choices,
              int64_t dim) {
 #pragma omp parallel for schedule(dynamic, 64) if (num_pairs > 64)
     for (int64_t k = 0; k < num_pairs; k++) {
         const float *query = queries + pairs[k] / num_choices * dim;
-        const int64_t class_id = choices[pairs[k]];
+        const int64_t begin = first[choices[pairs[k]]], end = first[choices[pairs[k]] + 1];
         float best = -1;
         int64_t best_row = -1;
-        for (int64_t row = first[class_id]; row < first[class_id + 1]; row++) {
-            const float product = product_of(query, rows + row * dim, dim);
-            if (product >= best) best = product, best_row = row;
+        for (int64_t start = begin - begin % ROWS; start < end; start += ROWS) {
+            const uint32_t *block = blocks + start / ROWS * LINES * dim;
+            floats sums[4] = {{0}}; /* of even and odd numbers, which need not wait for each other */
+            for (int64_t i = 0; i < dim; i += 2) {
+                words word, next;
+                memcpy(&word, block + i * LINES, sizeof word);
+                memcpy(&next, block + (i + 1) * LINES, sizeof next);
+                sums[0] += query[i] * (floats)(word << 16);
+                sums[1] += query[i] * (floats)(word & 0xffff0000u);
+                sums[2] += query[i + 1] * (floats)(next << 16);
+                sums[3] += query[i + 1] * (floats)(next & 0xffff0000u);
+            }
+            sums[0] += sums[2], sums[1] += sums[3];
+            float of_rows[ROWS], most = -1;
+            memcpy(of_rows, sums, sizeof of_rows);
+#pragma omp simd reduction(max : most)
+            for (int64_t j = 0; j < ROWS; j++) most = of_rows[j] > most ? of_rows[j] : most;
+            if (most < best) continue;
+            for (int64_t row = start < begin ? begin : start; row < end && row < start + ROWS; row++)
+                if (of_rows[row - start] >= best) best = of_rows[row - start], best_row = row;
         }
         products[pairs[k]] = best, found[pairs[k]] = best_row;
     }

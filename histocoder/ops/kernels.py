@@ -15,12 +15,13 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _VERSION = 11  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
-_LANES = 16  # `LANES` of _kernels.c
+_LANES, _LINES = 16, 16  # `LANES` and `LINES` of _kernels.c
 _ARGUMENTS: dict[str, list[Any]] = {
     "attention": [c_void_p, c_int],
     "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
@@ -134,16 +135,22 @@ def hash_ngrams(ids: Tensor, kinds: Tensor, mark: Tensor, *, across: bool, **siz
     return buckets, words
 
 
-def nearest(queries: Tensor, classes: Tensor, rows: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+def blocks_of(rows: Tensor) -> Tensor:
+    """Return rows (n, dim) in bf16 as `nearest` reads them: in blocks, the same number of all rows side by side."""
+    padded = F.pad(rows, (0, 0, 0, -len(rows) % (2 * _LINES)))
+    return padded.unflatten(0, (-1, 2, _LINES)).permute(0, 3, 2, 1).contiguous()
+
+
+def nearest(queries: Tensor, classes: Tensor, blocks: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest product of each query (B, dim) with a row of each of its classes (B, K), and these rows.
 
-    Both are -1 for a class without any. The rows (n, dim), in bf16, are in the order of their classes; `first`
-    (num_classes + 1,) are the first ones.
+    Both are -1 for a class without any. The rows, of which `blocks` are `blocks_of`, are in the order of their classes;
+    `first` (num_classes + 1,) are the first ones.
     """
-    assert rows.dtype == torch.bfloat16 and queries.dtype == torch.float32
+    assert blocks.dtype == torch.bfloat16 and queries.dtype == torch.float32
     queries, classes, pairs = queries.contiguous(), classes.contiguous(), classes.flatten().argsort()
     products, found = torch.empty(classes.shape), torch.empty_like(classes)
-    pointers = [x.data_ptr() for x in (queries, classes, pairs, rows.contiguous(), first, products, found)]
+    pointers = [x.data_ptr() for x in (queries, classes, pairs, blocks, first, products, found)]
     library().nearest(*pointers, len(pairs), classes.shape[1], queries.shape[1])
     return products, found
 

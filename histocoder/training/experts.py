@@ -33,12 +33,14 @@ from histocoder.training.svm import fit_attribute_expert, fit_linear_expert
 from histocoder.training.trainer import Trainer
 
 _USUAL_WEIGHTS = {
-    **{"decoder": 0.15, "flat": 0.1, "linear": 0.45, "nearest": 0.05, "begins": 0.02, "ends": 0.02},
+    **{"decoder": 0.15, "flat": 0.1, "linear": 0.45, "nearest": 0.6, "begins": 0.6, "ends": 0.2},
     **{"end": 1.0, "few": 0.5},
 }
 _USUAL_OTHER = -3.0  # score of all codes that are no candidates
 _FLAT_SHARE = 0.25  # weight of the head on an attribute, where that of the linear expert is 1
-_HALF_GROWN = 500  # training rows at which all but the linear expert have half of their usual weights
+_HALF_GROWN = {"linear": 0, "nearest": 50_000, "begins": 50_000, "ends": 50_000}
+"""Training rows at which an expert has half of its usual weight: the denser the rows, the nearer is the nearest one."""
+_USUALLY_HALF_GROWN = 500  # others'
 _TRUST, _TRUST_OTHER = 50.0, 2.0  # strength of the penalty on values other than the usual ones, in validation rows
 
 
@@ -73,10 +75,8 @@ def fit_weights(
     real = truth.any(1)
     if not may_be_other:
         scores, truth, finite, real = scores[real], truth[real], finite[real], real[real]
-    grown = num_train / (num_train + _HALF_GROWN)
-    usual = torch.tensor(
-        [_USUAL_WEIGHTS[name] * (1.0 if name == "linear" else grown) for name in names], dtype=torch.float64
-    )
+    grown = [num_train / (num_train + _HALF_GROWN.get(name, _USUALLY_HALF_GROWN)) for name in names]
+    usual = torch.tensor([_USUAL_WEIGHTS[name] for name in names], dtype=torch.float64) * torch.tensor(grown)
     if not real.any():
         return dict(zip(names, usual.tolist(), strict=True))
     scores = scores.masked_fill(~finite[..., None], 0.0)
