@@ -205,7 +205,8 @@ class CanineLayer(TransformerLayer):
     def forward(self, x: Tensor, mask: Tensor, real: Tensor | None = None) -> Tensor:
         """Compute the layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it.
 
-        With `real`, the indices of the positions (n,) that are no padding, `x` is that of these positions, (n, dim).
+        With `real`, the indices (n,) of the positions that are no padding, `x` is that of these positions, (n, dim);
+        padding may be among them.
         """
         config, update = self.config, self.attention.output
         hidden_p, attention_p = config.hidden_dropout_prob, config.attention_probs_dropout_prob

@@ -29,6 +29,7 @@ _BREAKS = (*map(ord, "\t\n\v\f\r \u0085\u00a0\u2028\u2029\u202f\u205f\u3000"), *
 _PUNCTUATION = tuple(ord(c) for c in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~¡«·»¿‘’“”„–—…")
 """Characters that are words by themselves."""
 _LETTER, _MARK, _BREAK, _END = range(4)  # kinds of characters
+_MULTIPLE = 256  # number to a multiple of which words are computed
 
 
 @dataclass
@@ -91,8 +92,9 @@ class NgramEncoder(nn.Module):
         num_words: Any = ngrams.words.max().item() + 1  # not int(…), which torch.export can't trace
         x, mask = self._words(ngrams, num_words)
         positions, real = self.position_embeddings.weight[:num_words], None
-        if not is_exporting():  # whose sizes follow from those of the inputs
-            real = mask.flatten().nonzero()[:, 0]  # half of the positions or fewer
+        # backwards it gains nothing; when exporting, sizes have to follow from those of the inputs
+        if not torch.is_grad_enabled() and not is_exporting():
+            real = _with_few_sizes(mask.flatten())  # half of the positions or fewer
             x, positions = x.flatten(0, 1).index_select(0, real), positions.index_select(0, real % num_words)
         x = (layer_norm(x, self.word_norm) + positions).to(dtype)
         for layer in self.layer:
@@ -253,6 +255,12 @@ def _bucket(hashes: Tensor, kind: Tensor | int, where: Tensor, config: NgramConf
     mixed = (mixed ^ (mixed >> 13)) * _MIX & _MASK
     mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D & _MASK
     return torch.where(where, (mixed ^ (mixed >> 12)) % config.num_buckets, -1)
+
+
+def _with_few_sizes(mask: Tensor) -> Tensor:
+    """Return the indices where `mask` (n,) is True, and some others, since processors compile code for each shape."""
+    real, others = mask.nonzero()[:, 0], (~mask).nonzero()[:, 0]
+    return torch.cat([real, others[: -len(real) % _MULTIPLE]])
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
