@@ -13,6 +13,7 @@ from jobs import assert_same_end, finetune
 
 from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.formatters.tokenizers import join_language, tokenize
+from histocoder.model import canine
 from histocoder.model.ngram import NgramConfig, NgramEncoder, hashed_ngrams
 
 CONFIG = NgramConfig(num_buckets=4096, hidden_size=16, num_attention_heads=2, intermediate_size=16)
@@ -55,6 +56,23 @@ def buckets_of_word(word: str, max_n: int, num_buckets: int) -> set[int]:
         letter = ((ord(character) + 0x9E3779B1 * (end + 1)) & 0xFFFFFFFF ^ 0x811C9DC5) * 16777619 & 0xFFFFFFFF
         total += (letter ^ letter >> 15) * 0x5BD1E995 & 0xFFFFFFFF
     return found | {mixed(total & 0xFFFFFFFF, 0, num_buckets)}
+
+
+@pytest.mark.parametrize("times", [1, 40])
+def test_encodings_without_padding_are_the_same(times: int, model: NgramEncoder, monkeypatch: pytest.MonkeyPatch):
+    computed = []
+    linear = canine.linear
+    monkeypatch.setattr(canine, "linear", lambda x, module: computed.append(x.shape[:-1].numel()) or linear(x, module))
+    padded = encode(model, TEXTS * times)
+    num_padded, num_words = computed[0], int(padded[2].sum())
+    computed.clear()
+    with torch.no_grad():
+        found = encode(model, TEXTS * times)
+    assert computed[0] == min(num_padded, -(-num_words // 256) * 256)
+    assert torch.equal(found[2], padded[2])
+    real = padded[2][..., None]
+    torch.testing.assert_close(found[0] * real, padded[0].detach() * real)
+    torch.testing.assert_close(found[1], padded[1].detach())
 
 
 @pytest.mark.parametrize("word", ["a", "dräng", "apothecary", "😀"])
