@@ -28,7 +28,7 @@ from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.nearest import NearestExpert
 from histocoder.model.ngram import LinearExpert
-from histocoder.training.nearest import fit_nearest_expert
+from histocoder.training.encodings import fit_nearest_expert
 from histocoder.training.svm import fit_attribute_expert, fit_linear_expert
 from histocoder.training.trainer import Trainer
 

@@ -93,8 +93,8 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
 
     def save() -> None:
         """Write the refitted model in place of the measured one, whole."""
+        from histocoder.training.encodings import fit_nearest_expert
         from histocoder.training.experts import rewrite_model, set_experts
-        from histocoder.training.nearest import fit_nearest_expert
         from histocoder.training.svm import fit_attribute_expert, fit_linear_expert
 
         model.to(trainer.device).load_state_dict(weights)

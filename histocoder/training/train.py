@@ -28,8 +28,8 @@ from histocoder.log import log
 from histocoder.model.devices import compute_deterministically, computing_dtype, device_name, precision_name
 from histocoder.training.building import fill_in, seeded_model
 from histocoder.training.data import augmenter_of, example_files, open_data
+from histocoder.training.encodings import set_directions
 from histocoder.training.finish import finish
-from histocoder.training.nearest import set_directions
 from histocoder.training.tracking import open_tracker
 from histocoder.training.trainer import Trainer
 

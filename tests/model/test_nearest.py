@@ -14,7 +14,7 @@ from trainers import dataset
 
 from histocoder.model.nearest import NearestExpert
 from histocoder.ops import kernels
-from histocoder.training.nearest import encodings, fit_nearest_expert
+from histocoder.training.encodings import encodings, fit_nearest_expert
 
 NUM_CLASSES = 7
 
