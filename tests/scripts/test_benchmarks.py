@@ -44,6 +44,11 @@ def folder_of_data(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_titles_runs(folder_of_data: Path):
+    few = ("--decisions", 5, "--flags", "--max-steps", 2, "--min-steps", 0, "--no-report")
+    assert '"after"' in run("benchmarks/titles.py", "--shared", folder_of_data, *few).stdout
+
+
 def test_desk_runs(tmp_path: Path, folder_of_data: Path):
     pytest.importorskip("selenium", reason="no selenium; make bench-smoke installs it")
     if not all(map(shutil.which, ("chromium", "chromedriver"))):
