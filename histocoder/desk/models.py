@@ -19,6 +19,7 @@ from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FIL
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.desk.checks import TrainOptions
 from histocoder.desk.coding import Coding
+from histocoder.desk.sample import TITLES
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import words_to_correct
 from histocoder.files import make_folder, write_text
@@ -41,6 +42,7 @@ class Model(BaseModel):
     file: str | None = None  # id of the table that it was trained on
     table: str  # its name
     base: str | None = None  # model that was trained further
+    of_titles: bool = False  # whether it is measured on titles of codes, which are easier than descriptions
     corrections: int = 0
     words: list[str] = []  # flags of `histocoder finetune`
     state: Literal["queued", "running", "stopped", "failed", "done"] = "queued"
@@ -138,7 +140,8 @@ class Models:
         for name, value in flags.items():
             values = [] if value is True else value if isinstance(value, list) else [value]
             words += [f"--{name.replace('_', '-')}", *map(str, values)] if value not in (None, False) else []
-        return self._add(self._free(dataset.stem), words, file=file, table=dataset.name)
+        of_titles = dataset.name == TITLES
+        return self._add(self._free(dataset.stem), words, file=file, table=dataset.name, of_titles=of_titles)
 
     def correct(self, model: str, write: Callable[[Path], int]) -> Model:
         """Train a model further on corrections, which `write` writes to a file and counts."""
@@ -153,7 +156,8 @@ class Models:
         # the decisions of this desk are all in the new file
         others = [one for one in settings.get("corrections") or [] if Path(one).parent != self._folder]
         words = words_to_correct(self.best(model), [*others, path], run)
-        return self._add(name, words, file=base.file, table=base.table, base=model, corrections=number)
+        more = {"file": base.file, "table": base.table, "of_titles": base.of_titles}
+        return self._add(name, words, **more, base=model, corrections=number)
 
     def _free(self, stem: str) -> str:
         name = re.sub(r"[^\w-]+", "-", stem, flags=re.ASCII).strip("-")[:40] or "model"

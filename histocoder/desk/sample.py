@@ -12,6 +12,9 @@ _LANGUAGES = ("en", "da", "nl", "se")
 _ROWS, _SHARE_TO_CODE, _PLACES = 600, 0.1, ("Northfield", "Westwick", "Southbury", "Easton")
 
 
+TITLES = "hisco_titles.csv"  # the table of all titles
+
+
 def titles() -> pd.DataFrame:
     """Return all titles of codes, with their languages, as a coded table."""
     return pd.read_csv(HISCO, dtype=str).rename(columns={"title": "occ1", "hisco": "hisco_1"})

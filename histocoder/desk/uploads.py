@@ -29,7 +29,7 @@ from histocoder.desk.card import Source
 from histocoder.desk.cards import Cards
 from histocoder.desk.checks import Check, TrainOptions, category_columns, check, code_columns, guess_language
 from histocoder.desk.models import Model, Models
-from histocoder.desk.sample import sample_tables, titles
+from histocoder.desk.sample import TITLES, sample_tables, titles
 from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.review_file import Columns
 from histocoder.files import write_text
@@ -142,7 +142,7 @@ class Uploads:
 
     def titles(self) -> File:
         """Make a file of all of histocoder's titles, to train on where nothing is coded yet."""
-        return self._make("hisco_titles.csv", "train", titles())
+        return self._make(TITLES, "train", titles())
 
     def _make(self, name: str, use: Literal["train", "code"], table: pd.DataFrame) -> File:
         file = File(id=secrets.token_hex(8), name=name, sent=time.time(), use=use)

@@ -145,8 +145,8 @@ typedef uint32_t words __attribute__((vector_size(4 * LINES)));
 
 /* The largest product of query `pairs[k] / num_choices` with a row of the class `choices[pairs[k]]`, and that row, for
    each of `num_pairs` in turn; -1 without any. Pairs of a class follow each other, so that its rows stay in the cache.
-   Queries and rows are of `dim` numbers, which is even; the rows of class c are those from `first[c]` on. Row j of a block and row
-   LINES + j, in bf16, are the lower and upper halves of words. */
+   Queries and rows are of `dim` numbers, which is even; the rows of class c are those from `first[c]` on. Row j of a
+   block and row LINES + j, in bf16, are the lower and upper halves of words. */
 void nearest(const float *queries, const int64_t *choices, const int64_t *pairs, const uint32_t *blocks,
              const int64_t *first, float *products, int64_t *found, int64_t num_pairs, int64_t num_choices,
              int64_t dim) {

@@ -38,9 +38,8 @@ _USUAL_WEIGHTS = {
 }
 _USUAL_OTHER = -3.0  # score of all codes that are no candidates
 _FLAT_SHARE = 0.25  # weight of the head on an attribute, where that of the linear expert is 1
-_HALF_GROWN = {"linear": 0, "nearest": 50_000, "begins": 50_000, "ends": 50_000}
+_HALF_GROWN = dict.fromkeys(_USUAL_WEIGHTS, 500) | {"linear": 0, "nearest": 50_000, "begins": 50_000, "ends": 50_000}
 """Training rows at which an expert has half of its usual weight: the denser the rows, the nearer is the nearest one."""
-_USUALLY_HALF_GROWN = 500  # others'
 _TRUST, _TRUST_OTHER = 50.0, 2.0  # strength of the penalty on values other than the usual ones, in validation rows
 
 
@@ -75,7 +74,7 @@ def fit_weights(
     real = truth.any(1)
     if not may_be_other:
         scores, truth, finite, real = scores[real], truth[real], finite[real], real[real]
-    grown = [num_train / (num_train + _HALF_GROWN.get(name, _USUALLY_HALF_GROWN)) for name in names]
+    grown = [num_train / (num_train + _HALF_GROWN[name]) for name in names]
     usual = torch.tensor([_USUAL_WEIGHTS[name] for name in names], dtype=torch.float64) * torch.tensor(grown)
     if not real.any():
         return dict(zip(names, usual.tolist(), strict=True))

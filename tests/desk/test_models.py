@@ -142,6 +142,9 @@ def test_titles_are_a_table_to_begin_with(tmp_path: Path):
         preview = client.get(f"/api/files/{file['id']}/preview").json()
         columns = {"input_col": "occ1", "language_col": "lang", "target_cols": ["hisco_1"], "titles": "none"}
         checked = client.post(f"/api/files/{file['id']}/check", json=columns).json()
+        model = client.post(f"/api/files/{file['id']}/train", json={**columns, "quick": True}).json()
+        stopped = client.post(f"/api/models/{model['id']}/stop").json()
+    assert model["of_titles"] and stopped["state"] == "stopped"  # whose panel says that titles are easier
     assert file["use"] == "train" and preview["target_cols"] == ["hisco_1"] and not checked["problems"]
     assert len(pd.read_csv(tmp_path / "files" / file["id"] / file["name"])) == len(pd.read_csv(HISCO))
 

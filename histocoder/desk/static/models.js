@@ -263,13 +263,17 @@ function panel(model, found, improve) {
       el("p", { class: "quiet" }, model.state === "stopped" ? "Stopped; what it has learned is kept." : `${found.stage}${found.left ? `, about ${duration(found.left)} left` : " …"}`), curveOf(found.curve)) : null,
     model.state === "queued" ? el("span", { class: "whole quiet" }, "Waiting in the queue.") : null,
     model.state === "failed" ? el("span", { class: "whole error" }, inWords(model.message), " ", el("a", { href: `/api/models/${model.id}/training.log`, target: "_blank" }, "Log")) : null,
-    found.metrics ? figures(found.metrics) : null,
+    found.metrics ? (model.of_titles ? titled(found.metrics) : figures(found.metrics)) : null,
     found.metrics?.corrections?.validation ? beforeAfter(model, found.metrics.corrections) : null,
     model.in_use && model.state === "done" ? next(model, improve) : null,
     open === model.id ? el("iframe", { class: "whole report", src: `/api/models/${model.id}/report.html`, title: `Report of ${name}` }) : null);
 }
 
 const remove = (model) => act(model, "Delete", "", { method: "DELETE", ask: `Delete the model ${model.id}?` });
+
+function titled(metrics) {
+  return el("p", { class: "whole notice" }, `Of ${count(metrics.num_rows)} titles that were kept aside, ${percent(metrics.answer.overall.accuracy)} are right; of descriptions in a source, expect far fewer. After thirty cards, Review estimates how many.`);
+}
 
 function figures(metrics) {
   const { accuracy, share } = metrics.answer.production;
