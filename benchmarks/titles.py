@@ -3,7 +3,7 @@
 Each description of a table counts once (`distinct`) or as often as it occurs (`rows`), with its most frequent code. The
 decisions are the codes of descriptions drawn at random, which are then left out of the measure.
 
-Usage: python benchmarks/titles.py [--data english] [--decisions 100]
+Usage: python benchmarks/titles.py [--data english] [--decisions 100] [--seed 0]
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the tables")
     parser.add_argument("--data", choices=tuple(TABLES), default="english")
     parser.add_argument("--decisions", type=int, default=100, help="descriptions that are decided (default: 100)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default: 0)")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="for finetune.py; these come last")
     args = parser.parse_args()
     table, language = read(args.data, args.shared), TABLES[args.data][1]
     asked = table.groupby(TEXT)[CODE].agg([lambda codes: codes.mode()[0], "size"]).set_axis([CODE, "count"], axis=1)
-    asked = asked.reset_index().sample(frac=1, random_state=0)[:MOST]
+    asked = asked.reset_index().sample(frac=1, random_state=args.seed)[:MOST]
     decided, others = asked[: args.decisions], asked[args.decisions :]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
