@@ -14,7 +14,7 @@ from histocoder.model import Decoder
 
 _SLACK = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 """Largest difference of log-probabilities computed again in batches of another shape, by the decoder's precision."""
-_NODES_AT_ONCE, _NODES_AT_ONCE_ON_CPU = 1 << 16, 1 << 12  # the latter fit a CPU's caches
+_NODES_AT_ONCE, _NODES_AT_ONCE_ON_CPU = 1 << 16, 1 << 13  # the latter fit a CPU's caches
 _FEW = 128  # number of nodes that a row of `top_k` seldom exceeds on a level
 
 
@@ -123,9 +123,10 @@ class TrieSearch:
         """
         trie, step = self._trie, max(1, self._nodes_at_once // self._widest)
         found = torch.empty(len(source.memory), len(trie.blocks), device=source.memory.device)
+        shared: list[Tensor] = []
         for start in range(0, len(source.memory), step):
             rows = slice(start, start + step)
-            stepper = Stepper(self._decoder, source.rows(rows), many_nodes=True, same_nodes=True)
+            stepper = Stepper(self._decoder, source.rows(rows), many_nodes=True, shared=shared)
             scores = torch.zeros_like(found[rows, :1])  # (B, W), of the W nodes of a level
             nodes = parents = torch.zeros(1, dtype=torch.long, device=found.device)  # (W,)
             tokens = torch.full_like(nodes, BOS)

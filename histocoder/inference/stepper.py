@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.model.decoder import Attention, Decoder, DecoderLayer, Prior, PriorSteps
-from histocoder.model.layers import linear
+from histocoder.model.layers import add_norm, attend_to_paths, linear
 
 _WORTH_COPYING = 0.75  # memory of rows that have ended is dropped if no more than this share remains
 
@@ -42,8 +42,9 @@ class Stepper:
     source : DecoderInputs
     many_nodes : bool
         Whether rows have more nodes than memory has positions, so that projecting memory pays, if it is short.
-    same_nodes : bool
-        Whether all rows have the same nodes, so that what precedes the first attention to memory is computed once.
+    shared : list of Tensor, optional
+        Where all rows have the same nodes: what precedes the first attention to memory, level by level, which the first
+        of several steppers computes and appends.
 
     Examples
     --------
@@ -54,16 +55,16 @@ class Stepper:
     """
 
     def __init__(
-        self, decoder: Decoder, source: DecoderInputs, *, many_nodes: bool = False, same_nodes: bool = False
+        self, decoder: Decoder, source: DecoderInputs, *, many_nodes: bool = False, shared: list[Tensor] | None = None
     ) -> None:
-        self._decoder, self._same_nodes = decoder, same_nodes
+        self._decoder, self._shared = decoder, shared
         num_heads, (_, num_positions, dim) = decoder.layers[0].self_attn.num_heads, source.memory.shape
         kind = _ProjectedMemory if many_nodes and num_heads * num_positions <= dim else _Memory
         self._layers = [_Layer(layer, kind(layer.multihead_attn, source)) for layer in decoder.layers]
         self._prior = None if source.prior is None else PriorSteps(source.prior)
         self._rows = torch.arange(len(source.memory), device=source.memory.device)  # those that have nodes still
-        self._index = torch.zeros_like(self._rows)[:, None]  # of the previous level's nodes in the cache, (B, W)
-        self._depth = 0  # position of the next tokens in their sequences, BOS at 0
+        self._index = torch.zeros_like(self._rows)[:, None]  # of the previous level's nodes in their level, (B, W)
+        self._paths = self._rows.new_empty(0, len(self._rows))  # node of each level on the way to them, (depth, N)
 
     def step(self, tokens: Tensor, parents: Tensor | None = None, real: Tensor | None = None) -> Tensor:
         """Predict what follows each node of the next level.
@@ -86,17 +87,20 @@ class Stepper:
         real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
         ancestors = self._index.gather(1, parents)[real]  # (N,), of the N nodes there are
         self._index = (real.flatten().cumsum(0) - 1).view_as(real)
-        x = self._decoder.embed(tokens[real], self._depth)
+        x = self._decoder.embed(tokens[real], len(self._paths))
+        new = torch.arange(len(x), device=x.device)
+        paths = self._paths = torch.cat([self._paths[:, ancestors], new[None]])
         self._drop_rows(real.any(1))
         nodes = _Nodes(real[self._rows])
         for i, layer in enumerate(self._layers):
-            if self._same_nodes and i == 0:
-                num_nodes = tokens.shape[1]
-                x = layer.attend_to_ancestors(x[:num_nodes], ancestors[:num_nodes]).repeat(len(tokens), 1)
+            if self._shared is not None and i == 0:
+                if len(self._shared) < len(paths):
+                    num_nodes = tokens.shape[1]
+                    self._shared.append(layer.attend_to_ancestors(x[:num_nodes], paths[:, :num_nodes]))
+                x = self._shared[len(paths) - 1].repeat(len(tokens), 1)
             else:
-                x = layer.attend_to_ancestors(x, ancestors)
+                x = layer.attend_to_ancestors(x, paths)
             x = layer.attend_to_memory(x, nodes)
-        self._depth += 1
         logits = _Nodes(real).spread(self._decoder.head(x))
         return logits if self._prior is None else logits.float() + self._prior.step(tokens, parents)
 
@@ -177,27 +181,21 @@ class _ProjectedMemory(_Memory):
 
 
 class _Layer:
-    """A decoder layer with its memory, and the keys and values of the newest nodes' ancestors."""
+    """A decoder layer with its memory, and what it projected of the nodes of each level."""
 
     def __init__(self, layer: DecoderLayer, memory: _Memory) -> None:
         self._layer, self.memory = layer, memory
-        self._paths: Tensor | None = None  # (depth, N, 2 * dim)
+        self._levels: list[Tensor] = []  # queries, keys and values of each level's nodes, (nodes, 3 * dim)
 
-    def attend_to_ancestors(self, x: Tensor, ancestors: Tensor) -> Tensor:
-        """Return self-attention and its norm of new nodes `x` (N, dim), by the indices (N,) of their parents."""
+    def attend_to_ancestors(self, x: Tensor, paths: Tensor) -> Tensor:
+        """Return self-attention and its norm of new nodes `x` (N, dim), by the nodes on the way to them (depth, N)."""
         attention = self._layer.self_attn
-        dim = x.shape[1]
-        projected = F.linear(x, attention.in_proj_weight.to(x.dtype), attention.in_proj_bias.to(x.dtype))
-        before = x.new_empty(0, len(x), 2 * dim) if self._paths is None else self._paths
-        paths = self._paths = x.new_empty(len(before) + 1, len(x), 2 * dim)
-        torch.index_select(before, 1, ancestors, out=paths[:-1])  # a cat of the two would copy twice
-        paths[-1] = projected[:, dim:]
-        keys, values = paths.transpose(0, 1).chunk(2, dim=-1)  # each (N, depth, dim)
-        mixed = attention.mix(*map(attention.heads, (projected[:, None, :dim], keys, values)))
-        return self._layer.norm1(linear(mixed[:, 0], attention.out_proj).add_(x))
+        self._levels.append(F.linear(x, attention.in_proj_weight.to(x.dtype), attention.in_proj_bias.to(x.dtype)))
+        mixed = attend_to_paths(self._levels, paths, num_heads=attention.num_heads)
+        return add_norm(x, linear(mixed, attention.out_proj), self._layer.norm1, 0.0)
 
     def attend_to_memory(self, x: Tensor, nodes: _Nodes) -> Tensor:
         """Return the rest of the layer for `x` (N, dim)."""
         layer = self._layer
-        x = layer.norm2(self.memory.attended(x, nodes).add_(x))
-        return layer.norm3(linear(linear(x, layer.linear1).relu_(), layer.linear2).add_(x))
+        x = add_norm(x, self.memory.attended(x, nodes), layer.norm2, 0.0)
+        return add_norm(x, linear(linear(x, layer.linear1).relu_(), layer.linear2), layer.norm3, 0.0)

@@ -1,5 +1,6 @@
 """Layers of encoder and decoder: products, attention, dropout and norms, by the fastest operators of the device."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
@@ -87,6 +88,20 @@ def attention(*sources: Tensor, num_heads: int, mask: Tensor | None, dropout_p: 
     return mixed.transpose(1, 2).flatten(2)
 
 
+def attend_to_paths(levels: Sequence[Tensor], paths: Tensor, *, num_heads: int) -> Tensor:
+    """Return the attention (N, dim) of the newest nodes of trees to their ancestors and themselves, without gradients.
+
+    `levels` are the trees' levels, the newest last, each with the queries, keys and values of its nodes side by side,
+    of shape (nodes, 3 * dim); `paths` (depth, N) has the node of each level on the way to each of the newest ones, the
+    ones themselves last.
+    """
+    dim = levels[0].shape[1] // 3
+    if kernels.supports(levels[0]) and dim % (kernels.LANES * num_heads) == 0:
+        return kernels.attend_paths(levels, paths, num_heads=num_heads)
+    sources = torch.stack([level[:, dim:][path] for level, path in zip(levels, paths, strict=True)], dim=1)
+    return attention(levels[-1][:, None, :dim], sources, num_heads=num_heads, mask=None)[:, 0]
+
+
 class _AttentionFunction(torch.autograd.Function):
     """`attention` by the kernels of a CPU."""
 
@@ -149,6 +164,8 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm, p: float) -> Tensor:
     """Return the layer norm of `x + dropout(update, p)`."""
+    if not p and not torch.is_grad_enabled() and kernels.supports(x) and x.shape[-1] % kernels.LANES == 0:
+        return kernels.add_norm(x, update, norm)
     return layer_norm(x + dropout(update, p), norm)
 
 

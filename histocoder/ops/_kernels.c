@@ -12,7 +12,7 @@
 #define IN_PLACE static inline __attribute__((always_inline))
 
 /* Raised when what a function takes changes; kernels.py has the same. */
-int version(void) { return 11; }
+int version(void) { return 12; }
 
 enum { PIECE = 1 << 14 }; /* numbers that one thread works on in turn */
 
@@ -476,4 +476,78 @@ int attention(const struct attention *a, int backward) {
         free(room);
     }
     return failed;
+}
+
+/* ------------------------------------------------------------------------------------------------------ norms */
+
+/* Layer norm of `x + update`, of shape (rows, dim); `dim` is a multiple of LANES. */
+IN_PLACE void add_norm_row(const void *x, const void *update, const float *weight, const float *bias, void *out,
+                           int64_t dim, float eps, int wide) {
+    float line[dim], sum = 0, squares = 0;
+    FOR_LANES(i, dim) line[i] = get(x, i, wide) + get(update, i, wide);
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < dim; i++) sum += line[i];
+    const float mean = sum / dim;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t i = 0; i < dim; i++) squares += (line[i] - mean) * (line[i] - mean);
+    const float scale = 1 / sqrtf(squares / dim + eps);
+    FOR_LANES(i, dim) put(out, i, (line[i] - mean) * scale * weight[i] + bias[i], wide);
+}
+
+void add_norm(const void *x, const void *update, const float *weight, const float *bias, void *out, int64_t rows,
+              int64_t dim, float eps, int wide) {
+#pragma omp parallel for schedule(static) if (rows * dim > PIECE)
+    for (int64_t k = 0; k < rows * dim; k += dim) {
+        if (wide)
+            add_norm_row(at(x, k, 1), at(update, k, 1), weight, bias, at(out, k, 1), dim, eps, 1);
+        else
+            add_norm_row(at(x, k, 0), at(update, k, 0), weight, bias, at(out, k, 0), dim, eps, 0);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------ attention to paths */
+
+/* Attention of the newest nodes of trees to their ancestors and themselves, by heads; kernels.py has the same. `levels`
+   are the trees' levels, the newest last: queries, keys and values of each node side by side, each `heads * dim` wide.
+   `paths` (depth, num_nodes) has the node of each level that is on the way to each of the newest ones. */
+struct paths {
+    void **levels, *out; /* out: (num_nodes, heads * dim) */
+    const int64_t *paths;
+    int64_t num_nodes, depth, heads, dim;
+    int32_t wide;
+};
+
+IN_PLACE void attend_path(const struct paths *a, int64_t node, int wide) {
+    const int64_t width = a->heads * a->dim, depth = a->depth;
+    const void *newest = at(a->levels[depth - 1], 3 * width * a->paths[(depth - 1) * a->num_nodes + node], wide);
+    for (int64_t head = 0; head < a->heads; head++) {
+        float query[a->dim], out[a->dim], scores[depth], highest = -INFINITY, total = 0;
+        FOR_LANES(i, a->dim) query[i] = get(newest, head * a->dim + i, wide) / sqrtf(a->dim), out[i] = 0;
+        for (int64_t level = 0; level < depth; level++) {
+            const int64_t key = 3 * width * a->paths[level * a->num_nodes + node] + width + head * a->dim;
+            float sums[LANES] = {0}, score = 0;
+            FOR_LANES(i, a->dim) sums[i - first_i] += query[i] * get(a->levels[level], key + i, wide);
+            for (int i = 0; i < LANES; i++) score += sums[i];
+            scores[level] = score;
+            highest = score > highest ? score : highest;
+        }
+        for (int64_t level = 0; level < depth; level++)
+            total += scores[level] = exp_of_negative(scores[level] - highest);
+        for (int64_t level = 0; level < depth; level++) {
+            const int64_t value = 3 * width * a->paths[level * a->num_nodes + node] + 2 * width + head * a->dim;
+            const float share = scores[level] / total;
+            FOR_LANES(i, a->dim) out[i] += share * get(a->levels[level], value + i, wide);
+        }
+        FOR_LANES(i, a->dim) put(a->out, node * width + head * a->dim + i, out[i], wide);
+    }
+}
+
+void attend_paths(const struct paths *a) {
+#pragma omp parallel for schedule(static) if (a->num_nodes * a->heads * a->dim > PIECE)
+    for (int64_t node = 0; node < a->num_nodes; node++) {
+        if (a->wide)
+            attend_path(a, node, 1);
+        else
+            attend_path(a, node, 0);
+    }
 }

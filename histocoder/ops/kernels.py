@@ -16,14 +16,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-_VERSION = 11  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
+_VERSION = 12  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
-_LANES, _LINES = 16, 16  # `LANES` and `LINES` of _kernels.c
+LANES, _LINES = 16, 16  # `LANES` and `LINES` of _kernels.c
 _ARGUMENTS: dict[str, list[Any]] = {
     "attention": [c_void_p, c_int],
+    "attend_paths": [c_void_p],
+    "add_norm": [*[c_void_p] * 5, c_int64, c_int64, c_float, c_int],
     "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
     "hash_ngrams": [c_void_p],
     "nearest": [*[c_void_p] * 7, *[c_int64] * 3],
@@ -38,6 +40,16 @@ class _NgramArguments(ctypes.Structure):
         *((name, c_void_p) for name in ("ids", "kinds", "mark", "buckets", "words")),
         *((name, c_int64) for name in ("batch", "width", "num_code_points", "mark_size")),
         *((name, c_int64) for name in ("max_n", "num_buckets", "max_words", "across", "num_kinds")),
+    ]
+
+
+class _PathArguments(ctypes.Structure):
+    """`struct paths` of _kernels.c."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("levels", "out", "paths")),
+        *((name, c_int64) for name in ("num_nodes", "depth", "heads", "dim")),
+        ("wide", c_int),
     ]
 
 
@@ -135,6 +147,33 @@ def hash_ngrams(ids: Tensor, kinds: Tensor, mark: Tensor, *, across: bool, **siz
     return buckets, words
 
 
+def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """Return the layer norm of `x + update`, each of shape (…, dim), without gradients."""
+    tensors = [x.contiguous(), update.contiguous(), norm.weight.float(), norm.bias.float()]
+    out, dim = torch.empty_like(tensors[0]), x.shape[-1]
+    pointers = [tensor.data_ptr() for tensor in (*tensors, out)]
+    library().add_norm(*pointers, x.numel() // dim, dim, norm.eps, x.dtype == torch.float32)
+    return out
+
+
+def attend_paths(levels: Sequence[Tensor], paths: Tensor, *, num_heads: int) -> Tensor:
+    """Return what `attend_to_paths` of model/layers.py does."""
+    newest, paths = levels[-1], paths.contiguous()
+    out = newest.new_empty(len(newest), newest.shape[1] // 3)
+    call = _PathArguments(
+        levels=ctypes.cast((c_void_p * len(levels))(*(level.data_ptr() for level in levels)), c_void_p),
+        out=out.data_ptr(),
+        paths=paths.data_ptr(),
+        num_nodes=len(newest),
+        depth=len(levels),
+        heads=num_heads,
+        dim=out.shape[1] // num_heads,
+        wide=newest.dtype == torch.float32,
+    )
+    library().attend_paths(ctypes.byref(call))
+    return out
+
+
 def blocks_of(rows: Tensor) -> Tensor:
     """Return rows (n, dim) in bf16 as `nearest` reads them: in blocks, the same number of all rows side by side."""
     padded = F.pad(rows, (0, 0, 0, -len(rows) % (2 * _LINES)))
@@ -200,7 +239,7 @@ class AttentionKernel:
         """Return the output (B, L, heads * dim); and with `keep` the probabilities, for `backward`."""
         call, like = self._call, self._sources[0]
         out = like.new_empty(call.batch, call.num_queries, self._width)
-        columns = -(-call.num_keys // _LANES) * _LANES
+        columns = -(-call.num_keys // LANES) * LANES
         shares = like.new_empty(call.batch, call.heads, call.num_queries, columns) if keep else None
         call.out, call.probabilities = out.data_ptr(), None if shares is None else shares.data_ptr()
         self._run(backward=False)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from histocoder.formatters.tokenizers import lower_characters
-from histocoder.model.layers import attention, dropout
+from histocoder.model.layers import add_norm, attend_to_paths, attention, dropout
 from histocoder.model.ngram import NgramConfig, hashed_ngrams
 from histocoder.ops import kernels
 
@@ -137,6 +137,34 @@ def test_queries_without_keys_get_zeros():
     out = attention(sources, num_heads=2, mask=mask)
     out.sum().backward()
     assert torch.all(out[1] == 0) and torch.all(sources.grad[1] == 0) and torch.all(out[0] != 0)
+
+
+@built
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("num_nodes", [(3,), (2, 1, 5), (1, 40, 300)])
+def test_attention_to_paths_is_torchs(num_nodes: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    levels = [torch.randn(nodes, 3 * 96).to(dtype) for nodes in num_nodes]
+    newest = num_nodes[-1]
+    paths = torch.stack([*(torch.randint(nodes, (newest,)) for nodes in num_nodes[:-1]), torch.arange(newest)])
+    found = attend_to_paths(levels, paths, num_heads=2)
+    monkeypatch.setattr(kernels, "supports", lambda _: False)
+    expected = attend_to_paths([level.float() for level in levels], paths, num_heads=2)
+    torch.testing.assert_close(found.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@built
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_norm_of_a_sum_is_torchs(dtype: torch.dtype):
+    torch.manual_seed(0)
+    norm = torch.nn.LayerNorm(48)
+    torch.nn.init.normal_(norm.weight)
+    x, update = (torch.randn(2, 500, 48).to(dtype) for _ in range(2))
+    with torch.no_grad():
+        found = add_norm(x, update, norm, 0.0)
+        expected = norm(x.float() + update.float())
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @built
