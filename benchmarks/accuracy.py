@@ -9,6 +9,7 @@ python benchmarks/accuracy.py --data english --sizes 500 2000 all --methods svm 
 python benchmarks/accuracy.py --table     # prints all results as a Markdown table
 python benchmarks/accuracy.py --compare "ngram combined" svm-wb     # differences, with paired intervals
 python benchmarks/accuracy.py --data english --sizes all --seeds 0 --methods ngram --errors 100
+python benchmarks/accuracy.py --twins     # how often descriptions of the same words have the same code
 """
 
 from __future__ import annotations
@@ -241,6 +242,15 @@ def print_errors(predicted: np.ndarray, train: pd.DataFrame, test: pd.DataFrame,
         print(f"{getattr(row, TEXT)}: {row.predicted} instead of {getattr(row, CODE)} | {beside}")
 
 
+def twins(table: pd.DataFrame) -> tuple[int, float]:
+    """Return the number of pairs of descriptions with the same words, in any order, and the share that agree."""
+    codes = table.groupby(TEXT, as_index=False)[CODE].agg(lambda found: found.mode()[0])
+    words = codes[TEXT].str.lower().str.findall(r"\w+").map(sorted).str.join(" ")
+    pairs = codes.assign(words=words).merge(codes.assign(words=words), on="words")
+    pairs = pairs[pairs[f"{TEXT}_x"] < pairs[f"{TEXT}_y"]]
+    return len(pairs), float((pairs[f"{CODE}_x"] == pairs[f"{CODE}_y"]).mean())
+
+
 def measured(path: Path) -> Iterator[dict]:
     """Read the results in a file."""
     if path.exists():
@@ -279,6 +289,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("accuracy.jsonl"))
     parser.add_argument("--table", action="store_true", help="print what has been measured")
     parser.add_argument("--compare", nargs=2, metavar="METHOD", help="print the differences of two methods")
+    parser.add_argument("--twins", action="store_true", help="print how consistent the codes of each table are")
     parser.add_argument("--errors", type=int, default=0, metavar="N", help="print N errors of the default mode")
     args = parser.parse_args()
     if args.table:
@@ -286,6 +297,11 @@ def main() -> None:
         return
     if args.compare:
         print(comparison(list(measured(args.output)), *args.compare))
+        return
+    if args.twins:
+        for data in args.data:
+            number, alike = twins(read(data, args.shared))
+            print(f"{data}: {number} pairs of descriptions with the same words, {100 * alike:.1f} % with the same code")
         return
     done = {(r["data"], r["size"], r["seed"], r["run"], r["flags"]) for r in measured(args.output)}
     tables = {data: read(data, args.shared) for data in args.data}
