@@ -1,7 +1,5 @@
 """What tests share: small tables, and the scripts run in processes of their own, each with a deadline."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """Tiny encoders, CANINE and other kinds, with random weights and tokenizers, in folders as on the hub."""
 
-from __future__ import annotations
-
 import string
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The package is a few parts, each of which imports from those below it alone; its docstrings begin plainly."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

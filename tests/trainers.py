@@ -1,7 +1,5 @@
 """Trainers of tiny models on small tables, in the process of a test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`histocoder audit` and `histocoder agreement`, on tables with codes that are wrong on purpose."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

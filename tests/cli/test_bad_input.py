@@ -1,7 +1,5 @@
 """A user's mistakes: exit code 2, a sentence or two, no traceback, nothing half-written."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

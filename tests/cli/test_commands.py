@@ -1,7 +1,5 @@
 """The histocoder command, as a program."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Classes of codes: each row gets what the most specific row of a table says, and every blank is counted."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

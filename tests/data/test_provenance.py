@@ -1,7 +1,5 @@
 """Provenance of files that the real command codes: the same for the same, and a paragraph of its numbers."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables in the forms that people have: Excel, Stata, Parquet, packed CSV; and texts that spreadsheets would run."""
 
-from __future__ import annotations
-
 import gzip
 import sys
 import zipfile

@@ -1,7 +1,5 @@
 """The desk's HTTP interface, in this process."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

@@ -1,7 +1,5 @@
 """Models that the desk trains, in processes of their own."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The launcher's environment, the device, the collectives, and how ranks end together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

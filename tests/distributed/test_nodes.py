@@ -1,7 +1,5 @@
 """Several nodes: network namespaces with an agent of torchrun each; and folders that not all processes see."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """How far two coders agree, and what they have to settle."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """What `histocoder review` gives a person to check."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

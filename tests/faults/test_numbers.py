@@ -1,7 +1,5 @@
 """Losses and gradients that are not finite: no rank takes such a step, and no such weights are saved."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

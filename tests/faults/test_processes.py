@@ -3,8 +3,6 @@
 Two ranks are forked, without a launcher, but where it is torchrun's part in a fault that counts.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Tables as no one should write them: each is read right, or refused in a sentence that names line and column."""
 
-from __future__ import annotations
-
 import csv
 import io
 import shutil

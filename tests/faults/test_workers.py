@@ -1,7 +1,5 @@
 """Loader workers that are killed or hang: the run ends with an error that names the worker, and leaves no process."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

@@ -1,7 +1,5 @@
 """Descriptions that were coded by hand are answered with those codes."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import suppress
 from pathlib import Path

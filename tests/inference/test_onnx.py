@@ -1,7 +1,5 @@
 """Models as ONNX graphs."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import logging

@@ -1,7 +1,5 @@
 """Files coded by the real command: blocks, interruptions, several processes, mistakes."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Blocks of a cluster's table, without Ray and Spark; tests/test_ray_and_spark.py starts these."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from pathlib import Path

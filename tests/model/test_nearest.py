@@ -1,7 +1,5 @@
 """The expert that remembers training rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The encoder of hashed n-grams: its hashes, its batches, its sparse steps, and runs with it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a GPU does as a CPU does: `make test` runs these tests on a CPU, `make gpu` runs them on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

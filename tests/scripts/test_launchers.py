@@ -1,7 +1,5 @@
 """The real scripts under each launcher: two ranks do what one process does."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The real scripts, in processes of their own: alone, under torchrun, interrupted, resumed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shlex

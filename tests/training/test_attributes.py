@@ -1,7 +1,5 @@
 """Attributes: columns of categories that are learned beside the codes, from a table to a coded file."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A frozen encoder's outputs: computed once for each text, and the same as those computed in each step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Where memory runs out, a run says what to try."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from conftest import refused, run

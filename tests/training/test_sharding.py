@@ -1,7 +1,5 @@
 """Ways to train in less memory, each of which comes to what training comes to."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
