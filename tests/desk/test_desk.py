@@ -403,7 +403,7 @@ def test_lists_are_searched_and_accepted_at_once(client: TestClient):
     assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 422
 
 
-def test_codes_that_do_not_fit_are_not_accepted_at_once(coder: tuple[Coder, Path], tmp_path: Path):
+def test_codes_that_do_not_fit_are_not_accepted(coder: tuple[Coder, Path], tmp_path: Path):
     data = tmp_path / "coded.csv"
     data.write_text("occ1,lang,hisco_1,prob_1,conf\nsmith,en,95410,0.5,0.5\nbaker,en,7761x,0.9,0.9\n")
     with served(coder, tmp_path / "desk", data=data) as client:

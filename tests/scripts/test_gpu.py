@@ -76,14 +76,13 @@ def test_resume_is_bit_identical_on_the_gpu(tmp_path: Path, table: Path, device:
 WITHOUT_DOUBLES = """
 import runpy, sys
 from torch import Tensor, float64
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.overrides import TorchFunctionMode
 from histocoder.cli.main import main
 
-class Mac(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+class Mac(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        for found in tree_leaves(result):
+        for found in result if isinstance(result, (list, tuple)) else [result]:
             if isinstance(found, Tensor) and found.dtype == float64 and found.device.type != "cpu":
                 raise TypeError(f"Cannot convert a MPS Tensor to float64 dtype ({func})")
         return result
