@@ -17,6 +17,7 @@ import pytest
 from forked import Forked
 from hypothesis import settings
 
+from histocoder.cli.main import main
 from histocoder.log import log
 
 settings.register_profile("tests", deadline=None, derandomize=True, max_examples=50)
@@ -135,11 +136,29 @@ def refused(*args: object, env: dict[str, str] | None = None, fresh: bool = Fals
     return result.stderr
 
 
+def mistake(capsys: pytest.CaptureFixture[str], *args: object) -> str:
+    """Return the line that the command ends with, in this process, on a mistake of the user's."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, args)])
+    said = capsys.readouterr().err.strip()
+    assert ended.value.code == 2 and "\n" not in said and "Traceback" not in said, said
+    return said
+
+
 def free_port() -> int:
     """A port on loopback that nothing listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model with random weights, which no test changes."""
+    from models import save_tiny_model
+
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")

@@ -19,13 +19,13 @@ import numpy as np
 import openpyxl
 import pandas as pd
 import pytest
+from conftest import mistake
 from jobs import wait_until
 from models import save_tiny_model
 
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
-from histocoder.cli.main import main
 from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.codes import LabelRules
 from histocoder.data.corrections import read_corrections
@@ -371,17 +371,12 @@ def test_trust_needs_thirty_random_cards(coder: tuple[Coder, Path], tmp_path: Pa
 def test_serve_says_what_it_needs(
     coder: tuple[Coder, Path], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    def ends(*flags: str) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main(["serve", "--model", str(coder[1]), "--no-browser", *flags])
-        assert ended.value.code == 2
-        return capsys.readouterr().err
-
-    assert "--token" in ends("--host", "0.0.0.0")
-    assert "letters and digits" in ends("--token", "short")
-    assert "--port is 99999; it must lie between 0 and 65535" in ends("--port", "99999")
+    serve = (capsys, "serve", "--model", coder[1], "--no-browser")
+    assert "--token" in mistake(*serve, "--host", "0.0.0.0")
+    assert "letters and digits" in mistake(*serve, "--token", "short")
+    assert "--port is 99999; it must lie between 0 and 65535" in mistake(*serve, "--port", "99999")
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    assert "pip install 'histocoder[serve]'" in ends()
+    assert "pip install 'histocoder[serve]'" in mistake(*serve)
 
 
 def test_lists_are_searched_and_accepted_at_once(client: TestClient):

@@ -15,12 +15,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT, environment
+from conftest import ROOT, environment, mistake
 from models import CODES, few_examples, save_tiny_model, tiny_model
 
 pytest.importorskip("onnxruntime")
 from histocoder import Coder
-from histocoder.cli.main import main
 from histocoder.config import ModelConfig
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
@@ -167,14 +166,12 @@ def test_mistakes_of_exporting_are_one_sentence(tmp_path: Path, monkeypatch: pyt
     model, out = save_tiny_model(tmp_path / "model"), tmp_path / "onnx"
     data = tmp_path / "data.csv"
     data.write_text("occ1,hisco_1\nfarmer,61110\n", encoding="utf-8")
-    command = ["export", "--model", str(model), "--onnx", str(out)]
+    command = ("export", "--model", model, "--onnx", out)
 
     def said(*flags: object) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main([*command, *map(str, flags)])
-        assert ended.value.code == 2
+        line = mistake(capsys, *command, *flags)
         assert sorted(tmp_path.iterdir()) == before
-        return capsys.readouterr().err
+        return line
 
     before = sorted(tmp_path.iterdir())
     assert "there is no" in (text := said()) and "data_val.csv. Add --data FILE." in text

@@ -13,7 +13,6 @@ import pytest
 from archives import code, config, read, write_archive
 from conftest import refused, run
 from jobs import faulty, two_ranks
-from models import save_tiny_model
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.config import PredictConfig
@@ -22,11 +21,6 @@ from histocoder.inference.coder import Coder
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.predict_file import predict_file
 from histocoder.inference.predictions import Prediction
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
