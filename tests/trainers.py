@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from models import config_of
 
 from histocoder.checkpoints.run_folder import RunFolder
-from histocoder.config import ModelConfig, TrainConfig
+from histocoder.config import TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
@@ -49,14 +50,7 @@ def begin(
 ) -> Trainer:
     torch.manual_seed(0)
     encoder, formatter = load_encoder(encoder_name, max_len=MAX_LEN), build_formatter("hisco", num_blocks=1)
-    config = ModelConfig(
-        encoder=encoder.config.to_diff_dict(),
-        formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size + 1,
-        codes=tuple(map(str, range(num_classes))),
-        target_cols=("hisco_1",),
-        max_len=MAX_LEN,
-    )
+    config = config_of(encoder, formatter, [*map(str, range(num_classes))], target_cols=("hisco_1",))
     defaults = {"batch_size": 16, "num_epochs": 100, "min_steps": 0, "learning_rate": 3e-4, "warmup_pct": 0.05}
     train = TrainConfig(**{**defaults, "precision": precision, **options})
     run = RunFolder(folder)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from archives import read
 from conftest import ROOT, refused, run
 
 from histocoder.data.example_files import ExampleFiles
@@ -12,10 +13,6 @@ from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_c
 from histocoder.formatters import build_formatter
 
 COLUMNS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang")
-
-
-def read(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,10 @@ import pandas as pd
 import pytest
 import torch
 from conftest import ROOT, environment, mistake
-from models import CODES, few_examples, save_tiny_model, tiny_model
+from models import CODES, config_of, few_examples, save_tiny_model, tiny_model
 
 pytest.importorskip("onnxruntime")
 from histocoder import Coder
-from histocoder.config import ModelConfig
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import end_characters, join_language, lower_characters
@@ -49,14 +48,12 @@ def ngram_model() -> MixerModel:
     torch.manual_seed(2)
     encoder = NgramEncoder(NgramConfig(num_buckets=512, hidden_size=32, max_words=6, intermediate_size=32))
     formatter = build_formatter("hisco", num_blocks=3)
-    config = ModelConfig(
-        encoder=encoder.config.to_diff_dict(),
-        formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size,
-        codes=CODES,
+    config = config_of(
+        encoder,
+        formatter,
+        CODES,
         target_cols=("hisco_1", "hisco_2", "hisco_3"),
         languages=("en", "unk"),
-        max_len=64,
         text_normalization="lower",
         flat_loss="softmax",
         mode="combined",
