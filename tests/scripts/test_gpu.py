@@ -25,11 +25,6 @@ def on_devices(*cases: Any, gpu_only: tuple[Any, ...] = ()) -> list[Any]:
     return [*(("cpu", case) for case in cases), *on_gpu]
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=GPU)])
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 on_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
 
 
@@ -122,6 +117,7 @@ def test_a_step_never_waits_for_the_gpu(tmp_path: Path, table: Path, device: str
         torch.cuda.set_sync_debug_mode("default")
 
 
+@on_gpu
 @pytest.mark.parametrize("mode", ["greedy", "flat", "topk", "full"])
 def test_prediction_is_what_it_is_on_a_cpu(tmp_path: Path, table: Path, device: str, mode: str):
     model = save_tiny_model(tmp_path / "model")
