@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 # before torch and transformers are imported, here and in what is forked
@@ -51,24 +50,15 @@ def shared(path: str) -> Path:
     return found
 
 
-@contextmanager
-def lines_logged() -> Iterator[list[str]]:
-    """Give the lines that the logger receives."""
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """Lines that the logger receives."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     log.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        log.removeHandler(handler)
-
-
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
-    """Lines that the logger receives."""
-    with lines_logged() as lines:
-        yield lines
+    yield lines
+    log.removeHandler(handler)
 
 
 def write_table(path: Path, *, two_codes: bool = False, copies: int = 1) -> Path:

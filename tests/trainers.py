@@ -55,18 +55,3 @@ def begin(
     train = TrainConfig(**{**defaults, "precision": precision, **options})
     run = RunFolder(folder)
     return Trainer(MixerModel(config, encoder), data, data, train, device=device, run=run, settings={})
-
-
-def losses(trainer: Trainer, steps: int, *, pad: bool) -> list[float]:
-    trainer.model.train()
-    found: list[float] = []
-    for epoch in range(100):
-        trainer.sampler.set_position(epoch, 0)
-        for batch in trainer.train_loader:
-            if pad:
-                width = MAX_LEN - batch.input_ids.shape[1]
-                batch.input_ids = torch.nn.functional.pad(batch.input_ids, (0, width))
-            found.append(trainer.learner.train_step([batch])[0].item())
-            if len(found) == steps:
-                return found
-    raise AssertionError

@@ -76,21 +76,16 @@ def ngram_model() -> MixerModel:
     encodings = torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
     ends = torch.from_numpy(end_characters(join_language((TEXTS * 3)[:40], ["en"] * 40)))
     model.nearest_expert = NearestExpert.of(encodings, ends, class_ids, num_classes=len(CODES))
-    return with_linear_expert(model)
-
-
-def known_ngrams() -> torch.Tensor:
-    """The n-grams of some of the texts."""
-    return ngram_rows(torch.from_numpy(lower_characters(join_language(TEXTS[:8], ["en"] * 8))))[1].unique()
-
-
-def with_linear_expert(model: MixerModel) -> MixerModel:
-    """The model, its linear experts with random weights."""
     for expert in filter(None, (model.linear_expert, model.attribute_expert)):
         expert.buckets = known_ngrams()
         expert.idf = torch.rand(len(known_ngrams())) + 1
         expert.weight = torch.randn(expert.weight.shape).half()
     return model.eval()
+
+
+def known_ngrams() -> torch.Tensor:
+    """The n-grams of some of the texts."""
+    return ngram_rows(torch.from_numpy(lower_characters(join_language(TEXTS[:8], ["en"] * 8))))[1].unique()
 
 
 @pytest.fixture(scope="module")
@@ -105,15 +100,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
         model = {"canine": tiny_model, "ngram": ngram_model}[kind]()
         coder = Coder(model, "cpu")
         ngram.character_kinds.cache_clear()  # as in a process of its own
-        onnx_export.export(coder, folder / "onnx", *described())
+        onnx_export.export(coder, folder / "onnx", TEXTS, ["en", *["unk"] * (len(TEXTS) - 1)])
         return coder, folder / "onnx"
 
     return of
-
-
-def described() -> tuple[list[str], list[str]]:
-    """All texts, and their languages."""
-    return TEXTS, ["en", *["unk"] * (len(TEXTS) - 1)]
 
 
 @pytest.mark.slow
