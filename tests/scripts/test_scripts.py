@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from conftest import refused, run, write_table
+from conftest import environment, refused, run, write_table
 from jobs import TINY, assert_same_weights, finetune, logged, two_ranks, weights
 
 from histocoder import Coder, OnnxCoder
@@ -122,7 +122,7 @@ def test_what_review_says_trains_on(of_words: Path, tmp_path: Path):
     files = ("--input", of_words / "t.csv", "--output", coded, "--columns", "m_")
     run("-m", "histocoder", "predict", "--model", model, *files)
     flags = ("--predictions", coded, "--output", corrected, "--budget", 9)
-    said = run("-m", "histocoder", "review", "--model", model, *flags).stdout
+    said = run("-m", "histocoder", "review", "--model", model, *flags, env=environment(PATH="")).stdout
     *_, command = said.splitlines()
     review = pd.read_csv(corrected, dtype=object)
     assert {*review["class_1"]} <= {*CLASSES, "'=clerk's"}  # which no spreadsheet runs
