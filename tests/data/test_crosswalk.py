@@ -94,12 +94,6 @@ def test_matching_is_that_of_brute_force(crosswalk: Path, tmp_path: Path):
     assert ways <= {*told["counts"]["socpo"]}
 
 
-def test_each_value_is_ambiguous_by_itself(crosswalk: Path):
-    found = Crosswalk(crosswalk, ClassOptions()).find("80110")
-    assert [(one.value, one.how) for one in found] == [(None, "ambiguous"), ("3", "all rows of the code agree")]
-    assert [one.how for one in Crosswalk(crosswalk, ClassOptions()).find("99999", None, "31")] == ["ambiguous", "exact"]
-
-
 def test_zeros_and_decimals_do_not_matter(crosswalk: Path, tmp_path: Path):
     assert Crosswalk(crosswalk, ClassOptions()).find("1110.0") == Crosswalk(crosswalk, ClassOptions()).find("01110")
     numbers = pyarrow.table({"hisco": [1110.0, 61110.0, None], "status": [None, 33.0, None]})

@@ -60,9 +60,7 @@ REFUSED = [
 
 READ = [
     (GOOD, ["farmer", "baker"]),
-    (b"\xef\xbb\xbf" + GOOD, ["farmer", "baker"]),
     (GOOD + b"nan,71105\nNULL,71105\n", ["farmer", "baker", "nan", "NULL"]),
-    (GOOD + b'"a ""b"", c\nd",71105\n', ["farmer", "baker", 'a "b", c\nd']),
     (GOOD + b'six" nails,71105\n', ["farmer", "baker", 'six" nails']),
     (GOOD + b"=1+1,71105\n#x,71105\n\\,71105\n", ["farmer", "baker", "=1+1", "#x", "\\"]),
     (GOOD + "👩‍🌾 \u2028x,71105\n".encode(), ["farmer", "baker", "👩‍🌾 \u2028x"]),
