@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT, refused, run, write_table
-from jobs import assert_same_end, finetune, weights
+from jobs import assert_same_weights, finetune, weights
 
 from histocoder import Coder
 from histocoder.checkpoints.model_files import read_model_config
@@ -147,20 +147,17 @@ def test_nothing_changes_without_attributes(tmp_path: Path):
 
 
 def test_a_resumed_run_of_ngrams_is_bit_identical(tmp_path: Path):
-    table, whole, parts = with_status(tmp_path / "table.csv"), tmp_path / "whole", tmp_path / "parts"
+    table, outs = with_status(tmp_path / "table.csv"), [tmp_path / name for name in ("whole", "resumed")]
     start = ("--initial-checkpoint", ROOT / "tests" / "fixtures" / "ngram", "--only-encoder", "--no-refit")
     sizes = ("--batch-size", 8, "--max-steps", 12, "--save-interval", 5, "--eval-interval", 6, "--log-interval", 1)
     flags = (*start, *sizes, "--augmentation-prob", 0.5, "--precision", "fp32", "--no-report", "--no-experts")
-
-    def train(out: Path) -> None:
-        columns = ("--target-cols", "hisco_1", "--attribute-cols", "status")
-        run("finetune.py", "--dataset", table, *columns, "--save-path", out, *flags)
-
-    train(whole)
-    shutil.copytree(whole, parts)
-    shutil.rmtree(list_checkpoints(parts)[-1])
-    train(parts)
-    assert_same_end(whole, parts)
+    columns = ("--target-cols", "hisco_1", "--attribute-cols", "status", "--keep-checkpoints", 9)
+    for out in outs:
+        resume = ("--resume", list_checkpoints(outs[0])[0]) if out == outs[1] else ()
+        run("finetune.py", "--dataset", table, *columns, "--save-path", out, *flags, *resume)
+    assert [path.name[-2:] for path in list_checkpoints(outs[1])] == ["10", "12"]  # it begins behind step 5
+    assert_same_weights(*outs)
+    assert len({(list_checkpoints(out)[-1] / "optimizer.pt").read_bytes() for out in outs}) == 1
 
 
 def test_a_further_run_keeps_the_heads(tmp_path: Path):
