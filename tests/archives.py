@@ -1,7 +1,5 @@
 """Tables, and files of descriptions that are to be coded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

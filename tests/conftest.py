@@ -1,7 +1,5 @@
 """What tests share: small tables, and the scripts run in processes of their own, each with a deadline."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -9,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 # before torch and transformers are imported, here and in what is forked
@@ -19,6 +16,7 @@ import pytest
 from forked import Forked
 from hypothesis import settings
 
+from histocoder.cli.main import main
 from histocoder.log import log
 
 settings.register_profile("tests", deadline=None, derandomize=True, max_examples=50)
@@ -52,24 +50,15 @@ def shared(path: str) -> Path:
     return found
 
 
-@contextmanager
-def lines_logged() -> Iterator[list[str]]:
-    """Give the lines that the logger receives."""
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """Lines that the logger receives."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     log.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        log.removeHandler(handler)
-
-
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
-    """Lines that the logger receives."""
-    with lines_logged() as lines:
-        yield lines
+    yield lines
+    log.removeHandler(handler)
 
 
 def write_table(path: Path, *, two_codes: bool = False, copies: int = 1) -> Path:
@@ -137,11 +126,29 @@ def refused(*args: object, env: dict[str, str] | None = None, fresh: bool = Fals
     return result.stderr
 
 
+def mistake(capsys: pytest.CaptureFixture[str], *args: object) -> str:
+    """Return the line that the command ends with, in this process, on a mistake of the user's."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, args)])
+    said = capsys.readouterr().err.strip()
+    assert ended.value.code == 2 and "\n" not in said and "Traceback" not in said, said
+    return said
+
+
 def free_port() -> int:
     """A port on loopback that nothing listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model with random weights, which no test changes."""
+    from models import save_tiny_model
+
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")

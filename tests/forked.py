@@ -5,8 +5,6 @@ nothing but import is forked for each program, which runs as in a new interprete
 standard output and error. Only the seed of hashes is shared; tests in which it may matter start a new interpreter.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

@@ -7,11 +7,12 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 from histocoder.checkpoints.model_files import save_model
 from histocoder.config import ModelConfig
 from histocoder.data.examples import Examples
-from histocoder.formatters import build_formatter
+from histocoder.formatters import Formatter, build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.model import MixerModel, load_encoder
 from histocoder.model.devices import has_bf16
@@ -31,21 +32,25 @@ def some_ids(lengths: list[int], width: int) -> torch.Tensor:
     return ids
 
 
+def config_of(encoder: nn.Module, formatter: Formatter, codes: Sequence[str], **settings: Any) -> ModelConfig:
+    """The config of a model of an encoder and a formatter, of 64 positions unless it is said."""
+    return ModelConfig(
+        encoder=encoder.config.to_diff_dict(),
+        formatter=formatter.to_config(),
+        vocab_size=formatter.vocab_size + 1,
+        codes=tuple(codes),
+        **{"max_len": 64, **settings},
+    )
+
+
 def tiny_model(num_blocks: int = 2, *, codes: Sequence[str] = CODES, **changes: Any) -> MixerModel:
     """A HISCO model that knows Danish and English, and eight codes."""
     torch.manual_seed(5)
     encoder = load_encoder("tiny", max_len=64)
     formatter = build_formatter("hisco", num_blocks=num_blocks)
     settings = {"descriptions": {"61110": "Farmer", "77610": "Baker"}, "languages": ("da", "en", "unk"), **changes}
-    config = ModelConfig(
-        encoder=encoder.config.to_diff_dict(),
-        formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size + 1,
-        codes=tuple(codes),
-        target_cols=tuple(f"hisco_{i + 1}" for i in range(num_blocks)),
-        max_len=64,
-        **settings,
-    )
+    target_cols = tuple(f"hisco_{i + 1}" for i in range(num_blocks))
+    config = config_of(encoder, formatter, codes, target_cols=target_cols, **settings)
     model = MixerModel(config, encoder)
     torch.nn.init.normal_(model.decoder.head.weight, std=0.5)
     torch.nn.init.normal_(model.linear_decoder.weight, std=0.3)

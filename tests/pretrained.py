@@ -1,15 +1,13 @@
 """Tiny encoders, CANINE and other kinds, with random weights and tokenizers, in folders as on the hub."""
 
-from __future__ import annotations
-
 import string
 from pathlib import Path
 
 import torch
 from conftest import NOTES, TITLES
+from models import config_of
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from histocoder.config import ModelConfig
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder, load_tokenizer
 
@@ -98,15 +96,8 @@ def model_of(folder: Path, *, max_len: int = 64) -> MixerModel:
     """A new model of the titles' codes with an encoder from a folder."""
     torch.manual_seed(5)
     encoder, formatter = load_encoder(str(folder), max_len=max_len), build_formatter("hisco", num_blocks=1)
-    config = ModelConfig(
-        encoder=encoder.config.to_diff_dict(),
-        formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size + 1,
-        codes=tuple(sorted(TITLES.values())),
-        target_cols=("hisco_1",),
-        languages=("en", "unk"),
-        max_len=max_len,
-    )
+    settings = {"target_cols": ("hisco_1",), "languages": ("en", "unk"), "max_len": max_len}
+    config = config_of(encoder, formatter, sorted(TITLES.values()), **settings)
     model = MixerModel(config, encoder, tokenizer=load_tokenizer(str(folder)))
     torch.nn.init.normal_(model.linear_decoder.weight, std=0.3)
     return model.eval()

@@ -1,7 +1,5 @@
 """The package is a few parts, each of which imports from those below it alone; its docstrings begin plainly."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,11 +24,6 @@ def name_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
-def part_of(module: str) -> str:
-    """The part of a module's full name."""
-    return module.split(".")[1]
-
-
 def imported(path: Path) -> Iterator[str]:
     """The full names of all that a module imports, in functions too, and for type checking alone."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -45,7 +38,7 @@ def imported(path: Path) -> Iterator[str]:
 def test_modules_import_only_from_parts_below(path: Path):
     part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     allowed = PARTS if part in ENTRANCES else PARTS[: PARTS.index(part) + 1]
-    used = {part_of(name) for name in imported(path) if name.startswith("histocoder.")} - {"__version__"}
+    used = {name.split(".")[1] for name in imported(path) if name.startswith("histocoder.")} - {"__version__"}
     assert used <= set(allowed)
 
 

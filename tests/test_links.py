@@ -1,7 +1,5 @@
 """Links in the documentation lead to files, and their anchors to headings; nothing is asked of the network."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

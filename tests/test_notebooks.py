@@ -1,7 +1,5 @@
 """The notebooks of the documentation run from the first cell to the last."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """R calls histocoder as docs/r.md says, line by line; make test-r installs Debian's R."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Ray and Spark on this machine: rows as one process codes them, lost workers, broken files."""
 
-from __future__ import annotations
-
 import shutil
 from importlib.util import find_spec
 from pathlib import Path

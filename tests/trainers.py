@@ -1,14 +1,13 @@
 """Trainers of tiny models on small tables, in the process of a test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import torch
+from models import config_of
 
 from histocoder.checkpoints.run_folder import RunFolder
-from histocoder.config import ModelConfig, TrainConfig
+from histocoder.config import TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
@@ -51,30 +50,8 @@ def begin(
 ) -> Trainer:
     torch.manual_seed(0)
     encoder, formatter = load_encoder(encoder_name, max_len=MAX_LEN), build_formatter("hisco", num_blocks=1)
-    config = ModelConfig(
-        encoder=encoder.config.to_diff_dict(),
-        formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size + 1,
-        codes=tuple(map(str, range(num_classes))),
-        target_cols=("hisco_1",),
-        max_len=MAX_LEN,
-    )
+    config = config_of(encoder, formatter, [*map(str, range(num_classes))], target_cols=("hisco_1",))
     defaults = {"batch_size": 16, "num_epochs": 100, "min_steps": 0, "learning_rate": 3e-4, "warmup_pct": 0.05}
     train = TrainConfig(**{**defaults, "precision": precision, **options})
     run = RunFolder(folder)
     return Trainer(MixerModel(config, encoder), data, data, train, device=device, run=run, settings={})
-
-
-def losses(trainer: Trainer, steps: int, *, pad: bool) -> list[float]:
-    trainer.model.train()
-    found: list[float] = []
-    for epoch in range(100):
-        trainer.sampler.set_position(epoch, 0)
-        for batch in trainer.train_loader:
-            if pad:
-                width = MAX_LEN - batch.input_ids.shape[1]
-                batch.input_ids = torch.nn.functional.pad(batch.input_ids, (0, width))
-            found.append(trainer.learner.train_step([batch])[0].item())
-            if len(found) == steps:
-                return found
-    raise AssertionError

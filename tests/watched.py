@@ -1,7 +1,5 @@
 """Programs that start others, as engines do, and a process among them that is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

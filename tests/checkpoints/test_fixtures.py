@@ -1,7 +1,5 @@
 """What an earlier histocoder wrote is read: two models and a run's folder, trained with the flags in args.yaml."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,23 +1,18 @@
 """`histocoder audit` and `histocoder agreement`, on tables with codes that are wrong on purpose."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, refused, run
+from archives import read
+from conftest import ROOT, mistake, run
 
 from histocoder.data.example_files import ExampleFiles
 from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded
 from histocoder.formatters import build_formatter
 
 COLUMNS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang")
-
-
-def read(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +68,12 @@ def test_audit_puts_codes_outside_the_key_first(rows: pd.DataFrame, tmp_path: Pa
     assert "1 are not in the key" in said
 
 
-def test_audit_refuses_what_it_can_not_compare(tmp_path: Path):
+def test_audit_refuses_what_it_can_not_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "coded.csv").write_text("occ1,hisco_1\nfarmer,61110\nbaker,61110\n")
     flags = ("--dataset", tmp_path / "coded.csv", "--target-cols", "hisco_1", "--output", tmp_path / "audit.csv")
-    assert "nothing to compare labels with" in refused("-m", "histocoder", "audit", *flags)
+    assert "nothing to compare labels with" in mistake(capsys, "audit", *flags)
     (tmp_path / "audit.csv").write_text("filled in")
-    assert "Add --overwrite" in refused("-m", "histocoder", "audit", *flags)
+    assert "Add --overwrite" in mistake(capsys, "audit", *flags)
 
 
 @pytest.mark.parametrize("by", [(), ("--id-col", "id")])
@@ -96,9 +91,9 @@ def test_agreement_of_two_files(rows: pd.DataFrame, tmp_path: Path, by: tuple[st
     assert list(found)[:5] == ["occ1", "lang", "checked", "hisco_1", "prob_1"]
 
 
-def test_agreement_needs_two_files_with_the_same_rows(rows: pd.DataFrame, tmp_path: Path):
+def test_agreement_needs_two_files_with_the_same_rows(rows: pd.DataFrame, tmp_path: Path, capsys):
     rows.head(20).to_csv(tmp_path / "a.csv", index=False)
     rows.tail(5).assign(occ1="someone else").to_csv(tmp_path / "b.csv", index=False)
     flags = (*COLUMNS, "--output", tmp_path / "settle.csv")
-    assert "have no row in common" in refused("-m", "histocoder", "agreement", *tmp_path.glob("*.csv"), *flags)
-    assert "Name two files" in refused("-m", "histocoder", "agreement", tmp_path / "a.csv", *flags)
+    assert "have no row in common" in mistake(capsys, "agreement", *tmp_path.glob("*.csv"), *flags)
+    assert "Name two files" in mistake(capsys, "agreement", tmp_path / "a.csv", *flags)

@@ -1,7 +1,5 @@
 """`--config`: files of flags, in sections or flat; and the examples in `configs/`."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -100,15 +100,6 @@ def test_noise_depends_on_seed_epoch_and_row_alone(examples: Examples):
     assert batches(data) != batches(dataset(examples, augmenter(seed=1)))
 
 
-def test_noise_is_the_same_in_workers(examples: Examples):
-    data = dataset(examples, augmenter())
-    sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=2, seed=0)
-    loaders = (torch.utils.data.DataLoader(data, sampler=sampler, batch_size=None, num_workers=n) for n in (0, 2))
-    for alone, in_worker in zip(*loaders, strict=True):
-        assert torch.equal(alone.input_ids, in_worker.input_ids)
-        assert torch.equal(alone.targets, in_worker.targets)
-
-
 def altered(noise: Augmenter, texts: list[str], epoch: int = 0) -> tuple[list[str], np.ndarray]:
     """Texts after their noise, and which of them lose their language."""
     drawn = noise.noise(np.arange(len(texts)), epoch)

@@ -1,7 +1,5 @@
 """Groups of HISCO and OCC1950, and the titles of codes that a model gets from them."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT, write_table
+from conftest import ROOT, mistake, write_table
 from models import save_tiny_model, tiny_coder, tiny_model
 
 from docs.flags import PAGE
@@ -80,9 +80,8 @@ def test_one_language_for_all_must_be_known(table: Path, tmp_path: Path, languag
     save_config(tmp_path / "model", replace(tiny_model().config, languages=("Plattdeutsch", "unk")))
     said = []
     for command in (["predict", "cook"], ["evaluate", "--data", str(table)]):
-        with pytest.raises(SystemExit):
-            main([command[0], "--model", model, "--language", language, *command[1:]])
-        said.append(capsys.readouterr().err.removeprefix("error: ").strip())
+        line = mistake(capsys, command[0], "--model", model, "--language", language, *command[1:])
+        said.append(line.removeprefix("error: "))
     of_cluster = partial(BlockCoder.of, model, ["occ1"], device="cpu", precision="fp32")  # that is, Ray and Spark
     prepared = partial(prepare, PrepareConfig(str(table), ("hisco_1",), language=language), tmp_path / "out")
     for work in (prepared, partial(of_cluster, language=language)):

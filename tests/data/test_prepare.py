@@ -2,8 +2,6 @@ import json
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from conftest import write_table
 from models import tiny_coder
@@ -112,18 +110,6 @@ def test_a_correction_of_another_spelling_is_used(tmp_path: Path):
     frame = prepared(table, tmp_path / "out", corrections=(str(checked),), share_val=0.3)["data_train"]
     found = dict(zip(frame["occ1"], frame["hisco_1"], strict=True))
     assert [found[text] for text in texts[20:]] == ["75400", "81120"]  # of several for one description the last
-
-
-def test_parquet_gives_what_csv_gives(table: Path, tmp_path: Path):
-    frame = pd.read_csv(table)  # codes as integers
-    frame.loc[0, "hisco_1"] = None  # then as floats
-    pq.write_table(pa.Table.from_pandas(frame), tmp_path / "t.parquet")
-    from_parquet = prepared(tmp_path / "t.parquet", tmp_path / "a")
-    frame["hisco_1"] = frame["hisco_1"].astype("Int64")
-    frame.to_csv(tmp_path / "t.csv", index=False)
-    from_csv = prepared(tmp_path / "t.csv", tmp_path / "b")
-    assert from_parquet["data_train"].equals(from_csv["data_train"])
-    assert "?" not in set(from_csv["key"]["system_code"])
 
 
 @pytest.mark.parametrize(

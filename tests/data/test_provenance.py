@@ -1,7 +1,5 @@
 """Provenance of files that the real command codes: the same for the same, and a paragraph of its numbers."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from archives import read, write_archive
-from conftest import run
+from conftest import mistake, run
 from models import save_tiny_model
 
 from histocoder import __version__
@@ -18,6 +16,7 @@ from histocoder.cli.main import main
 from histocoder.data.provenance import provenance_file
 from histocoder.data.table import fingerprint
 
+PREDICT = "predict --model model --input in.csv --language-col lang --output".split()
 CLASSES = """hisco,status,hisclass,HISCAM_NL
 61110,,8,50
 61110,21,7,60
@@ -46,8 +45,7 @@ def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def predict(*flags: object, output: str = "coded.csv") -> dict[str, Any]:
     """Code the table, and return its provenance."""
-    given = ("--model", "model", "--input", "in.csv", "--language-col", "lang", "--output", output)
-    main(["predict", *given, *map(str, flags)])
+    main([*PREDICT, output, *map(str, flags)])
     return json.loads(provenance_file(output).read_text(encoding="utf-8"))
 
 
@@ -157,8 +155,5 @@ def test_classes_of_predict_are_those_of_classes(folder: Path):
 def test_mistakes_are_one_sentence(
     flags: tuple[str, ...], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ):
-    with pytest.raises(SystemExit) as ended:
-        predict(*flags)
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and message in said and said.count("\n") == 1, said
+    assert message in mistake(capsys, *PREDICT, "coded.csv", *flags)
     assert not Path("coded.csv").exists() and not provenance_file("coded.csv").exists()

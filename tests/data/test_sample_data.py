@@ -5,22 +5,21 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from pathlib import Path
+
+from conftest import ROOT, SHARED
 
 from histocoder.data.key import read_key
+from histocoder.data.titles import HISCO
 
-ROOT = Path(__file__).parents[2]
 DATA = ROOT / "data"
-REFERENCE = ROOT.parent / "shared" / "reference" / "hisco_codes.csv"
-
+REFERENCE = SHARED / "reference" / "hisco_codes.csv"
 CODE = re.compile(r"\d{5}|-[123]")
 CODE_COLUMNS = [f"hisco_{i}" for i in range(1, 6)]
-TITLES = Path(__file__).parents[2] / "histocoder" / "data" / "titles.csv"
 LANGUAGES = {"en", "da", "se", "nl", "fr", "ge", "no", "is", "es", "it", "pt", "ca"}
 
 
 def read(name):
-    with (TITLES if name == "titles.csv" else DATA / name).open(encoding="utf-8", newline="") as file:
+    with (HISCO if name == "titles.csv" else DATA / name).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 

@@ -1,7 +1,5 @@
 """Tables in the forms that people have: Excel, Stata, Parquet, packed CSV; and texts that spreadsheets would run."""
 
-from __future__ import annotations
-
 import gzip
 import sys
 import zipfile
@@ -18,7 +16,6 @@ from archives import code, read, read_table, write_archive
 from conftest import write_table
 from hypothesis import given
 from hypothesis import strategies as st
-from models import save_tiny_model
 
 from histocoder.cli.main import main
 from histocoder.config import FinetuneConfig
@@ -29,11 +26,6 @@ from histocoder.data.prepare import prepare
 from histocoder.data.table import open_table
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import review
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def workbook(path: Path, *sheets: tuple[str, list[list[object]]]) -> Path:

@@ -1,7 +1,5 @@
 """examples.arrow: the same for every chunk size, written once, written again where it is damaged."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,10 +1,9 @@
-"""Tables as they come: each is read right, or refused with the line and what to do."""
+"""Tables as they come: each is read right, or refused with the line; tests/faults/test_tables.py has more of them."""
 
 import csv
 import math
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,14 +11,6 @@ from archives import read_table
 
 from histocoder.data.table import open_table
 from histocoder.errors import Notice, UserError
-
-BAD = [
-    (b"id;Occ1;OCC1 \nx;1;y\n", r"several columns like 'occ1' \('Occ1', 'OCC1 '\); rename all but one"),
-    (b"occ1,h\nv\xc3\xa6ver,1\nkj\xc3\xb8ber,2\nsmed\xe6,3\n", "line 4: the byte 0xE6 is not UTF-8"),
-    (b"occ1,h\n\xe2\x82\xac \xc3\xa6,1\nsmed\xc3", "line 3: the byte 0xC3 is not UTF-8"),  # cut off
-    (b"\xef\xbb\xbfocc1,h\nv\xe6ver,1\n", "line 2: the byte 0xE6 is not UTF-8"),  # the mark says UTF-8
-    (b'occ1,note\nmaker of 5" nails,x,y\nb,z\n', "line 2: 3 fields where the header has 2"),  # inches
-]
 
 
 def test_damaged_utf8_is_told_from_cp1252(tmp_path: Path):
@@ -30,15 +21,6 @@ def test_damaged_utf8_is_told_from_cp1252(tmp_path: Path):
     path.write_bytes(rows.encode() + b"sm\xf8r,4\n" + rows.encode())
     with pytest.raises(UserError, match=r"line 5: the byte 0xF8"):
         open_table(path, ["occ1"])
-
-
-@pytest.mark.parametrize(("content", "message"), BAD)
-def test_refused_in_one_sentence(tmp_path: Path, content: bytes, message: str):
-    path = tmp_path / "t.csv"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=message) as caught:
-        read_table(path, ["occ1"])
-    assert "\n" not in str(caught.value)
 
 
 STRAY = {
@@ -76,13 +58,6 @@ def test_titles_above_the_header_are_ignored(tmp_path: Path):
     assert file.notices == [f"{path}: the header is line 4; what is above it is ignored."]
 
 
-def test_lines_count_quoted_line_breaks_and_blank_lines(tmp_path: Path):
-    path = tmp_path / "t.csv"
-    path.write_text('occ1,h\n"a\nb",1\n\nc,2\n\n\nd,3\n')
-    table = read_table(path, ["occ1"])
-    assert table.lines(np.array([0, 2, 5])).tolist() == [2, 5, 8]
-
-
 @pytest.mark.parametrize("num_columns", [2, 10_000])
 def test_lines_are_found_behind_long_cells_and_headers(tmp_path: Path, num_columns: int):
     path = tmp_path / "t.csv"
@@ -106,14 +81,6 @@ def test_backslashes_before_quotation_marks_are_those_of_r(tmp_path: Path):
     path.write_text('occ1,h\n"C:\\",1\n"a \\""b\\"" c",2\n5\\"x,3\n')
     file = open_table(path, ["occ1"])
     assert file.read(["occ1"]).columns["occ1"].to_pylist() == ["C:\\", 'a \\"b\\" c', '5\\"x'] and not file.notices
-
-
-def test_missing_file_names_the_nearest(tmp_path: Path):
-    (tmp_path / "census.csv").write_text("occ1\nx\n")
-    with pytest.raises(UserError, match=r"File not found: .*sensus.csv. Did you mean .*census.csv"):
-        read_table(tmp_path / "sensus.csv", ["occ1"])
-    with pytest.raises(UserError, match="is a folder"):
-        read_table(tmp_path, ["occ1"])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The page in a real browser; make test-browser installs what it needs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

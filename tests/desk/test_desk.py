@@ -1,7 +1,5 @@
 """The desk's HTTP interface, in this process."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io
@@ -10,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -21,28 +18,24 @@ import numpy as np
 import openpyxl
 import pandas as pd
 import pytest
+from conftest import mistake
 from jobs import wait_until
 from models import save_tiny_model
 
 pytest.importorskip("fastapi")
+from desks import ADDRESS, HEADERS, TOKEN, send, served
 from starlette.testclient import TestClient
 
-from histocoder.cli.main import main
 from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.codes import LabelRules
 from histocoder.data.corrections import read_corrections
 from histocoder.desk import app
-from histocoder.desk.app import Desk, create_app
-from histocoder.desk.models import Models
 from histocoder.desk.trust import order_of_review, share_right
-from histocoder.desk.users import Users
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.inference.predict_file import predict_file
 from histocoder.inference.table_coder import TableCoder
 
-TOKEN = "0123456789abcdef"
-HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 TRAINED = (
     "occ1,lang,hisco_1,hisco_2\nfarmer,en,61110,\nFarmer,en,61110,\nbaker & farmer,en,77610,61110\nbager,da,77610,\n"
 )
@@ -61,26 +54,11 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Coder, Path]:
     return Coder.from_pretrained(run, "cpu"), run
 
 
-@contextmanager
-def served(
-    coder: tuple[Coder, Path], folder: Path, data: Path | None = None, double_share: float = 0.0, **columns: str
-) -> Iterator[TestClient]:
-    model, run = coder
-    models = Models(folder / "models", device="cpu", precision="auto")
-    models.give(model, run, name=run.name)
-    desk = Desk(folder, models=models, double_share=double_share)
-    if data is not None:
-        desk.review(data, **columns)
-    app = create_app(desk, token=TOKEN, users=Users(folder / "users.json", TOKEN))
-    with TestClient(app, base_url="http://127.0.0.1:8000", headers=HEADERS) as client:
-        yield client
-
-
 @pytest.fixture
 def client(coder: tuple[Coder, Path], tmp_path: Path) -> Iterator[TestClient]:
     data = tmp_path / "coded.csv"
     data.write_text(CODED)
-    with served(coder, tmp_path / "desk", data=data) as client:
+    with served(tmp_path / "desk", coder, data=data) as client:
         yield client
 
 
@@ -91,11 +69,6 @@ def cards(client: TestClient, who: str = "Anna", count: int = 5) -> list[dict[st
 
 def decide(client: TestClient, card: dict[str, Any], who: str = "Anna", **decision: Any) -> Any:
     return client.post(f"/api/review/cards/{card['id']}", json={"who": who, "version": card["version"], **decision})
-
-
-def send(client: TestClient, name: str, content: bytes, **params: str) -> str:
-    """Send a file, and return its id."""
-    return client.post("/api/files", params={"name": name, **params}, content=content).json()["id"]
 
 
 def wait_for(client: TestClient, file: str, state: str) -> dict[str, Any]:
@@ -132,7 +105,7 @@ def test_models_without_named_languages_get_the_language(coder: tuple[Coder, Pat
     model.model = copy(model.model)
     titles = {"61110": "Spinner", "61115": "Innkeeper", "77610": "Keeper of an Inn"}
     model.model.config = replace(model.model.config, languages=(), descriptions=titles)
-    with served((model, coder[1]), tmp_path / "desk") as client:
+    with served(tmp_path / "desk", (model, coder[1])) as client:
         (swedish,), wrong = (
             client.post("/api/code", json={"texts": ["farmer"], "lang": lang}).json() for lang in ("sv", "Danisch")
         )
@@ -155,12 +128,12 @@ def test_models_without_named_languages_get_the_language(coder: tuple[Coder, Pat
     ],
 )
 def test_token_host_and_origin_are_checked(client: TestClient, headers: dict[str, str], status: int):
-    bare = TestClient(client.app, base_url="http://127.0.0.1:8000", headers=headers)
+    bare = TestClient(client.app, base_url=ADDRESS, headers=headers)
     assert bare.post("/api/code", json={"texts": ["farmer"]}).status_code == status
 
 
 def test_only_the_right_token_sets_the_cookie(client: TestClient):
-    bare = TestClient(client.app, base_url="http://127.0.0.1:8000")
+    bare = TestClient(client.app, base_url=ADDRESS)
     assert bare.get("/?token=wrong").status_code == 401
     page = bare.get(f"/?token={TOKEN}")
     assert page.headers["set-cookie"] == f"histocoder_8000={TOKEN}; HttpOnly; Path=/; SameSite=strict"
@@ -259,7 +232,7 @@ def test_interrupted_files_go_on_and_deleted_do_not(
 
     monkeypatch.setattr(Coder, "predict_batch", slow)
     monkeypatch.setattr("histocoder.desk.uploads.PredictConfig", partial(PredictConfig, batch_size=2))
-    with served(coder, tmp_path / "desk") as client, ThreadPoolExecutor(1) as pool:
+    with served(tmp_path / "desk", coder) as client, ThreadPoolExecutor(1) as pool:
         file, other = send(client, "a.csv", rows.encode()), send(client, "b.csv", rows.encode())
         for name in (file, other):
             client.post(f"/api/files/{name}/code", json={"input_col": "occ1"})
@@ -268,7 +241,7 @@ def test_interrupted_files_go_on_and_deleted_do_not(
         assert now["state"] == "running" and now["num_rows"] == 40 and now["rows_done"] == 10
         assert [left["id"] for left in client.delete(f"/api/files/{other}").json()] == [file]
         pool.submit(lambda: (time.sleep(0.5), go_on.set()))
-    with served(coder, tmp_path / "desk") as client:
+    with served(tmp_path / "desk", coder) as client:
         wait_for(client, file, "done")
         assert len(client.get(f"/api/files/{file}/result").text.splitlines()) == 41
         assert not (tmp_path / "desk" / "files" / other).exists()
@@ -357,7 +330,7 @@ def test_trust_needs_thirty_random_cards(coder: tuple[Coder, Path], tmp_path: Pa
     rows = [f"farmer no {i},en,{61110 if i % 3 else 95410},0.{90 + i % 9},0.{90 + i % 9}" for i in range(200)]
     path = tmp_path / "coded.csv"
     path.write_text("occ1,lang,hisco_1,prob_1,conf\n" + "\n".join(rows) + "\n")
-    with served(coder, tmp_path / "desk", data=path) as client:
+    with served(tmp_path / "desk", coder, data=path) as client:
 
         def settle(number: int) -> dict[str, Any]:
             for card in cards(client, count=number):
@@ -373,17 +346,12 @@ def test_trust_needs_thirty_random_cards(coder: tuple[Coder, Path], tmp_path: Pa
 def test_serve_says_what_it_needs(
     coder: tuple[Coder, Path], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    def ends(*flags: str) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main(["serve", "--model", str(coder[1]), "--no-browser", *flags])
-        assert ended.value.code == 2
-        return capsys.readouterr().err
-
-    assert "--token" in ends("--host", "0.0.0.0")
-    assert "letters and digits" in ends("--token", "short")
-    assert "--port is 99999; it must lie between 0 and 65535" in ends("--port", "99999")
+    serve = (capsys, "serve", "--model", coder[1], "--no-browser")
+    assert "--token" in mistake(*serve, "--host", "0.0.0.0")
+    assert "letters and digits" in mistake(*serve, "--token", "short")
+    assert "--port is 99999; it must lie between 0 and 65535" in mistake(*serve, "--port", "99999")
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    assert "pip install 'histocoder[serve]'" in ends()
+    assert "pip install 'histocoder[serve]'" in mistake(*serve)
 
 
 def test_lists_are_searched_and_accepted_at_once(client: TestClient):
@@ -405,10 +373,10 @@ def test_lists_are_searched_and_accepted_at_once(client: TestClient):
     assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 422
 
 
-def test_codes_that_do_not_fit_are_not_accepted_at_once(coder: tuple[Coder, Path], tmp_path: Path):
+def test_codes_that_do_not_fit_are_not_accepted(coder: tuple[Coder, Path], tmp_path: Path):
     data = tmp_path / "coded.csv"
     data.write_text("occ1,lang,hisco_1,prob_1,conf\nsmith,en,95410,0.5,0.5\nbaker,en,7761x,0.9,0.9\n")
-    with served(coder, tmp_path / "desk", data=data) as client:
+    with served(tmp_path / "desk", coder, data=data) as client:
         all_cards = {card["id"]: card["version"] for card in cards(client)}
         refused = client.post("/api/review/accept", json={"cards": all_cards})
         assert refused.status_code == 422 and "7761x" in refused.json()["detail"]
@@ -418,7 +386,7 @@ def test_codes_that_do_not_fit_are_not_accepted_at_once(coder: tuple[Coder, Path
 def test_two_coders_decide_alone(coder: tuple[Coder, Path], tmp_path: Path):
     data = tmp_path / "coded.csv"
     data.write_text(CODED)
-    with served(coder, tmp_path / "desk", data=data, double_share=1) as client:
+    with served(tmp_path / "desk", coder, data=data, double_share=1) as client:
         mine, theirs = cards(client, "Anna"), cards(client, "Bo")
         assert len(mine) == 4 and theirs == []  # which Anna has before her
         seen = decide(client, mine[0], "Anna", codes=["61110"]).json()
@@ -468,6 +436,6 @@ def test_earlier_desks_are_opened(coder: tuple[Coder, Path], tmp_path: Path):
             INSERT INTO decisions VALUES (1, 1, 'Anna', 2, 'changed', '{"status": "open", "codes": null}', '{}', 0);
         """)
     db.close()
-    with served(coder, tmp_path / "desk") as client:
+    with served(tmp_path / "desk", coder) as client:
         assert client.post("/api/improve").json()["corrections"] == 1
         assert client.post("/api/review/1/undo", json={"who": "Anna"}).json()[0]["status"] == "open"

@@ -1,42 +1,23 @@
 """Models that the desk trains, in processes of their own."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from conftest import TITLES
+from conftest import NOTES, TITLES
 from jobs import wait_until
 
 pytest.importorskip("fastapi")
+from desks import HEADERS, TOKEN, send, served
 from starlette.testclient import TestClient
 
 from histocoder.data.titles import HISCO
-from histocoder.desk.app import Desk, create_app
 from histocoder.desk.checks import guess_language
-from histocoder.desk.models import Models
 from histocoder.desk.users import Users
 
-TOKEN = "0123456789abcdef"
 OPTIONS = {"input_col": "beruf", "target_cols": ["hisco"], "language": "en", "quick": True, "titles": "none"}
-NOTES = ["", " (deceased)", " (retired)", "'s apprentice", " and dealer", ", journeyman", " of the parish", " master"]
-
-
-@contextmanager
-def served(folder: Path, *, may_train: bool = True) -> Iterator[TestClient]:
-    models = Models(folder / "models", device="cpu", precision="auto")
-    models.use_again()
-    app = create_app(
-        Desk(folder, models=models, may_train=may_train), token=TOKEN, users=Users(folder / "users.json", TOKEN)
-    )
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    with TestClient(app, base_url="http://127.0.0.1:8000", headers=headers) as client:
-        yield client
 
 
 def table() -> bytes:
@@ -44,10 +25,6 @@ def table() -> bytes:
     coded = (TITLES | {"clerk": "3930"}).items()
     rows = [f'"{title}{note}",{code},{len(note) // 10}' for title, code in coded for note in NOTES]
     return "\n".join(["beruf,hisco,status", *rows]).encode()
-
-
-def send(client: TestClient, content: bytes, name: str, use: str) -> str:
-    return client.post("/api/files", params={"name": name, "use": use}, content=content).json()["id"]
 
 
 def wait_for(client: TestClient, model: str, *states: str) -> dict[str, Any]:
@@ -64,7 +41,7 @@ def test_an_empty_desk_trains_and_codes(tmp_path: Path):
         assert client.get("/api/about").json()["model"] is None
         refused = client.post("/api/code", json={"texts": ["farmer"]})
         assert refused.status_code == 422 and "no model yet" in refused.json()["detail"]
-        file = send(client, table(), "codes of a parish.csv", "train")
+        file = send(client, "codes of a parish.csv", table(), use="train")
         preview = client.get(f"/api/files/{file}/preview").json()
         assert (preview["input_col"], preview["target_cols"], preview["language"]) == ("beruf", ["hisco"], "en")
         wrong = client.post(f"/api/files/{file}/check", json={**OPTIONS, "input_col": "berufe"}).json()
@@ -105,7 +82,8 @@ def test_an_empty_desk_trains_and_codes(tmp_path: Path):
 def corrects(client: TestClient, model: str) -> None:
     """Review a file, train further, and switch to the new model."""
     assert client.post(f"/api/models/{model}/correct").json()["detail"].startswith("Nothing is checked yet")
-    file = send(client, b"beruf,age\n" + b"".join(f"ploughman {i},{i}\n".encode() for i in range(30)), "b.csv", "code")
+    rows = "".join(f"ploughman {i},{i}\n" for i in range(30))
+    file = send(client, "b.csv", f"beruf,age\n{rows}".encode(), use="code")
     client.post(f"/api/files/{file}/code", json={"input_col": "beruf", "language": "en"})
     wait_until(lambda: client.get(f"/api/files/{file}").json()["state"] == "done")
     summary = client.get(f"/api/files/{file}").json()["summary"]
@@ -185,7 +163,7 @@ def test_users_decide_by_their_names(tmp_path: Path):
             assert client.get("/api/about", headers={"Cookie": f"histocoder_8000={forged}".encode()}).status_code == 401
         users.add("Bo", "another password")
         assert client.get("/api/about", headers={"Cookie": f"histocoder_8000={cookie}"}).status_code == 401
-        program = client.get("/api/about", headers={"Authorization": f"Bearer {TOKEN}"}).json()
+        program = client.get("/api/about", headers=HEADERS).json()
         assert program["user"] == "program"
     assert "password" not in (tmp_path / "users.json").read_text()
     assert users.sign_in("Nobody", "x") is None

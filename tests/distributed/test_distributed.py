@@ -1,7 +1,5 @@
 """The launcher's environment, the device, the collectives, and how ranks end together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -59,14 +57,9 @@ def test_master_of_a_slurm_step(nodes: str, host: str):
     assert master_address({**step, "MASTER_ADDR": "other", "MASTER_PORT": "7"}) == ("other", 7)
 
 
-@pytest.fixture
-def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-
-
-@pytest.mark.usefixtures("one_gpu")
-def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
     second = Launch(rank=1, world_size=2, local_rank=1, local_world_size=2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     for slurm in (False, True):  # torchrun in a step of SLURM too

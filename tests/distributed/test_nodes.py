@@ -1,7 +1,5 @@
 """Several nodes: network namespaces with an agent of torchrun each; and folders that not all processes see."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import DEADLINE, ROOT, environment
-from jobs import assert_same_end, training, two_ranks
+from jobs import STEPS, assert_same_end, training, two_ranks
 
 NAMED = ("--master_addr=node0", "--master_port=29500")
 DYNAMIC = ("--rdzv-backend=c10d", "--rdzv-endpoint=192.168.98.1:29500", "--rdzv-id=7")
@@ -54,24 +52,16 @@ def ip(*args: str) -> None:
         pytest.skip(f"network namespaces can't be had here (ip {' '.join(args)}: {done.stderr.strip()})")
 
 
-@pytest.fixture(scope="session")
-def one_node(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of two processes of one node."""
-    out = tmp_path_factory.mktemp("one_node") / "out"
-    two_ranks(training(out, steps=8))
-    return out
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rendezvous", [NAMED, DYNAMIC])
-def test_two_nodes_equal_one(nodes: list[str], one_node: Path, tmp_path: Path, rendezvous: tuple[str, ...]):
+def test_two_nodes_equal_one(nodes: list[str], together: Path, tmp_path: Path, rendezvous: tuple[str, ...]):
     agents = []
     for i, node in enumerate(nodes):
         options = [*rendezvous, f"--node_rank={i}"]
         if rendezvous == DYNAMIC:  # which can't tell whose address it is where names are not known
             options = [*DYNAMIC, f"--rdzv-conf=is_host={1 - i}", f"--local-addr=192.168.98.{i + 1}"]
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", *options]
-        command = ["ip", "netns", "exec", node, *launcher, *training(tmp_path / "out", steps=8)]
+        command = ["ip", "netns", "exec", node, *launcher, *training(tmp_path / "out")]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         agents.append(subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes))
     try:
@@ -80,8 +70,8 @@ def test_two_nodes_equal_one(nodes: list[str], one_node: Path, tmp_path: Path, r
         for agent in agents:
             agent.kill()
     assert [agent.returncode for agent in agents] == [0, 0], printed
-    assert_same_end(one_node, tmp_path / "out")
-    assert "step 8/8" in printed[0] and "step" not in printed[1]
+    assert_same_end(together, tmp_path / "out")
+    assert f"step {STEPS}/{STEPS}" in printed[0] and "step" not in printed[1]
 
 
 # Processes whose folders are on disks of their own, without a network between

@@ -1,7 +1,5 @@
 """How far two coders agree, and what they have to settle."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -23,24 +21,10 @@ def test_agreement_by_hand():
     assert whole["alpha"] == pytest.approx(1 - 0.4 / (1 - (2 + 2 + 0 + 0 + 2 + 2) / 90))
 
 
-def test_alpha_agrees_with_the_matrix_of_coincidences():
+def test_alpha_is_as_published():
     # section B of Krippendorff (2011): two observers of twelve articles
-    one, other = "aabbddccceda", "bbbbbbbccedd"
-    (found,) = agreement(one, other, list("abcdefghijkl"))
-    values = [np.array([ord(letter) - 97 for letter in letters]) for letters in (one, other)]
-    assert found["alpha"] == pytest.approx(_by_coincidences(*values))
-
-
-def _by_coincidences(one: np.ndarray, other: np.ndarray) -> float:
-    """Alpha by the matrix of coincidences, as the paper computes it."""
-    matrix = np.zeros((5, 5))
-    for a, b in zip(one, other, strict=True):
-        matrix[a, b] += 1
-        matrix[b, a] += 1
-    margins, total = matrix.sum(0), matrix.sum()
-    observed = np.trace(matrix)
-    expected = (margins * (margins - 1)).sum()
-    return ((total - 1) * observed - expected) / (total * (total - 1) - expected)
+    (found,) = agreement("aabbdcccedda", "babbbccceddd", list("abcdefghijkl"))
+    assert round(found["alpha"], 3) == 0.692
 
 
 def test_agreement_of_one_code_has_no_kappa():

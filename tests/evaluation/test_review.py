@@ -1,11 +1,10 @@
 """What `histocoder review` gives a person to check."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from archives import read
 
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import Columns, review
@@ -18,7 +17,7 @@ def reviewed(
     text = coded if isinstance(coded, str) else coded.to_csv(index=False)
     (folder / "out.csv").write_text(text, encoding="utf-8")
     review(folder / "out.csv", folder / "review.csv", budget=budget, columns=columns or Columns(), overwrite=True)
-    return pd.read_csv(folder / "review.csv", dtype=str, keep_default_na=False)
+    return read(folder / "review.csv")
 
 
 def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path, logged: list[str]):

@@ -1,7 +1,5 @@
 """What happens to the files of a run: saves that are killed, damage, disks that are full or gone."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

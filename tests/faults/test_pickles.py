@@ -1,7 +1,5 @@
 """Files that execute something when they are read as pickles usually are: refused, and nothing is executed."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Loader workers that are killed or hang: the run ends with an error that names the worker, and leaves no process."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re
@@ -25,7 +23,7 @@ from histocoder.formatters import build_formatter
 EXTRA = ("--batch-size", 8, "--max-steps", 40, "--num-workers", 2, "--worker-timeout", 3)
 
 
-@pytest.mark.parametrize("call", ["_multiprocessing.SemLock", "torch.UntypedStorage._share_fd_cpu_"])
+@pytest.mark.parametrize("call", ["_multiprocessing.SemLock", "torch.Tensor.share_memory_"])
 def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path, call: str):
     args = finetune(table, tmp_path / "out", *EXTRA)
     ended = run(*faulty(args, f"ENOSPC:{call}:1"), check=False)

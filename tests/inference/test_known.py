@@ -1,7 +1,5 @@
 """Descriptions that were coded by hand are answered with those codes."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from archives import config, read, write_archive
-from models import save_tiny_model
+from conftest import mistake
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.cli.main import main
@@ -28,11 +26,6 @@ farmer 0,da,01110,61110
 "baker, retired 1",en,77610,41025
 uncoded,en,,
 """
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def rows(*given: tuple[str, ...]) -> Examples:
@@ -132,9 +125,8 @@ def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys:
         predict("--model", best, "--known", "auto", *args)
         return capsys.readouterr().out.splitlines()
 
-    with pytest.raises(SystemExit):
-        said_of("farmer")
-    assert "--known auto reads the run's training data, and there is no" in capsys.readouterr().err
+    said = mistake(capsys, "predict", "--model", best, "--known", "auto", "farmer")
+    assert "--known auto reads the run's training data, and there is no" in said
     (tmp_path / "run" / "data_train.csv").write_text("occ1,lang,hisco_1,hisco_2\nfarmer,en,80110,\n")
     header, farmer, miner = map(str.split, said_of("--language", "en", "FARMER", "miner"))
     assert header[-1] == "source" and farmer[1:3] == ["80110", "1.00"]
@@ -167,8 +159,5 @@ def test_mistakes(model: Path, tmp_path: Path, monkeypatch, capsys, args, messag
     for name, content in files.items():
         Path(f"{name}.csv").write_text(content)
     output = "out.csv" if "out.csv" in args else "new.csv"
-    with pytest.raises(SystemExit) as ended:
-        predict("--model", model, "--input", "in.csv", "--output", output, *args)
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and message in said and said.count("\n") == 1, said
+    assert message in mistake(capsys, "predict", "--model", model, "--input", "in.csv", "--output", output, *args)
     assert {path.name: path.read_text() for path in Path().iterdir()} == {f"{n}.csv": c for n, c in files.items()}

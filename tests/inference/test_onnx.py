@@ -1,7 +1,5 @@
 """Models as ONNX graphs."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import logging
@@ -17,13 +15,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT, environment
-from models import CODES, few_examples, save_tiny_model, tiny_model
+from conftest import ROOT, environment, mistake
+from models import CODES, config_of, few_examples, save_tiny_model, tiny_model
 
 pytest.importorskip("onnxruntime")
 from histocoder import Coder
-from histocoder.cli.main import main
-from histocoder.config import ModelConfig
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import end_characters, join_language, lower_characters
@@ -52,14 +48,12 @@ def ngram_model() -> MixerModel:
     torch.manual_seed(2)
     encoder = NgramEncoder(NgramConfig(num_buckets=512, hidden_size=32, max_words=6, intermediate_size=32))
     formatter = build_formatter("hisco", num_blocks=3)
-    config = ModelConfig(
-        encoder=encoder.config.to_diff_dict(),
-        formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size,
-        codes=CODES,
+    config = config_of(
+        encoder,
+        formatter,
+        CODES,
         target_cols=("hisco_1", "hisco_2", "hisco_3"),
         languages=("en", "unk"),
-        max_len=64,
         text_normalization="lower",
         flat_loss="softmax",
         mode="combined",
@@ -82,21 +76,16 @@ def ngram_model() -> MixerModel:
     encodings = torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
     ends = torch.from_numpy(end_characters(join_language((TEXTS * 3)[:40], ["en"] * 40)))
     model.nearest_expert = NearestExpert.of(encodings, ends, class_ids, num_classes=len(CODES))
-    return with_linear_expert(model)
-
-
-def known_ngrams() -> torch.Tensor:
-    """The n-grams of some of the texts."""
-    return ngram_rows(torch.from_numpy(lower_characters(join_language(TEXTS[:8], ["en"] * 8))))[1].unique()
-
-
-def with_linear_expert(model: MixerModel) -> MixerModel:
-    """The model, its linear experts with random weights."""
     for expert in filter(None, (model.linear_expert, model.attribute_expert)):
         expert.buckets = known_ngrams()
         expert.idf = torch.rand(len(known_ngrams())) + 1
         expert.weight = torch.randn(expert.weight.shape).half()
     return model.eval()
+
+
+def known_ngrams() -> torch.Tensor:
+    """The n-grams of some of the texts."""
+    return ngram_rows(torch.from_numpy(lower_characters(join_language(TEXTS[:8], ["en"] * 8))))[1].unique()
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +100,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
         model = {"canine": tiny_model, "ngram": ngram_model}[kind]()
         coder = Coder(model, "cpu")
         ngram.character_kinds.cache_clear()  # as in a process of its own
-        onnx_export.export(coder, folder / "onnx", *described())
+        onnx_export.export(coder, folder / "onnx", TEXTS, ["en", *["unk"] * (len(TEXTS) - 1)])
         return coder, folder / "onnx"
 
     return of
-
-
-def described() -> tuple[list[str], list[str]]:
-    """All texts, and their languages."""
-    return TEXTS, ["en", *["unk"] * (len(TEXTS) - 1)]
 
 
 @pytest.mark.slow
@@ -169,14 +153,12 @@ def test_mistakes_of_exporting_are_one_sentence(tmp_path: Path, monkeypatch: pyt
     model, out = save_tiny_model(tmp_path / "model"), tmp_path / "onnx"
     data = tmp_path / "data.csv"
     data.write_text("occ1,hisco_1\nfarmer,61110\n", encoding="utf-8")
-    command = ["export", "--model", str(model), "--onnx", str(out)]
+    command = ("export", "--model", model, "--onnx", out)
 
     def said(*flags: object) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main([*command, *map(str, flags)])
-        assert ended.value.code == 2
+        line = mistake(capsys, *command, *flags)
         assert sorted(tmp_path.iterdir()) == before
-        return capsys.readouterr().err
+        return line
 
     before = sorted(tmp_path.iterdir())
     assert "there is no" in (text := said()) and "data_val.csv. Add --data FILE." in text

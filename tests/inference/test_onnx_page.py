@@ -1,7 +1,5 @@
 """The page of docs/browser in a real browser; make test-browser installs what it needs."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import os

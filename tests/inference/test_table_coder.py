@@ -1,7 +1,5 @@
 """Blocks of a cluster's table, without Ray and Spark; tests/test_ray_and_spark.py starts these."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from archives import TEXTS, code, write_archive
-from models import save_tiny_model
 
 from histocoder.config import PredictConfig, PredictOptions
 from histocoder.data.examples import Examples
@@ -21,11 +18,6 @@ from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known
 from histocoder.inference.predict_file import predict_file
 from histocoder.inference.table_coder import BlockCoder
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def block_coder(model: Path, *header: str, **options) -> BlockCoder:

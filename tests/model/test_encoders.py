@@ -1,7 +1,5 @@
 """Encoders that are no CANINE: trained, resumed, on two ranks, frozen, and used without the folder they came from."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

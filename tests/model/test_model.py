@@ -1,24 +1,17 @@
-"""The mixer model: its outputs, its parts, and published weights."""
-
-import json
+"""The mixer model: its outputs, and its parts."""
 
 import pytest
 import torch
-from conftest import shared
 from models import some_ids, tiny_model
 from pretrained import save_pretrained
 from safetensors.torch import load_file
 from torch import nn
 
-from histocoder.checkpoints.occcanine import initial_weights
-from histocoder.config import ModelConfig
 from histocoder.errors import UserError
-from histocoder.formatters import BOS, build_formatter
+from histocoder.formatters import BOS
 from histocoder.inference.search import greedy
 from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import Decoder, MixerModel, load_encoder
-
-FORMATTER = build_formatter("hisco", num_blocks=2)
 
 
 @torch.no_grad()
@@ -67,36 +60,6 @@ def test_frozen_encoders_get_no_gradient_and_no_dropout():
     assert model.linear_decoder.weight.grad is not None
 
 
-def test_published_weights_give_the_references_outputs():
-    expected = json.loads(shared("reference/occcanine/expected.json").read_text())
-    weights, codes = initial_weights(shared("reference/occcanine/last.bin"))
-    assert codes is not None and len(codes) == expected["num_classes_flat"]
-    config = ModelConfig(
-        encoder=expected["canine_config"],
-        formatter=build_formatter("hisco", num_blocks=5).to_config(),
-        vocab_size=len(weights["decoder.head.weight"]),
-        codes=codes,
-        target_cols=(),
-        mask_memory=False,
-    )
-    model = MixerModel(config).eval()
-    model.load_state_dict(weights)
-    ids, targets = torch.tensor(expected["input_ids"]), torch.tensor(expected["targets_seq2seq"])
-    with torch.no_grad():
-        memory, pooled, mask = model.encode(ids)
-        output = model(ids, targets[:, :-1])
-        tokens, probabilities = greedy(model.decoder, DecoderInputs(memory, mask), num_tokens=26, block_size=26)
-    close = {"atol": 1e-4, "rtol": 0}
-    torch.testing.assert_close(pooled, torch.tensor(expected["pooled"]), **close)
-    torch.testing.assert_close(memory.sum(-1), torch.tensor(expected["memory_sum"]), atol=1e-3, rtol=0)
-    torch.testing.assert_close(output.flat_logits, torch.tensor(expected["flat_logits"]), **close)
-    torch.testing.assert_close(
-        output.seq2seq_logits[:3], torch.tensor(expected["teacher_forced_logits_first3"]), **close
-    )
-    assert torch.equal(tokens, torch.tensor(expected["greedy_tokens"]))
-    torch.testing.assert_close(probabilities, torch.tensor(expected["greedy_token_probs"])[:, 1:], **close)
-
-
 def test_only_positions_that_are_read_are_kept():
     encoder = load_encoder("tiny", max_len=64)
     name, weights = "encoder.char_embeddings.char_position_embeddings.weight", tiny_model().state_dict()
@@ -116,9 +79,3 @@ def test_encoder_from_a_folder(tmp_path):
     assert all(torch.equal(weights[name], weight) for name, weight in load_file(saved / "model.safetensors").items())
     with pytest.raises(UserError, match="130 positions"):
         load_encoder(str(saved), max_len=512)
-
-
-def test_unreachable_hub_says_what_to_do(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match=r"--encoder PATH.*--encoder ngram"):
-        load_encoder("google/no-such-canine", max_len=128)

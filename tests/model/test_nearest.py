@@ -1,7 +1,5 @@
 """The expert that remembers training rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +28,7 @@ def remembered(request: pytest.FixtureRequest) -> tuple[torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_votes_are_those_of_the_nearest_row_of_each_class(
+def test_votes_come_from_each_class_nearest_row(
     remembered: tuple[torch.Tensor, ...], compiled: bool, monkeypatch: pytest.MonkeyPatch
 ):
     encodings, ends, class_ids, expert = remembered
@@ -61,7 +59,7 @@ def test_votes_are_those_of_the_nearest_row_of_each_class(
     assert torch.all(votes["nearest"][:, -1] == np.log(np.float32(1e-3))) and not votes["begins"][:, -1].any()
 
 
-def test_what_is_remembered_is_each_description_with_its_usual_codes(tmp_path: Path):
+def test_descriptions_are_remembered_with_their_usual_codes(tmp_path: Path):
     rows = [("cook", "53100")] * 3 + [("cook", "53110")] + [("baker", "77610"), ("baker", "77620"), ("tailor", "79100")]
     table = tmp_path / "table.csv"
     pd.DataFrame(rows, columns=["occ1", "hisco_1"]).to_csv(table, index=False)

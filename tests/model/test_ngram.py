@@ -1,17 +1,13 @@
-"""The encoder of hashed n-grams: its hashes, its batches, its sparse steps, and runs with it."""
+"""The encoder of hashed n-grams: its hashes, its batches, and what it refuses."""
 
-from __future__ import annotations
-
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, refused, run
-from jobs import assert_same_end, finetune
+from conftest import refused
+from jobs import finetune
 
-from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.formatters.tokenizers import join_language, tokenize
 from histocoder.model import canine
 from histocoder.model.ngram import NgramConfig, NgramEncoder, hashed_ngrams
@@ -89,22 +85,6 @@ def test_encoding_does_not_depend_on_the_batch(model: NgramEncoder):
         torch.testing.assert_close(alone[1][0], together[1][i], atol=1e-5, rtol=0)
         assert int(alone[2].sum()) == int(together[2][i].sum())
     assert torch.isfinite(together[1]).all()
-
-
-def test_a_resumed_run_is_bit_identical(table: Path, tmp_path: Path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    start = ("--initial-checkpoint", ROOT / "tests" / "fixtures" / "ngram", "--only-encoder", "--no-refit")
-    sizes = ("--batch-size", 8, "--max-steps", 12, "--save-interval", 5, "--eval-interval", 6, "--log-interval", 1)
-    flags = (*start, *sizes, "--augmentation-prob", 0.5, "--precision", "fp32", "--no-report", "--no-experts")
-
-    def train(out: Path) -> None:
-        run("finetune.py", "--dataset", table, "--target-cols", "hisco_1", "--save-path", out, *flags)
-
-    train(whole)
-    shutil.copytree(whole, parts)
-    shutil.rmtree(list_checkpoints(parts)[-1])
-    train(parts)
-    assert_same_end(whole, parts)
 
 
 def test_sharding_is_refused(table: Path, tmp_path: Path):

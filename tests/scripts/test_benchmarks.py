@@ -1,7 +1,5 @@
 """Each benchmark at its smallest size, with all its sides: `make bench-smoke`."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a GPU does as a CPU does: `make test` runs these tests on a CPU, `make gpu` runs them on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -25,11 +23,6 @@ def on_devices(*cases: Any, gpu_only: tuple[Any, ...] = ()) -> list[Any]:
     """Pairs of a device and a case."""
     on_gpu = [pytest.param("cuda", case, marks=GPU) for case in (*cases, *gpu_only)]
     return [*(("cpu", case) for case in cases), *on_gpu]
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=GPU)])
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 on_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
@@ -78,14 +71,13 @@ def test_resume_is_bit_identical_on_the_gpu(tmp_path: Path, table: Path, device:
 WITHOUT_DOUBLES = """
 import runpy, sys
 from torch import Tensor, float64
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.overrides import TorchFunctionMode
 from histocoder.cli.main import main
 
-class Mac(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+class Mac(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        for found in tree_leaves(result):
+        for found in result if isinstance(result, (list, tuple)) else [result]:
             if isinstance(found, Tensor) and found.dtype == float64 and found.device.type != "cpu":
                 raise TypeError(f"Cannot convert a MPS Tensor to float64 dtype ({func})")
         return result
@@ -125,6 +117,7 @@ def test_a_step_never_waits_for_the_gpu(tmp_path: Path, table: Path, device: str
         torch.cuda.set_sync_debug_mode("default")
 
 
+@on_gpu
 @pytest.mark.parametrize("mode", ["greedy", "flat", "topk", "full"])
 def test_prediction_is_what_it_is_on_a_cpu(tmp_path: Path, table: Path, device: str, mode: str):
     model = save_tiny_model(tmp_path / "model")

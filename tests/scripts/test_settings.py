@@ -1,7 +1,5 @@
 """Settings: fields of dataclasses, from which flags, files and checks come; and training from Python."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 

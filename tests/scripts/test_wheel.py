@@ -1,7 +1,5 @@
 """The wheel: built of what the Dockerfile copies, installed into an empty environment, used in an empty folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

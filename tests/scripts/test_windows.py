@@ -1,7 +1,5 @@
 """What histocoder does on Windows, as far as a stand-in for it knows: see like_windows/sitecustomize.py."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Attributes: columns of categories that are learned beside the codes, from a table to a coded file."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -9,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import refused, run, write_table
+from conftest import ROOT, refused, run, write_table
 from jobs import assert_same_weights, finetune, weights
 
 from histocoder import Coder
 from histocoder.checkpoints.model_files import read_model_config
+from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.config import FinetuneConfig
 from histocoder.data.examples import TITLES, TRAIN, VAL, Examples
 from histocoder.data.prepare import prepare
@@ -147,13 +146,18 @@ def test_nothing_changes_without_attributes(tmp_path: Path):
     assert found.columns[-1] == "conf" and not Coder.from_pretrained(tmp_path / "without").attributes
 
 
-def test_a_resumed_run_has_the_same_bits(tmp_path: Path):
-    table = with_status(tmp_path / "table.csv")
-    flags = ("--batch-size", 16, "--max-steps", 6, "--save-interval", 3, "--attribute-cols", "status", "--dropout", 0.1)
-    run(*finetune(table, tmp_path / "whole", *flags))
-    half = tmp_path / "whole" / "checkpoints" / "step-0000003"
-    run(*finetune(table, tmp_path / "resumed", *flags, "--resume", half))
-    assert_same_weights(tmp_path / "whole", tmp_path / "resumed")
+def test_a_resumed_run_of_ngrams_is_bit_identical(tmp_path: Path):
+    table, outs = with_status(tmp_path / "table.csv"), [tmp_path / name for name in ("whole", "resumed")]
+    start = ("--initial-checkpoint", ROOT / "tests" / "fixtures" / "ngram", "--only-encoder", "--no-refit")
+    sizes = ("--batch-size", 8, "--max-steps", 12, "--save-interval", 5, "--eval-interval", 6, "--log-interval", 1)
+    flags = (*start, *sizes, "--augmentation-prob", 0.5, "--precision", "fp32", "--no-report", "--no-experts")
+    columns = ("--target-cols", "hisco_1", "--attribute-cols", "status", "--keep-checkpoints", 9)
+    for out in outs:
+        resume = ("--resume", list_checkpoints(outs[0])[0]) if out == outs[1] else ()
+        run("finetune.py", "--dataset", table, *columns, "--save-path", out, *flags, *resume)
+    assert [path.name[-2:] for path in list_checkpoints(outs[1])] == ["10", "12"]  # it begins behind step 5
+    assert_same_weights(*outs)
+    assert len({(list_checkpoints(out)[-1] / "optimizer.pt").read_bytes() for out in outs}) == 1
 
 
 def test_a_further_run_keeps_the_heads(tmp_path: Path):

@@ -1,7 +1,5 @@
 """W&B and TensorBoard: what they are told, under which names, and what happens where they fail."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,8 +1,7 @@
-"""Ways to train in less memory, each of which comes to what training comes to."""
-
-from __future__ import annotations
+"""Ways to train on more processes or in less memory, each of which comes to what training comes to."""
 
 import shutil
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from conftest import run, write_table
 from jobs import assert_same_weights, end_of, finetune, logged, ranks, two_ranks
 from pretrained import save_pretrained
-from trainers import begin, dataset, losses
+from trainers import begin, dataset
 
 from histocoder.checkpoints.training_state import list_checkpoints, step_of
 from histocoder.training.trainer import Trainer
@@ -51,28 +50,37 @@ def test_checkpointing_keeps_less_and_changes_no_bit(tmp_path: Path, precision: 
     for checkpointing in (False, True):
         kept: list[int] = []
         trained = begun(tmp_path, gradient_checkpointing=checkpointing, precision=precision)
+        trained.model.train()
         with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x):
-            found.append((losses(trained, 3, pad=False), [p.detach() for p in trained.model.parameters()], sum(kept)))
+            steps = [trained.learner.train_step([batch])[0] for batch in islice(trained.train_loader, 3)]
+            found.append((steps, [p.detach() for p in trained.model.parameters()], sum(kept)))
     (before, weights, num_before), (after, others, num_after) = found
     assert before == after and all(map(torch.equal, weights, others))
     assert num_after < num_before / 2
 
 
 @pytest.mark.parametrize(
-    ("processes", "flags"),
+    ("processes", "accumulated", "flags"),
     [
-        (1, ("--gradient-checkpointing",)),
-        (2, ("--batch-size", 2, "--gradient-accumulation-steps", 3)),
-        pytest.param(2, ("--gradient-checkpointing",), marks=pytest.mark.slow),
-        pytest.param(2, ("--fsdp", "shard_grad_op"), marks=pytest.mark.slow),
+        (1, 2, ()),
+        pytest.param(1, 3, (), marks=pytest.mark.slow),
+        (2, 3, ()),
+        (1, 1, (*SHARDED, "--gradient-checkpointing")),
+        (2, 3, SHARDED),
+        pytest.param(2, 1, (*SHARDED, "--gradient-checkpointing"), marks=pytest.mark.slow),
+        pytest.param(2, 1, ("--fsdp", "shard_grad_op"), marks=pytest.mark.slow),
     ],
 )
-def test_sharded_training_is_that_of_one_process(
-    alone: Path, data: Path, tmp_path: Path, processes: int, flags: tuple[object, ...]
+def test_training_in_parts_is_that_of_one_process(
+    alone: Path, data: Path, tmp_path: Path, processes: int, accumulated: int, flags: tuple[str, ...]
 ):
-    args = finetune(data, tmp_path / "out", *STEPS, "--batch-size", 12 // processes, *SHARDED, *flags)
+    size = 12 // processes // accumulated
+    sizes = ("--batch-size", size, "--gradient-accumulation-steps", accumulated)
+    args = finetune(data, tmp_path / "out", *STEPS, *sizes, *flags)
     printed = run(*args).stdout if processes == 1 else two_ranks(args)[0].stdout
-    assert "strategy    FSDP" in printed
+    assert ("strategy    FSDP" in printed) == ("--fsdp" in flags)
+    assert accumulated == 1 or f"{size} × {accumulated} accumulated × {processes} process" in printed
+    assert "= 12 rows a step" in printed
     for column in ("train_loss", "val_loss", "grad_norm"):
         assert logged(tmp_path / "out", column) == pytest.approx(logged(alone, column), abs=2e-6, rel=1e-5)
     assert_same_weights(tmp_path / "out", alone, tolerance=1e-4)
