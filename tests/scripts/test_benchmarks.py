@@ -34,11 +34,11 @@ def test_exported_runs(tmp_path: Path):
 
 @pytest.fixture
 def folder_of_data(tmp_path: Path) -> Path:
-    """A hundred English rows, some of the same description, as the table that people have outside the project."""
+    """Rows in the form of the tables that people have outside the project, some of the same description."""
     rows = pd.read_csv(ROOT / "data" / "train.csv", dtype=str)
-    rows[rows["lang"] == "en"][:60].sample(100, replace=True, random_state=0).to_csv(
-        tmp_path / "english_occupations.csv", index=False
-    )
+    for lang, name in (("en", "english_occupations.csv"), ("da", "swedish_titles.csv")):
+        some = rows[rows["lang"] == lang][:60].sample(100, replace=True, random_state=0)
+        some.drop(columns="lang").to_csv(tmp_path / name, index=False)
     return tmp_path
 
 
@@ -62,9 +62,10 @@ def test_accuracy_runs(tmp_path: Path, folder_of_data: Path, methods: str):
         minilm = save_pretrained("bert", tmp_path / "bert")
     sizes = ("--data", "english", "--sizes", "all", "--seeds", 0, "--minilm", minilm, "--methods", *methods.split())
     output = ("--shared", folder_of_data, "--output", tmp_path / "accuracy.jsonl")
-    run("benchmarks/accuracy.py", *sizes, *output, "--flags", "--max-steps", 1)
+    run("benchmarks/accuracy.py", *sizes, *output, "--also", "swedish", "--flags", "--max-steps", 1)
     table = run("benchmarks/accuracy.py", "--table", *output).stdout
     assert all(f"| {method} " in table for method in methods.split())
+    assert "% with the same code" in run("benchmarks/accuracy.py", "--twins", *output, "--data", "english").stdout
 
 
 def test_audit_runs(folder_of_data: Path):
