@@ -1,7 +1,5 @@
 """Flags from settings, settings from flags and YAML files, and the parser of all commands."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import sys
@@ -33,7 +31,7 @@ def config_of(kind: type[_Config], args: object) -> _Config:
     return kind(**{s.name: getattr(args, s.name) for s in settings_of(kind)})
 
 
-def build_parser(kind: type[Settings], *, prog: str | None = None) -> Parser:
+def build_parser(kind: type[Settings], *, prog: str | None = None) -> "Parser":
     """Return a parser with a flag for each setting; `prog` is the name of the program in errors."""
     short = [f"--{name.replace('_', '-')}" for name in kind.MAIN]
     parser = Parser(str(kind.__doc__), main=(*short, "--config", "--help-all"), epilog=HELP, prog=prog)

@@ -4,8 +4,6 @@ A function takes the smallest class that has what it reads; `FinetuneConfig` and
 are listed last group first, since dataclasses collect fields from the last base to the first.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from argparse import ArgumentTypeError
@@ -231,7 +229,7 @@ class TrainConfig(MachineConfig, SavingConfig, AugmentConfig, SeedConfig, FitCon
 class RunConfig(TrainConfig, StartConfig, DataConfig):
     """Settings of both scripts."""
 
-    def for_rows(self, num_rows: int, num_processes: int) -> RunConfig:
+    def for_rows(self, num_rows: int, num_processes: int) -> "RunConfig":
         """Return the settings with `max_epoch_steps` applied to batch size and learning rates."""
         growth, steps = 1, num_rows / self.step_size(num_processes)
         while growth < 4 and 0 < self.max_epoch_steps * growth < steps:

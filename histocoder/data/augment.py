@@ -1,7 +1,5 @@
 """Noise in descriptions, as from transcription, spelling and abbreviation, which a model learns to ignore."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -30,7 +28,7 @@ class WordList:
         self._lengths = np.array([len(word) for word in self.words])
 
     @classmethod
-    def from_texts(cls, texts: Iterable[str], *, max_words: int = 50_000) -> WordList:
+    def from_texts(cls, texts: Iterable[str], *, max_words: int = 50_000) -> "WordList":
         """Count the words of some texts, and keep the most frequent."""
         counts = Counter(word for text in texts for word in text.split())
         return cls(dict(counts.most_common(max_words)))

@@ -1,7 +1,5 @@
 """Codes in tables, counted to fit a formatter and checked against one, a column at a time."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

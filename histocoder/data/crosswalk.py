@@ -1,7 +1,5 @@
 """Social classes and other values of codes, from a crosswalk: a table that a user has downloaded."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

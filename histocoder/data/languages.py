@@ -1,7 +1,5 @@
 """Languages, in one table for training and predicting."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Collection
@@ -58,7 +56,7 @@ class Language(str):
 
     __slots__ = ()
 
-    def __new__(cls, text: str = "") -> Language:
+    def __new__(cls, text: str = "") -> "Language":
         if isinstance(text, Language):
             return text
         text = text.strip()

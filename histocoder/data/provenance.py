@@ -1,7 +1,5 @@
 """Provenance of coded files: a JSON file beside each, with a paragraph for a paper's methods section."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shlex

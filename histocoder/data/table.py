@@ -1,7 +1,5 @@
 """Tables of users, read as text: nothing is guessed, converted or silently skipped."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,14 +27,14 @@ _Cells = TypeVar("_Cells", pa.Array, pa.ChunkedArray)
 class Table:
     """Columns of text, and the position of each row in its file."""
 
-    file: TableFile
+    file: "TableFile"
     columns: dict[str, pa.Array]  # columns of strings; null where a cell is empty or blank
     rows: np.ndarray  # position of each row among all rows of the file, from 0
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def filter(self, mask: np.ndarray) -> Table:
+    def filter(self, mask: np.ndarray) -> "Table":
         columns = {name: column.filter(pa.array(mask)) for name, column in self.columns.items()}
         return Table(self.file, columns, self.rows[mask])
 

@@ -1,7 +1,5 @@
 """Columns of codes <-> arrays of token blocks, for HISCO, OCC1950 and other systems."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -157,7 +155,7 @@ class Formatter:
             return {**form, "labels": list(system.labels)}
         return form if self.name != "general" or system.symbols == SYMBOLS else {**form, "symbols": system.symbols}
 
-    def without_numbers(self) -> Formatter:
+    def without_numbers(self) -> "Formatter":
         """Return a formatter of the same codes without tokens that they never need: numbers of several digits."""
         if self.system.symbols != SYMBOLS or self.system.separator:
             return self

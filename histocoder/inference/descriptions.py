@@ -1,7 +1,5 @@
 """The distinct descriptions among those that a user gives, and batches of them as a model reads them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
@@ -41,7 +39,7 @@ class Descriptions(NamedTuple):
     """Index of each row's description, of shape (n,); -1 where it is missing."""
 
     @classmethod
-    def of(cls, texts: Texts, lang: Langs, *, languages: tuple[str, ...]) -> Descriptions:
+    def of(cls, texts: Texts, lang: Langs, *, languages: tuple[str, ...]) -> "Descriptions":
         """Return the distinct descriptions of n rows; blank ones are missing.
 
         Notices name languages other than a model's `languages`, and texts that may not be descriptions. A UserError is
@@ -60,7 +58,7 @@ class Descriptions(NamedTuple):
             )
         return DistinctDescriptions(languages).add(values, langs)
 
-    def part(self, start: int, size: int) -> Descriptions:
+    def part(self, start: int, size: int) -> "Descriptions":
         """Return up to `size` of the distinct descriptions, each with a row."""
         texts, langs = (values[start : start + size] for values in (self.texts, self.langs))
         return Descriptions(texts, langs, np.arange(len(texts)))

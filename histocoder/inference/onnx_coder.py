@@ -1,7 +1,5 @@
 """Coding with an exported model, with numpy, pandas and onnxruntime, without torch."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Codes whole files: a run that was interrupted resumes, and memory does not grow with the file."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import json

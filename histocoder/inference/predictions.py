@@ -1,7 +1,5 @@
 """Codes of descriptions, as arrays and as a table."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,14 +51,14 @@ class Prediction(NamedTuple):
         return [*self[:3], *(attribute.probs for attribute in self.attributes.values())]
 
     @classmethod
-    def of(cls, arrays: Sequence[np.ndarray], config: ModelConfig) -> Prediction:
+    def of(cls, arrays: Sequence[np.ndarray], config: ModelConfig) -> "Prediction":
         """Return the prediction of these arrays."""
         codes, probs, conf, *rest = arrays
         pairs = zip(config.attributes.items(), rest, strict=True)
         return cls(codes, probs, conf, {name: Attribute((None, *labels), own) for (name, labels), own in pairs})
 
     @classmethod
-    def above(cls, codes: np.ndarray, probs: np.ndarray, thresholds: np.ndarray) -> Prediction:
+    def above(cls, codes: np.ndarray, probs: np.ndarray, thresholds: np.ndarray) -> "Prediction":
         """Keep the first code of each row, and others with probabilities above its threshold (n,), in place."""
         left_out = probs <= thresholds[:, None]
         left_out[:, 0] = False

@@ -4,8 +4,6 @@ Subword hashing is fastText's (Bojanowski et al. 2017, https://arxiv.org/abs/160
 Byte Latent Transformer's (Pagnoni et al. 2024, https://arxiv.org/abs/2412.09871).
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, ClassVar, NamedTuple

@@ -1,7 +1,5 @@
 """FSDP: each rank holds a shard of weights, gradients and optimizer state; layers are whole while they compute."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import warnings
