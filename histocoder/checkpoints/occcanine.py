@@ -10,15 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.checkpoints.model_files import (
-    WEIGHTS_FILE,
-    is_own_model,
-    load_model,
-    load_tensors,
-    read_json,
-    read_model_config,
-    read_tensors,
-)
+from histocoder.checkpoints import model_files
 from histocoder.config import NUM_CODES, ModelConfig
 from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError, misfit
@@ -36,8 +28,8 @@ def initial_weights(path: Path) -> tuple[dict[str, Tensor], Codes]:
 
     `path` is the folder of a model, a run or a checkpoint, or a model that `read_published` reads.
     """
-    if is_own_model(path):
-        return read_tensors(path / WEIGHTS_FILE), read_model_config(path).codes
+    if model_files.is_own_model(path):
+        return model_files.read_tensors(path / model_files.WEIGHTS_FILE), model_files.read_model_config(path).codes
     return read_published(path)[:2]
 
 
@@ -55,12 +47,12 @@ def read_published(path: Path) -> tuple[dict[str, Tensor], Codes, list[str] | No
     if path.is_dir():
         for name, kind in (("key", dict), ("chars", list)):
             if (path / f"{name}.json").is_file():
-                saved[name] = read_json(path / f"{name}.json", kind)
-        is_old = (path / "pytorch_model.bin").is_file() and not (path / WEIGHTS_FILE).is_file()
-        path = path / ("pytorch_model.bin" if is_old else WEIGHTS_FILE)
+                saved[name] = model_files.read_json(path / f"{name}.json", kind)
+        is_old = (path / "pytorch_model.bin").is_file() and not (path / model_files.WEIGHTS_FILE).is_file()
+        path = path / ("pytorch_model.bin" if is_old else model_files.WEIGHTS_FILE)
     if not path.exists():
         raise UserError(f"There is no {path} to load weights from.")
-    loaded = read_tensors(path) if path.name == WEIGHTS_FILE else load_tensors(path)
+    loaded = model_files.read_tensors(path) if path.name == model_files.WEIGHTS_FILE else model_files.load_tensors(path)
     if isinstance(loaded, dict):
         saved |= loaded if "model" in loaded else {"model": loaded}
     weights = saved.get("model")
@@ -180,7 +172,7 @@ def with_all_positions(name: str, tensor: Tensor, config: ModelConfig) -> Tensor
 
 def save_occcanine(folder: str | Path, path: str | Path) -> None:
     """Write the model in a folder as a file in OccCANINE's form; raise a UserError if there is none for it."""
-    model = load_model(Path(folder))
+    model = model_files.load_model(Path(folder))
     if reason := unpublishable(model.config):
         raise UserError(
             f"OccCANINE has no format for the model in {folder}: {reason}. Train a CANINE encoder with --save-format "
