@@ -34,7 +34,7 @@ def run_audit(config: AuditFlags) -> None:
     labels = found.reset_index()
     if labels["codes"].nunique() < 2 or labels["key"].nunique() < 2:
         raise UserError(f"{config.dataset} has one code or description; there is nothing to compare labels with.")
-    from histocoder.training.audit import neighbours, suspects  # here, since it takes a second to import
+    from histocoder.training.label_errors import neighbours, suspects  # here, since it takes a second to import
 
     with tqdm(total=len(labels), unit="label", disable=None, leave=False) as bar:
         labels = labels.join(suspects(labels, tell=bar.update))
