@@ -294,6 +294,7 @@ class Uploads:
             if is_over():
                 return
             file.state = "running"
+        state, message = "failed", _FAILED
         try:
             assert file.options is not None
             coding = self._models.coding
@@ -314,13 +315,14 @@ class Uploads:
             state, message = "failed", self.as_sent(str(error))
         except Exception:
             log.error(traceback.format_exc())
-            state, message = "failed", _FAILED
-        with self._lock:
-            if file.id in self._files:
-                file.state, file.message = state, message  # type: ignore[assignment]
-                self._save(file)
-            else:
-                shutil.rmtree(self._folder / file.id, ignore_errors=True)
+            raise  # to the job's future
+        finally:
+            with self._lock:
+                if file.id in self._files:
+                    file.state, file.message = state, message  # type: ignore[assignment]
+                    self._save(file)
+                else:
+                    shutil.rmtree(self._folder / file.id, ignore_errors=True)
 
 
 def _summary(coded: Path, prefix: str, sure: float) -> dict[str, float]:
