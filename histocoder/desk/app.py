@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 
 from histocoder import __version__
 from histocoder.data.example_files import CHECKED_COL
-from histocoder.data.languages import NAMES, Language
+from histocoder.data.languages import NAMES, Language, chosen_language
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, write_frame, write_table
 from histocoder.desk.card import Conflict, Source
@@ -46,16 +46,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_NO_TOKEN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>histocoder</title>
-<h1>This page needs its token</h1>
-<p>Open the whole address that <code>histocoder serve</code> printed, with <code>?token=…</code>.</p></html>"""
-_SIGN_IN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Sign in · histocoder</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="stylesheet" href="/static/desk.css">
-<main class="sign-in"><h1>histocoder</h1><form class="panel" method="post" action="/sign-in">
-<label for="name">Name</label><input id="name" name="name" autocomplete="username" required autofocus>
-<label for="password">Password</label>
-<input id="password" name="password" type="password" autocomplete="current-password" required>
-<p><button class="primary">Sign in</button></p></form></main></html>"""
+_NO_TOKEN, _SIGN_IN = ((_STATIC / name).read_text(encoding="utf-8") for name in ("no-token.html", "sign-in.html"))
 _SIGNED_IN_SECONDS = 30 * 24 * 3600
 
 
@@ -127,7 +118,9 @@ class Desk:
 
     def code(self, wanted: CodeRequest) -> list[Answer]:
         """Code descriptions; blank ones get no codes."""
-        return self.models.coding.code(wanted)
+        coding = self.models.coding
+        lang = chosen_language(wanted.lang, coding.coder.model.config.languages)
+        return coding.answer(wanted.texts, [lang] * len(wanted.texts))
 
     def search(
         self, q: Annotated[str, Field(max_length=200)], limit: Annotated[int, Field(ge=1, le=100)] = 20

@@ -15,7 +15,7 @@ from fastapi import Body, Query, Request
 from pydantic import Field
 
 from histocoder.data.example_files import CHECKED_COL
-from histocoder.desk.card import Accepted, Card, Conflict, Decision, Evidence, Filter, Number, Source, Who, user_of
+from histocoder.desk.card import AND, Accepted, Card, Conflict, Decision, Evidence, Filter, Number, Source, Who, user_of
 from histocoder.desk.models import Models
 from histocoder.desk.trust import FEWEST, Trust, order_of_review, share_right
 from histocoder.errors import UserError
@@ -225,7 +225,7 @@ class Cards:
             undone = self._rows(f"{mine} AND (d.id = ? OR d.batch = ?) ORDER BY d.id DESC", source, who, *last)
             cards = {row["card"]: self._card(row["card"]) for row in undone}
             for card in cards.values():
-                if not card.is_by(who):
+                if card.who is not None and who not in card.who.split(AND):
                     raise Conflict(self._seen(card, who))
             back = []
             for row in undone:
@@ -268,12 +268,12 @@ class Cards:
 
         Of cards for two it has those on which both have decided.
         """
-        query = f"""SELECT s.name AS file, c.text, c.lang, c.double AS for_two, d.who, d.at, d.action, d.after,
+        query = f"""SELECT s.name AS file, c.text, c.lang, c.double AS for_two, d.who, d.at, d.action, d.after AS codes,
                     c.status, c.codes AS settled FROM decisions d JOIN cards c ON c.id = d.card
                     JOIN sources s ON s.id = c.source WHERE {_LIVE} AND NOT (c.double AND c.status = 'open')
                     ORDER BY s.id, c.place, d.id"""
-        names = ["file", "text", "lang", "for_two", "who", "at", "action", "codes", "status", "settled"]
-        found = pd.DataFrame([tuple(row) for row in self._rows(query)], columns=names, dtype=object)
+        with self.lock:
+            found = pd.read_sql_query(query, self._db)
         found["codes"] = [" & ".join(json.loads(one)["codes"] or []) for one in found["codes"]]
         found["settled"] = [" & ".join(json.loads(one or "[]")) for one in found["settled"]]
         found["at"] = [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) for at in found["at"]]

@@ -18,7 +18,7 @@ from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
 from histocoder.checkpoints.run_folder import METRICS_FILE, run_of, run_settings
 from histocoder.data.codes import is_short
 from histocoder.data.examples import HELD_OUT, TRAIN, Examples
-from histocoder.data.languages import NAMES, Language, chosen_language
+from histocoder.data.languages import NAMES, Language
 from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError
 from histocoder.evaluation.baselines import run_rows
@@ -127,9 +127,7 @@ class Coding:
             raise UserError(f"There are {len(found)} codes; choose one to {formatter.num_blocks}, or mark as unsure.")
         return found
 
-    def search(
-        self, q: Annotated[str, Field(max_length=200)], limit: Annotated[int, Field(ge=1, le=100)] = 20
-    ) -> list[Code]:
+    def search(self, q: str, limit: int) -> list[Code]:
         """Search the classification by code or words of the title; whole words come first."""
         words = description_keys([q])[0].split()
         if not words:
@@ -144,11 +142,6 @@ class Coding:
     def _search_texts(self) -> dict[str, str]:
         titled = [f"{code} {self._titles.get(code, '')}" for code in self.coder.codes]
         return dict(zip(self.coder.codes, description_keys(titled), strict=True))
-
-    def code(self, wanted: CodeRequest) -> list[Answer]:
-        """Code descriptions; blank ones get no codes."""
-        lang = chosen_language(wanted.lang, self.coder.model.config.languages)
-        return self.answer(wanted.texts, [lang] * len(wanted.texts))
 
     def answer(self, texts: Sequence[str], langs: Sequence[str]) -> list[Answer]:
         """Code descriptions, and find what helps to judge the codes."""
