@@ -68,27 +68,19 @@ class Batch:
         np.add.at(counts, first[group[dropped]], counts[dropped])
         kept = np.setdiff1d(np.arange(len(table)), dropped)
         merged = replace(self, counts=torch.from_numpy(counts), rows=self.rows[kept])
-        return merged._mapped(lambda tensor: tensor[torch.from_numpy(kept)])
+        return merged.mapped(lambda tensor: tensor[torch.from_numpy(kept)])
 
     def to(self, device: torch.device) -> Batch:
-        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
         """Copy the batch to pinned memory; called by `DataLoader`."""
-        return self._mapped(Tensor.pin_memory)
+        return self.mapped(Tensor.pin_memory)
 
-    def share_memory(self) -> Batch:
-        return self._mapped(Tensor.share_memory_)
-
-    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        return replace(
-            self,
-            input_ids=function(self.input_ids),
-            targets=function(self.targets),
-            class_ids=function(self.class_ids),
-            attribute_ids=function(self.attribute_ids),
-            counts=function(self.counts),
-        )
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with a function of each tensor in place of it."""
+        values = vars(self)
+        return replace(self, **values | {name: function(x) for name, x in values.items() if isinstance(x, Tensor)})
 
 
 @dataclass(eq=False)
@@ -111,7 +103,11 @@ class OccupationDataset(Dataset):
     def __post_init__(self) -> None:
         blocks = self.formatter.blocks(self.examples.code_table).astype(np.int64)
         self._blocks = np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)  # an unused block, then each code's
-        self._class_ids = _class_table(self.examples.code_table, self.classes)
+        index = {MISSING: -1} | {code: i for i, code in enumerate(self.classes)}
+        if strange := [code for code in self.examples.code_table if code not in index]:
+            raise ValueError(f"the code {strange[0]!r} is not in the key")
+        # the class of an unused block and of each code, -1 where there is none
+        self._class_ids = np.array([-1, *(index[code] for code in self.examples.code_table)], dtype=np.int64)
         ids = [category_ids(self.examples.attributes[name], own) for name, own in self.attributes.items()]
         self._attribute_ids = np.array(ids, dtype=np.int32).reshape(len(ids), len(self)).T  # (n, A)
         self._prefix_lengths = np.array([len(lang + LANG_SEP) for lang in self.examples.languages])
@@ -219,7 +215,12 @@ class OccupationDataset(Dataset):
         """Return token ids, of shape (B, S)."""
         if self.augmenter is None and self.tokenizer.reads_characters:
             return self._characters(share.rows)
-        texts = self.examples.inputs(share.rows) if self.augmenter is None else self._augment(self.augmenter, share)
+        texts = self.examples.inputs(share.rows)
+        if (augmenter := self.augmenter) is not None:
+            noise = augmenter.noise(share.rows, share.epoch)
+            altered = [augmenter.alter(text, noise, i) for i, text in enumerate(self.descriptions(share.rows))]
+            langs = [self.examples.languages[lang] for lang in self.examples.lang_index[share.rows]]
+            texts = join_language(altered, np.where(noise.withheld, UNKNOWN, langs).tolist())
         tokens = tokenize(texts, max_len=self.max_len, tokenizer=self.tokenizer)
         return tokens.pad(np.arange(len(texts)), max_len=self.max_len, num_positions=self.pad_to)
 
@@ -231,20 +232,6 @@ class OccupationDataset(Dataset):
         ids[:, 1:][np.arange(num_positions - 1) < lengths[:, None]] = characters
         ids[:, 0], ids[np.arange(len(rows)), lengths + 1] = CLS_ID, SEP_ID
         return ids
-
-    def _augment(self, augmenter: Augmenter, share: Share) -> list[str]:
-        noise = augmenter.noise(share.rows, share.epoch)
-        altered = [augmenter.alter(text, noise, i) for i, text in enumerate(self.descriptions(share.rows))]
-        langs = [self.examples.languages[lang] for lang in self.examples.lang_index[share.rows]]
-        return join_language(altered, np.where(noise.withheld, UNKNOWN, langs).tolist())
-
-
-def _class_table(codes: Sequence[str], classes: Sequence[str]) -> np.ndarray:
-    """Return the classes of an unused block and of each code, of shape (1 + num_codes,); -1 where there is none."""
-    index = {MISSING: -1} | {code: i for i, code in enumerate(classes)}
-    if strange := [code for code in codes if code not in index]:
-        raise ValueError(f"the code {strange[0]!r} is not in the key")
-    return np.array([-1, *(index[code] for code in codes)], dtype=np.int64)
 
 
 def category_ids(column: pa.ChunkedArray, categories: Sequence[str]) -> np.ndarray:
@@ -332,7 +319,7 @@ class BatchLoader:
 def _merged(batch: Batch) -> Batch:
     """Merge a batch, and in a worker move it to shared memory, since a failure is hidden if torch does so later."""
     merged = batch.merged()
-    return merged if get_worker_info() is None else merged.share_memory()
+    return merged if get_worker_info() is None else merged.mapped(Tensor.share_memory_)
 
 
 def _expect_ends() -> None:

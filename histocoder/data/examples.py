@@ -179,9 +179,14 @@ class Examples:
     @cached_property
     def _bytes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Bytes of the file; index of each input's first one; number of bytes of each."""
-        found = [_starts_and_sizes(chunk, self._content.address) for chunk in self.table["input"].chunks]
-        starts, sizes = (np.concatenate(part) for part in zip(*found, strict=True))
-        return np.frombuffer(self._content, np.uint8), starts, _smallest(sizes)
+        starts, sizes = [], []
+        for chunk in self.table["input"].chunks:
+            _, offsets, content = chunk.buffers()
+            bounds = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+            start = content.address - self._content.address if content is not None else 0
+            starts.append(start + bounds[:-1].astype(np.int64))
+            sizes.append(np.diff(bounds))
+        return np.frombuffer(self._content, np.uint8), np.concatenate(starts), _smallest(np.concatenate(sizes))
 
     def inputs(self, rows: np.ndarray) -> list[str]:
         """Return what models read: the languages and descriptions of some rows, joined for `tokenize`."""
@@ -203,14 +208,6 @@ class Examples:
         """Return the bytes of the inputs of some rows, one behind the other."""
         content, starts, sizes = self._bytes
         return content[ragged(starts[rows], sizes[rows].astype(np.int64))]
-
-
-def _starts_and_sizes(texts: pa.Array, address: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index of each text's first byte behind an address, and its number of bytes."""
-    _, offsets, content = texts.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    start = content.address - address if content is not None else 0
-    return start + bounds[:-1].astype(np.int64), np.diff(bounds)
 
 
 def _index(columns: Sequence[pa.ChunkedArray]) -> tuple[np.ndarray, tuple[str, ...]]:

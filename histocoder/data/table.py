@@ -211,11 +211,6 @@ def strings(array: _Cells, where: str = "A column") -> _Cells:
         ) from error
 
 
-def is_bytes(kind: pa.DataType) -> bool:
-    """Return whether cells of a type are bytes, as which some programs write text to Parquet."""
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
-
-
 def _check_readable(path: Path) -> None:
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a CSV, Parquet, Excel, Stata or SPSS file.")
