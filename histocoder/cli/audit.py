@@ -16,8 +16,7 @@ from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, check_output, write_frame
 from histocoder.data.prepare import table_files
 from histocoder.errors import UserError
-from histocoder.evaluation.agreement import agreement, to_settle
-from histocoder.evaluation.scores import code_sets, named_groups
+from histocoder.evaluation.scores import agreement, code_sets, named_groups, to_settle
 from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.formatters import CodeSystem
 from histocoder.log import log

@@ -19,8 +19,8 @@ from histocoder.desk.card import AND, Accepted, Card, Conflict, Decision, Eviden
 from histocoder.desk.models import Models
 from histocoder.desk.trust import FEWEST, Trust, order_of_review, share_right
 from histocoder.errors import UserError
-from histocoder.evaluation.agreement import agreement
 from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded
+from histocoder.evaluation.scores import agreement
 from histocoder.files import sha256
 from histocoder.inference.predictions import code_columns
 
