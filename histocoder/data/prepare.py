@@ -249,7 +249,7 @@ def _write_split(
         if titles is not None:
             writer.write(titles, np.full(len(titles), SPLITS.index(TITLES)))
         if corrections is not None:
-            others, others_held_out = corrections.others(), corrections.held_out()
+            others, others_held_out = corrections.rest()
             writer.write(others, np.full(len(others), train))
             writer.write(others_held_out, np.full(num_held_out, held_out))
             corrected = counted(num_corrected, "row has", "rows have")
