@@ -27,7 +27,7 @@ from histocoder.data.provenance import provenance_file, write_provenance
 from histocoder.data.table import kind_of, open_table, strings
 from histocoder.desk.card import Source
 from histocoder.desk.cards import Cards
-from histocoder.desk.checks import Check, TrainOptions, category_columns, check, code_columns, guess_language
+from histocoder.desk.checks import CATEGORIES, Check, TrainOptions, check, code_columns, guess_language
 from histocoder.desk.models import Model, Models
 from histocoder.desk.sample import TITLES, sample_tables, titles
 from histocoder.errors import Cancelled, UserError
@@ -170,7 +170,7 @@ class Uploads:
         table = open_table(self._path(sent), (), optional=wanted, sheet=sent.sheet)
         chunk = next(iter(table.chunks(chunk_rows=_GUESS_ROWS)))
         columns = {name: strings(chunk[name]).fill_null("").to_pylist() for name in table.header}
-        cells = pd.DataFrame(columns, dtype=object)
+        cells, (fewest, most) = pd.DataFrame(columns, dtype=object), CATEGORIES
         langs = (name for name in (language_col, "lang", "language") if name and table.has(name))
         texts = table.column(input_col) if input_col and table.has(input_col) else descriptions_in(table.header)
         return Preview(
@@ -180,7 +180,7 @@ class Uploads:
             language_col=next(map(table.column, langs), None),
             language=guess_language(columns[texts]) if texts else "unk",
             target_cols=code_columns(cells),
-            attribute_cols=category_columns(cells),
+            attribute_cols=[name for name in cells if fewest <= cells[name].str.strip().nunique() <= most],
             notices=[self.as_sent(notice) for notice in table.notices],
         )
 

@@ -224,9 +224,6 @@ class TokenizedTexts:
     tokenizer: Tokenizer
     num_cut: int  # number of texts that were longer than `max_len`
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
     def pad(self, rows: np.ndarray, *, max_len: int, num_positions: int | None = None) -> np.ndarray:
         """Pad some texts to one array of shape (len(rows), S); S is by default the length of the longest."""
         lengths = self.lengths[rows]
