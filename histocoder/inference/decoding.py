@@ -84,7 +84,14 @@ class Decoding:
             return Prediction.above(codes, _numpy(best.values), _numpy(batch.inputs.thresholds))
         source = self._source(batch)
         if mode == "greedy":
-            return self._greedy(source, constrain=bool(options.constrain))
+            num_blocks, size = self.formatter.num_blocks, self.formatter.block_size
+            decoder, trie = self._computing.decoder, self._trie if options.constrain else None
+            tokens, probs = greedy(decoder, source, num_tokens=num_blocks * size, block_size=size, trie=trie)
+            codes = self.formatter.decode(tokens.cpu().numpy())
+            is_code = torch.from_numpy(~pd.isna(codes)).to(tokens.device)
+            conf = set_probability(decoder, source, tokens[:, 1:], probs, is_code=is_code)
+            of_codes = _numpy(probs.unflatten(1, (num_blocks, size)).prod(-1))
+            return Prediction(codes, np.where(pd.isna(codes), np.nan, of_codes), _numpy(conf))
         search = TrieSearch(self._computing.decoder, self._trie)
         if mode == "topk":
             indices, probs = search.top_k(source, k=options.k)
@@ -151,16 +158,6 @@ class Decoding:
     def _source(self, batch: Encoded) -> DecoderInputs:
         prior = self._computing.prior(self._computing.classify(batch.pooled))
         return DecoderInputs(batch.memory, batch.memory_mask, prior)
-
-    def _greedy(self, source: DecoderInputs, *, constrain: bool) -> Prediction:
-        num_blocks, block_size = self.formatter.num_blocks, self.formatter.block_size
-        decoder, trie = self._computing.decoder, self._trie if constrain else None
-        tokens, probs = greedy(decoder, source, num_tokens=num_blocks * block_size, block_size=block_size, trie=trie)
-        codes = self.formatter.decode(tokens.cpu().numpy())
-        is_code = torch.from_numpy(~pd.isna(codes)).to(tokens.device)
-        conf = set_probability(decoder, source, tokens[:, 1:], probs, is_code=is_code)
-        of_codes = probs.unflatten(1, (num_blocks, block_size)).prod(-1)
-        return Prediction(codes, np.where(pd.isna(codes), np.nan, _numpy(of_codes)), _numpy(conf))
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
