@@ -74,17 +74,9 @@ def fit_codes(
     """Return the formatter that codes need, by `--block-size auto`, and the rules that they are checked by.
 
     Codes with digits are written by their characters, in blocks that hold the longest; others are labels, which are
-    numbered. Short codes are right, except among numbers that mostly have three digits or more.
-
-    Parameters
-    ----------
-    counts : mapping
-        Number of cells of each code. If most have digits, others are mistakes, as are those among numbers.
-    rules : LabelRules
-    num_blocks : int
-    use_within_block_sep : bool
-    are_right : bool
-        Whether there are no mistakes among the codes, as in a key.
+    numbered. Short codes are right, except among numbers that mostly have three digits or more. `counts` is the number
+    of cells of each code: if most have digits, others are mistakes, as are those among numbers, unless all codes
+    `are_right`, as in a key.
     """
     build = partial(build_formatter, "general", num_blocks=num_blocks, use_within_block_sep=use_within_block_sep)
     most = MAX_TARGET_LEN if use_within_block_sep else _LONGEST_CODE

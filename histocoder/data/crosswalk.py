@@ -43,17 +43,10 @@ class Crosswalk:
     The most specific row whose status, relation and product are the given ones or none wins. If no row matches, a code
     has the value on which all its rows agree. Rows with the same key that disagree are ambiguous, each value by itself.
 
-    Parameters
-    ----------
-    path : str or Path
-        Table with the column `hisco`, and `status`, `relation` and `product` where its values depend on them.
-    options : ClassOptions
-        `value_cols`, `scale_cols` and `none`.
+    The table at `path` has the column `hisco`, and `status`, `relation` and `product` where its values depend on them.
+    Of the options `value_cols`, `scale_cols` and `none` count.
 
-    Raises
-    ------
-    UserError
-        If the table can't be read, or has no such columns.
+    Raises UserError if the table can't be read, or has no such columns.
     """
 
     qualifiers = QUALIFIERS

@@ -48,22 +48,13 @@ class Examples:
 
     Those that `open` maps into memory share one copy in all processes of a node, and also have the `input` that models
     read. Pickling them keeps the path and the splits alone.
-
-    Attributes
-    ----------
-    table : pa.Table
-        Columns `text`, `lang` and those of codes; see `row_schema` and `ExampleWriter`.
-    path : Path, optional
-        File that is mapped.
-    splits : tuple of str
-        Splits of that file.
     """
 
     def __init__(self, table: pa.Table) -> None:
-        self.table = table
-        self.path: Path | None = None
-        self.splits: tuple[str, ...] = ()
-        self._content: pa.Buffer = None  # the file
+        self.table = table  # columns `text`, `lang` and those of codes; see `row_schema` and `ExampleWriter`
+        self.path: Path | None = None  # file that is mapped
+        self.splits: tuple[str, ...] = ()  # those of that file
+        self._content: pa.Buffer = None  # that file's
 
     @classmethod
     def open(cls, path: Path, *splits: str) -> Examples:

@@ -82,16 +82,9 @@ def prepare(
     (descriptions with different codes), `data_held_out.csv` (corrections to compare models on) and `data_titles.csv`
     (see `titles_to_learn`). Last comes `prepared.json` (the settings and the source's SHA-256).
 
-    Parameters
-    ----------
-    config : PrepareConfig
-    folder : Path
-    known : Key, optional
-        Codes of the model that is trained further, which come first in the key, whether or not they occur.
-    overwrite : bool
-        Whether to replace other data that were prepared in the folder before.
-    text_normalization : str
-        How the model reads descriptions; see `normalize`.
+    `known` are the codes of the model that is trained further, which come first in the key, whether or not they occur.
+    With `overwrite`, other data that were prepared in the folder before are replaced. `text_normalization` is how the
+    model reads descriptions; see `normalize`.
 
     Raises UserError if the table or the settings can't be used; no half-prepared files are left.
     """

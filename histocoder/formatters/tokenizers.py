@@ -57,14 +57,8 @@ class CharacterTokenizer:
     def token_ids(self, texts: Sequence[str], *, max_len: int) -> tuple[np.ndarray, np.ndarray, int]:
         """Tokenise n texts, and cut off what is behind `max_len` tokens, special ones included.
 
-        Returns
-        -------
-        ids : ndarray of int, of shape (total,)
-            Token ids, text after text.
-        lengths : ndarray of int64, of shape (n,)
-            Number of tokens of each text.
-        num_cut : int
-            Number of texts that were cut.
+        Returns token ids, int of shape (total,), text after text; the number of tokens of each text, int64 of shape
+        (n,); and the number of texts that were cut.
         """
         lengths = 2 + np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         if num_cut := int((lengths > max_len).sum()):
@@ -105,14 +99,8 @@ class PretrainedTokenizer:
     BERT, `<s> en </s></s> farmer </s>` for XLM-R, `en</s>farmer</s>` for ByT5. Special tokens in a description, such as
     a literal [PAD], are read as characters. Methods are those of `CharacterTokenizer`.
 
-    If not `reads_language`, it reads descriptions alone.
-
-    Raises
-    ------
-    ValueError
-        If these are not all files of a tokenizer.
-    UserError
-        If it has no token for padding.
+    If not `reads_language`, it reads descriptions alone. Raises ValueError if these are not all files of a tokenizer,
+    UserError if it has no token for padding.
     """
 
     unit = "tokens"
