@@ -29,7 +29,7 @@ def run_serve(config: ServeFlags) -> None:
         raise UserError(f"histocoder serve needs {' and '.join(missing)}: pip install 'histocoder[serve]'.")
     import uvicorn
 
-    from histocoder.desk.app import Desk, create_app, is_loopback
+    from histocoder.desk.app import LOOPBACK, Desk, create_app
     from histocoder.desk.models import Models
     from histocoder.desk.users import Users
 
@@ -42,7 +42,7 @@ def run_serve(config: ServeFlags) -> None:
         users.add(config.add_user, getpass.getpass(f"Password of {config.add_user}: "))
         log.info(f"{config.add_user} can sign in now, at a server with this workspace: {folder}.")
         return
-    if not is_loopback(config.host) and not config.token and not users.hashes():
+    if config.host not in LOOPBACK and not config.token and not users.hashes():
         raise UserError(f"Others can reach {config.host}, too. Set a secret with --token, or add users (--add-user).")
     if config.token is not None and (len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()):
         raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
@@ -56,7 +56,7 @@ def run_serve(config: ServeFlags) -> None:
             models.give(Coder.from_pretrained(model, str(device), precision=config.precision), model, name=name)
         else:
             models.use_again()
-        may_train = is_loopback(config.host) if config.allow_training is None else config.allow_training
+        may_train = config.host in LOOPBACK if config.allow_training is None else config.allow_training
         desk = Desk(folder, models=models, double_share=config.double_share, may_train=may_train)
         if config.data:
             desk.review(Path(config.data), input_col=config.input_col)

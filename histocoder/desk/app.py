@@ -34,7 +34,7 @@ from histocoder.files import make_folder
 
 BODY_BYTES = 1 << 20  # maximum size of a request other than an upload
 UPLOAD_BYTES = 2 << 30
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})  # addresses that only this machine reaches
 _STATIC = Path(__file__).with_name("static")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -253,11 +253,6 @@ def _answer(status: int, detail: str, **more: object) -> JSONResponse:
     return JSONResponse({"detail": detail, **more}, status)
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
-    return host in _LOOPBACK
-
-
 class Guard:
     """Middleware that accepts requests from the desk's own page and from programs with the token.
 
@@ -269,7 +264,7 @@ class Guard:
 
     def __init__(self, *, token: str, host: str, port: int, users: Users) -> None:
         self._token, self._cookie, self._users = token, f"histocoder_{port}", users
-        self._is_public = not is_loopback(host)
+        self._is_public = host not in LOOPBACK
 
     async def __call__(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         """Answer a request, or refuse it; every answer has the headers of security."""
@@ -320,7 +315,7 @@ class Guard:
         """Raise an HTTPException if a request is refused."""
         headers = request.headers
         host, origin = headers.get("host", ""), headers.get("origin")
-        if not self._is_public and not is_loopback(re.sub(r":\d+$", "", host).strip("[]")):
+        if not self._is_public and re.sub(r":\d+$", "", host).strip("[]") not in LOOPBACK:
             raise HTTPException(421, "This server does not answer to that host name.")
         if origin is not None and origin.partition("://")[2] != host:
             raise HTTPException(403, "Requests from other sites are refused.")

@@ -155,6 +155,7 @@ class Coding:
             own, shares = {one.code for one in codes}, {one.code: one.probability for one in others}
             if self.coder.mode != "combined":  # else they are of the same measure as the alternatives
                 codes = [self.titled(one.code, shares.get(one.code)) for one in codes]
+            best = {name: [part[row] for part in one.best] for name, one in coded.attributes.items()}
             likely = [one for one in others if one.code not in own and (one.probability or 0) >= _LEAST_PROBABILITY]
             answers.append(
                 Answer(
@@ -162,7 +163,11 @@ class Coding:
                     lang=lang,
                     codes=codes,
                     confidence=None if np.isnan(conf) else float(conf),
-                    attributes=self._attributes(coded, row),
+                    attributes=[
+                        Category(attribute=name, label=label, probability=float(prob))
+                        for name, (label, prob) in best.items()
+                        if not np.isnan(prob)
+                    ],
                     known=[self.titled(code) for code in known.codes] if known else None,
                     known_share=known.share if known else None,
                     alternatives=likely[:_ALTERNATIVES],
@@ -170,11 +175,6 @@ class Coding:
                 )
             )
         return answers
-
-    def _attributes(self, prediction: Prediction, row: int) -> list[Category]:
-        found = {name: [part[row] for part in one.best] for name, one in prediction.attributes.items()}
-        pairs = ((name, label, float(prob)) for name, (label, prob) in found.items() if not np.isnan(prob))
-        return [Category(attribute=name, label=label, probability=prob) for name, label, prob in pairs]
 
     def _codes(self, prediction: Prediction, row: int) -> list[Code]:
         pairs = zip(prediction.codes[row], prediction.probs[row], strict=True)
