@@ -1,7 +1,5 @@
 """Texts as token ids: the tokenizers of encoders, and the number of positions that a batch needs."""
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile
@@ -129,7 +127,7 @@ class PretrainedTokenizer:
         self.begins_with_cls = first in special and first == self._tokenizer.cls_token_id
 
     @classmethod
-    def from_folder(cls, folder: Path, *, reads_language: bool = True) -> PretrainedTokenizer:
+    def from_folder(cls, folder: Path, *, reads_language: bool = True) -> "PretrainedTokenizer":
         """Read what `save` wrote; raise a UserError if it is missing or damaged."""
         if not folder.is_dir():
             raise UserError(f"The model's tokenizer is missing: there is no {folder}. Copy it from the original model.")
@@ -165,14 +163,14 @@ class PretrainedTokenizer:
             for name, content in self._files.items():
                 (temporary / name).write_bytes(content)
 
-    def without_language(self) -> PretrainedTokenizer:
+    def without_language(self) -> "PretrainedTokenizer":
         """Return the tokenizer that reads descriptions alone."""
         return PretrainedTokenizer(self._files, reads_language=False)
 
-    def __reduce__(self) -> tuple[type[PretrainedTokenizer], tuple[dict[str, bytes], bool]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return PretrainedTokenizer, (self._files, self._reads_language)
 
-    def __deepcopy__(self, _memo: Any) -> PretrainedTokenizer:
+    def __deepcopy__(self, _memo: Any) -> "PretrainedTokenizer":
         return self
 
     def _read(self, langs: list[str], descriptions: list[str]) -> list[list[int]]:

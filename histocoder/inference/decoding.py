@@ -120,19 +120,15 @@ class Decoding:
         parts = {name: vote.split(sizes, dim=1) for name, vote in experts.items()}
         return {name: {expert: parts[expert][i] for expert in parts} for i, name in enumerate(attributes)}
 
-    def beliefs(self, batch: Encoded) -> dict[str, Tensor]:
-        """Return the probabilities of the codes, each (B, num_codes), by the experts other than the decoder."""
-        beliefs = {"flat": self._flat(batch)}
-        if self._model.linear_expert is not None:
-            beliefs["linear"] = self._model.linear_expert(batch.inputs.characters)[:, self._is_code].softmax(-1)
-        return beliefs
-
     def combined_search(self, batch: Encoded) -> CombinedSearch:
         """Return the search with the opinions of all the model's experts."""
         missing, weights = self.formatter.missing_token(self.codes), self._model.config.experts
         is_needed = self.formatter.num_blocks > 1 or not self._model.config.decoder_prior  # else its prior says all
         source = self._source(batch) if ("decoder" in weights if weights else is_needed) else None
-        start = (self._computing.decoder, self._trie, source, self.beliefs(batch))
+        beliefs = {"flat": self._flat(batch)}
+        if self._model.linear_expert is not None:
+            beliefs["linear"] = self._model.linear_expert(batch.inputs.characters)[:, self._is_code].softmax(-1)
+        start = (self._computing.decoder, self._trie, source, beliefs)
         expert = self._model.nearest_expert
         nearest = None if expert is None else partial(self._nearest, expert, batch)
         return CombinedSearch(*start, nearest=nearest, num_blocks=self.formatter.num_blocks, missing=missing)

@@ -54,17 +54,10 @@ def predict_file(
     The codes of its distinct descriptions are kept in parts beside the output, by which the same call resumes after an
     interruption, and which several processes share. Return, on rank 0, what `write_provenance` tells of the rows.
 
-    Parameters
-    ----------
-    model_id : str
-        Identity of the model and of hand-coded descriptions; parts with codes by others are not used.
-    known : Known, optional
-        Hand-coded descriptions, which keep their codes; a column `source` says which.
-    block_rows : int, optional
-        Number of rows that are read at once; by default few enough to hold in memory.
-    progress : callable, optional
-        Receives the number of rows that a batch has coded, and of all rows; by default a progress bar on rank 0's
-        terminal, if there is one. It may raise an error to stop; the same call then resumes.
+    `model_id` identifies the model and hand-coded descriptions: parts with codes by others are not used. Descriptions
+    that are `known` keep their codes; a column `source` says which. `block_rows` are read at once, by default few
+    enough to hold in memory. `progress` receives the number of rows that a batch has coded, and of all rows; by default
+    it is a bar on rank 0's terminal, if there is one. It may raise an error to stop; the same call then resumes.
     """
     columns, output = config.settings_of_columns | config.settings_of_qualifiers, Path(config.output)
     table = open_table(Path(config.input), columns, sheet=config.sheet)
