@@ -66,9 +66,7 @@ class CharacterTokenizer:
         ids = np.frombuffer(marked.encode("utf-32-le", "surrogatepass"), dtype="<i4")
         return ids, np.minimum(lengths, max_len), num_cut
 
-    def num_positions(self, length: int, max_len: int) -> int:
-        """Return the number of positions that a batch needs whose longest row has `length` tokens."""
-        return trimmed_length(length, max_len)
+    num_positions = staticmethod(trimmed_length)
 
     def num_encoded(self, num_positions: int, max_len: int) -> int:
         """Return how many of a batch's positions are encoded; the rest is context.
@@ -209,6 +207,9 @@ class TokenizedTexts:
     lengths: np.ndarray  # number of tokens of each text, of shape (n,)
     tokenizer: Tokenizer
     num_cut: int  # number of texts that were longer than `max_len`
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
     def pad(self, rows: np.ndarray, *, max_len: int, num_positions: int | None = None) -> np.ndarray:
         """Pad some texts to one array of shape (len(rows), S); S is by default the length of the longest."""
