@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from histocoder.data.formulas import without_formulas
+from histocoder.data.csv_file import without_formulas
 from histocoder.data.stata import write_stata
 from histocoder.data.table import EXCEL, PARQUET, STATA, TableFile, kind_of, strings
 from histocoder.errors import UserError, counted
