@@ -172,10 +172,6 @@ class LabelChecker:
         reasons = np.empty(len(table), dtype=object)
         reasons[~is_filled] = "no code"
         reasons[list(bad)] = list(bad.values())
-        return self._without_repeats(codes), reasons
-
-    def _without_repeats(self, codes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return columns of codes with each row's codes once, the first ones first."""
         columns = list(codes.values())
         pairs = list(itertools.combinations(columns, 2))
         repeats = np.logical_or.reduce([(one == other) & pd.notna(one) for one, other in pairs])
@@ -185,7 +181,7 @@ class LabelChecker:
             self._num_ignored += len(found) - len(kept)
             for column, code in zip(columns, [*kept, *[None] * len(columns)], strict=False):
                 column[row] = code
-        return codes
+        return codes, reasons
 
     def _read(self, name: str, column: pa.Array) -> tuple[np.ndarray, list[str]]:
         """Return each cell's index among the distinct codes, -1 if missing, and these codes, "" if missing."""

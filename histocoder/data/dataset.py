@@ -111,7 +111,13 @@ class OccupationDataset(Dataset):
         ids = [category_ids(self.examples.attributes[name], own) for name, own in self.attributes.items()]
         self._attribute_ids = np.array(ids, dtype=np.int32).reshape(len(ids), len(self)).T  # (n, A)
         self._prefix_lengths = np.array([len(lang + LANG_SEP) for lang in self.examples.languages])
-        self._lengths = self._count_tokens().astype(np.min_scalar_type(self.max_len))
+        if self.tokenizer.reads_characters:
+            lengths = np.minimum(self.examples.num_characters.astype(np.int64) + 2, self.max_len)
+        else:
+            parts = np.array_split(np.arange(len(self)), -(-len(self) // _ROWS_AT_ONCE))
+            tokens = (self.tokenizer.token_ids(self.examples.inputs(rows), max_len=self.max_len) for rows in parts)
+            lengths = np.concatenate([numbers for _, numbers, _ in tokens])
+        self._lengths = lengths.astype(np.min_scalar_type(self.max_len))
         self.weights = np.broadcast_to(np.float32(1.0), len(self))
         """Weight of each row in the loss, of shape (n,)."""
         self.rows = np.arange(len(self), dtype=np.int32)
@@ -166,13 +172,6 @@ class OccupationDataset(Dataset):
             prefix = np.where(noise.withheld, len(UNKNOWN + LANG_SEP), prefix)
             found[rows] = np.minimum(prefix + text + 2, self.max_len)
         return found
-
-    def _count_tokens(self) -> np.ndarray:
-        if self.tokenizer.reads_characters:
-            return np.minimum(self.examples.num_characters.astype(np.int64) + 2, self.max_len)
-        parts = np.array_split(np.arange(len(self)), -(-len(self) // _ROWS_AT_ONCE))
-        tokens = (self.tokenizer.token_ids(self.examples.inputs(rows), max_len=self.max_len) for rows in parts)
-        return np.concatenate([lengths for _, lengths, _ in tokens])
 
     def labels(self, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return rows, a row of k classes k times, and their classes, both of shape (num_labels,).

@@ -226,7 +226,12 @@ def _write_split(
 
     All corrections are to train on, except for held-out ones, which have a split of their own, as titles have.
     """
-    threshold = _threshold(rows, config)
+    units = rows["unit"].filter(rows["reason"].is_null()).to_numpy()
+    distinct = np.sort(pd.unique(units))  # several times as fast as `np.unique`
+    if len(distinct) < 2:
+        raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
+    share = np.clip(_ENOUGH_TO_VALIDATE / len(distinct), 0.1, 0.2) if config.share_val is None else config.share_val
+    threshold = distinct[min(max(round(len(distinct) * share), 1), len(distinct) - 1) - 1]  # of the validation data
     num_held_out = corrections.hold_out(config.seed) if corrections else 0
     train, val, held_out, _ = range(len(SPLITS))
     with closing(writer):
@@ -261,16 +266,6 @@ def _write_split(
         )
     numbers = {"train": len(examples[TRAIN]), "val": len(examples[VAL])}
     return {**numbers, "held_out": num_held_out} if num_held_out else numbers
-
-
-def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:
-    """Return the hash threshold of the validation split."""
-    units = rows["unit"].filter(rows["reason"].is_null()).to_numpy()
-    distinct = np.sort(pd.unique(units))  # several times as fast as `np.unique`
-    if len(distinct) < 2:
-        raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
-    share = np.clip(_ENOUGH_TO_VALIDATE / len(distinct), 0.1, 0.2) if config.share_val is None else config.share_val
-    return distinct[min(max(round(len(distinct) * share), 1), len(distinct) - 1) - 1]
 
 
 def table_files(
