@@ -71,7 +71,8 @@ def predict_file(
         say(notice)
     block_rows = block_rows or tables.block_rows
     size = config.batch_size * (_FAST_BATCHES if coder.is_fast else _BATCHES)
-    depends_on = [asdict(config), _state(table.path), model_id, block_rows, size]
+    path, state = table.path, table.path.stat()
+    depends_on = [asdict(config), [str(path), state.st_size, state.st_mtime_ns], model_id, block_rows, size]
     identity = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:16]
     parts = output.with_name(f".{output.name}.parts")
     distributed.run_on_primary(partial(make_folder, output.parent), doing="making the output's folder")
@@ -152,11 +153,6 @@ def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form
     check_new_columns(names, path=table.path, taken=table.header, prefix=f"pred_{config.columns}")
     how = {"excel": config.excel, "raw": config.raw, **({} if config.excel else {"decimal": "."})}
     return Form.like(table, **how)
-
-
-def _state(path: Path) -> list[Any]:
-    """Return name, size and time of change of a file."""
-    return [str(path), path.stat().st_size, path.stat().st_mtime_ns]
 
 
 def _count_rows(table: TableFile, output: Path, block_rows: int) -> int:

@@ -182,13 +182,10 @@ def validate(
 ) -> dict[str, float]:
     """Return losses and accuracies over all rows, each counted once, whatever the number of ranks; a collective call.
 
-    Returns
-    -------
-    dict
-        `val_loss`, `val_loss_linear`, `val_loss_seq2seq`: as if all rows were one batch. In percent: `seq_acc` (exact
-        set of codes) and `token_acc`, with teacher forcing on all rows; `flat_acc` (exact set, of the best class and
-        those above the default threshold); `greedy_seq_acc`, the exact set of codes decoded freely, on `NUM_GREEDY`
-        rows, the same ones each time; and of each attribute `acc_…`, of the rows where it is known.
+    `val_loss`, `val_loss_linear`, `val_loss_seq2seq` are as if all rows were one batch. In percent are `seq_acc` (exact
+    set of codes) and `token_acc`, with teacher forcing on all rows; `flat_acc` (exact set, of the best class and those
+    above the default threshold); `greedy_seq_acc`, the exact set of codes decoded freely, on `NUM_GREEDY` rows, the
+    same ones each time; and of each attribute `acc_…`, of the rows where it is known.
     """
     model.eval()
     device, n = model.linear_decoder.weight.device, len(data)
