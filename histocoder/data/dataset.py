@@ -1,7 +1,5 @@
 """Batches of `examples.arrow`, from worker processes; one that is killed or hangs ends the run with its name."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 import sys
@@ -48,7 +46,7 @@ class Batch:
     rows: np.ndarray  # indices of the rows in the dataset
     counts: Tensor  # number of times each row occurs, of shape (B,), float32; see `merged`
 
-    def merged(self) -> Batch:
+    def merged(self) -> "Batch":
         """Return the batch with rows of equal text and codes once, and their number in `counts`.
 
         Loss and gradients are the same, except that such rows share their dropout.
@@ -70,14 +68,14 @@ class Batch:
         merged = replace(self, counts=torch.from_numpy(counts), rows=self.rows[kept])
         return merged.mapped(lambda tensor: tensor[torch.from_numpy(kept)])
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> "Batch":
         return self.mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pin_memory(self) -> Batch:
+    def pin_memory(self) -> "Batch":
         """Copy the batch to pinned memory; called by `DataLoader`."""
         return self.mapped(Tensor.pin_memory)
 
-    def mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the batch with a function of each tensor in place of it."""
         values = vars(self)
         return replace(self, **values | {name: function(x) for name, x in values.items() if isinstance(x, Tensor)})
@@ -127,15 +125,20 @@ class OccupationDataset(Dataset):
             self.weights = np.where(is_title, WEIGHT, np.float32(1.0))
         self.num_titles = int((self.weights < 1).sum())
         if self.once:
-            self.rows, shares = self._distinct_rows()
-            self.weights = self.weights * shares
+            # the first row of each text, codes and attributes counts, by their share of the text's rows
+            _, text = self.distinct_texts()
+            pairs = np.column_stack([text, self.examples.code_index, self._attribute_ids])
+            _, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
+            shares = np.zeros(len(self), dtype=np.float32)
+            shares[first] = counts / np.bincount(text)[text[first]]
+            self.rows, self.weights = np.sort(first).astype(np.int32), self.weights * shares
         self.num_target_blocks = (self.examples.code_index > 0).sum(1, dtype=np.uint8)
         """Number of codes of each row, of shape (n,)."""
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def of(self, examples: Examples, *, augmenter: Augmenter | None, once: bool = False) -> OccupationDataset:
+    def of(self, examples: Examples, *, augmenter: Augmenter | None, once: bool = False) -> "OccupationDataset":
         """Return a dataset of other rows in the same form."""
         return replace(self, examples=examples, augmenter=augmenter, once=once)
 
@@ -145,15 +148,6 @@ class OccupationDataset(Dataset):
         hashes = [hash_array(np.array(self.examples.inputs(rows), dtype=object), categorize=False) for rows in parts]
         _, first, text_of_row = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
         return first, text_of_row
-
-    def _distinct_rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first row of each text, codes and attributes; and for these their share of the text's rows."""
-        _, text = self.distinct_texts()
-        pairs = np.column_stack([text, self.examples.code_index, self._attribute_ids])
-        _, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
-        shares = np.zeros(len(self), dtype=np.float32)
-        shares[first] = counts / np.bincount(text)[text[first]]
-        return np.sort(first).astype(np.int32), shares
 
     def lengths(self, epoch: int = 0) -> np.ndarray:
         """Return the number of tokens of each row in an epoch, of shape (n,).

@@ -1,7 +1,5 @@
 """Examples: descriptions with languages and codes, in memory or mapped from `examples.arrow`."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -57,7 +55,7 @@ class Examples:
         self._content: pa.Buffer = None  # that file's
 
     @classmethod
-    def open(cls, path: Path, *splits: str) -> Examples:
+    def open(cls, path: Path, *splits: str) -> "Examples":
         """Map the rows of some splits, those of one behind those of the other, in the order of the file."""
         content = pa.memory_map(str(path)).read_buffer()
         file = pa.ipc.open_file(content)
@@ -68,13 +66,13 @@ class Examples:
         return found
 
     @classmethod
-    def of(cls, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame) -> Examples:
+    def of(cls, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame) -> "Examples":
         """Return examples from a column of codes for each of `codes`, None where there is none."""
         columns = {"text": texts, "lang": langs, **{f"{CODES}{name}": codes[name] for name in codes}}
         return cls(pa.table({name: pa.array(column, pa.string()) for name, column in columns.items()}))
 
     @classmethod
-    def join(cls, parts: Sequence[Examples]) -> Examples:
+    def join(cls, parts: "Sequence[Examples]") -> "Examples":
         return cls(pa.concat_tables([part.table for part in parts]))
 
     def __len__(self) -> int:
@@ -107,21 +105,21 @@ class Examples:
     def _code_columns(self) -> list[str]:
         return [name for name in self.table.column_names if is_codes(name)]
 
-    def take(self, rows: np.ndarray) -> Examples:
+    def take(self, rows: np.ndarray) -> "Examples":
         return Examples(self.table.take(pa.array(rows)))
 
-    def coded(self) -> Examples:
+    def coded(self) -> "Examples":
         """Return the rows that have codes."""
         first = self.table[self._code_columns[0]]
         return Examples(self.table.filter(pc.fill_null(pc.not_equal(first, MISSING), False)))
 
-    def sample(self, num_rows: int, *, seed: int) -> Examples:
+    def sample(self, num_rows: int, *, seed: int) -> "Examples":
         """Draw rows at random, in their order; all of them if there are fewer."""
         mask = np.zeros(len(self), dtype=bool)
         mask[np.random.default_rng(seed).permutation(len(self))[:num_rows]] = True
         return Examples(self.table.filter(pa.array(mask)))  # chunk by chunk, unlike `take`
 
-    def chunks(self) -> Iterator[Examples]:
+    def chunks(self) -> Iterator["Examples"]:
         """Yield all rows, a chunk at a time."""
         for batch in self.table.to_batches():
             yield Examples(pa.Table.from_batches([batch]))
