@@ -98,7 +98,11 @@ class Crosswalk:
                 left_out = [name for name, cell, used in zip(QUALIFIERS, given, key[1:], strict=True) if cell != used]
                 values, how = self._values[key], f"without {', '.join(left_out)}" if left_out else EXACT
                 break
-        return [_found(some, how) for some in values]
+        found = []
+        for some in values:  # those that the rows have
+            value = next(iter(some)) if len(some) == 1 else None
+            found.append(Found(value, AMBIGUOUS if len(some) > 1 else NO_VALUE if value is None else how))
+        return found
 
     def _cell(self, cell: str | None) -> str | None:
         text = read_code(cell or "", has_decimals=True)
@@ -108,14 +112,6 @@ class Crosswalk:
         """Return a code with its leading zeros, and qualifiers without; None where there is none."""
         cells = [None if cell is None else self._cell(read_code(cell).lstrip("0")) for cell in qualifiers]
         return [code_in(code), *cells]
-
-
-def _found(values: set[str | None], how: str) -> Found:
-    """Return the only one of the values that rows have."""
-    if len(values) > 1:
-        return Found(None, AMBIGUOUS)
-    (value,) = values
-    return Found(value, NO_VALUE if value is None else how)
 
 
 class Groups:

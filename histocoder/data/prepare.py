@@ -61,12 +61,6 @@ def prepared_files(folder: Path, record: dict[str, Any], key: Key) -> dict[str, 
     return {name: ExampleFiles((path,), columns, formatter, **how) for name, path in paths.items() if path.is_file()}
 
 
-def held_out(folder: Path) -> tuple[Path, ...]:
-    """Return the file of held-out corrections in a folder, if there is one."""
-    path = folder / SPLIT_FILES[HELD_OUT]
-    return (path,) if path.is_file() else ()
-
-
 def prepare(
     config: PrepareConfig,
     folder: Path,
