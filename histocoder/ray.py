@@ -26,7 +26,6 @@ def code(
 
     Parameters
     ----------
-    dataset : Dataset
     model : path
         Folder of a model that all machines see, or the name of a Hugging Face hub repo.
     num_gpus, compute : float, ray.data.ActorPoolStrategy, optional

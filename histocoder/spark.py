@@ -27,7 +27,6 @@ def code(
 
     Parameters
     ----------
-    df : DataFrame
     model : path
         Folder of a model that all machines see, or the name of a Hugging Face hub repo.
     precision, device, **options

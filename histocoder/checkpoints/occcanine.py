@@ -98,7 +98,15 @@ def model_from_occcanine(
             f"{path} has {num_tokens} tokens, and the formatter {system.name!r} {system.vocab_size}. Either its codes "
             "are of another kind (--formatter), or of characters that chars.json in its folder must list."
         )
-    found, sizes = _key_of(path, key, own_codes, len(weights["linear_decoder.weight"])), encoder_config or {}
+    if key is None and own_codes is None:
+        raise UserError(f"{path} contains no key; name its key file with --key.")
+    found, sizes = Key(own_codes or ()) if key is None else read_key(key), encoder_config or {}
+    if len(found.codes) != (num_classes := len(weights["linear_decoder.weight"])):
+        raise UserError(f"{path} has {num_classes:,} classes, but its key has {len(found.codes):,} codes.")
+    for i, (ours, theirs) in enumerate(zip(found.codes, own_codes or (), strict=False)):
+        if ours != theirs:
+            differ = f"class {i} is {ours!r} in the key and {theirs!r} in the model"
+            raise UserError(f"The key {key} does not match {path}: {differ}.")
     config = ModelConfig(
         encoder=sizes.get("encoder", sizes),  # a model's own config.json has it within
         formatter=system.to_config(),
@@ -117,20 +125,6 @@ def model_from_occcanine(
     except RuntimeError as error:
         sizes_differ = f"The weights in {path} have other sizes ({misfit(error)})"
         raise UserError(f"{sizes_differ}; give the sizes of its encoder with --encoder-config JSON.") from error
-
-
-def _key_of(path: Path, key: str | Path | None, own_codes: Codes, num_classes: int) -> Key:
-    """Return the key from a file or from the model; raise a UserError if it does not fit, or they differ."""
-    if key is None and own_codes is None:
-        raise UserError(f"{path} contains no key; name its key file with --key.")
-    found = Key(own_codes or ()) if key is None else read_key(key)
-    if len(found.codes) != num_classes:
-        raise UserError(f"{path} has {num_classes:,} classes, but its key has {len(found.codes):,} codes.")
-    for i, (ours, theirs) in enumerate(zip(found.codes, own_codes or (), strict=False)):
-        if ours != theirs:
-            differ = f"class {i} is {ours!r} in the key and {theirs!r} in the model"
-            raise UserError(f"The key {key} does not match {path}: {differ}.")
-    return found
 
 
 def unpublishable(config: ModelConfig) -> str:

@@ -47,8 +47,13 @@ def run_serve(config: ServeFlags) -> None:
     if config.token is not None and (len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()):
         raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
     device = distributed.start(device=config.device)
-    lock = holding(folder / ".lock", path=folder, instead="another --workspace")
-    with _listening(config.host, config.port) as listener, lock:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        listener = socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        where, reason = f"{config.host}, port {config.port}", error.strerror or error
+        raise UserError(f"Can't listen on {where}: {reason}. Choose another --port.") from error
+    with listener, holding(folder / ".lock", path=folder, instead="another --workspace"):
         port = listener.getsockname()[1]
         models = Models(folder / "models", device=str(device), precision=config.precision)
         if model:
@@ -69,14 +74,6 @@ def run_serve(config: ServeFlags) -> None:
         quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
         limits: dict[str, Any] = {"limit_concurrency": 100, "timeout_graceful_shutdown": 10}
         uvicorn.Server(uvicorn.Config(app, **quiet, **limits, ws="none")).run(sockets=[listener])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"Can't listen on {host}, port {port}: {reason}. Choose another --port.") from error
 
 
 def _kept_token(path: Path) -> str:

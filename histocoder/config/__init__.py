@@ -6,7 +6,6 @@ from histocoder.config.run import (
     NUM_CODES,
     NUM_GREEDY,
     RANK_TIMEOUT,
-    DataConfig,
     FinetuneConfig,
     MachineConfig,
     MixerConfig,

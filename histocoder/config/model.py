@@ -9,8 +9,6 @@ from histocoder.config.settings import require
 
 MODEL_TYPE = "histocoder"
 FORMAT_VERSION = 1  # of the files of models; a newer one is refused by name
-
-
 MAX_TARGET_LEN = 128  # positions of the decoder
 LANG_SEP = "[SEP]"  # between language and description, as these five characters
 FLAT_LOSSES = ("softmax", "bce", "bce-mean")

@@ -307,7 +307,11 @@ class Uploads:
             command = ["predict", "--model", coding.name, *(["--known", "auto"] if known else [])]
             write_provenance(command, config, told, as_sent=self.as_sent)
             file.rows_done = file.num_rows or 0
-            file.summary = _summary(self._output(file), config.columns, coding.sure)
+            name, sure = f"{config.columns}conf", coding.sure
+            cells = open_table(self._output(file), (name,)).read([name]).columns[name]
+            conf = pd.to_numeric(cells.to_pandas(), errors="coerce")
+            counts = {"rows": len(conf), "blank": int(conf.isna().sum()), "unsure": int((conf < sure).sum())}
+            file.summary = {**counts, "sure": sure}
             state, message, file.notices = "done", "", self.as_sent("\n".join(said)).splitlines()
         except Cancelled:
             state, message = "queued", ""
@@ -323,9 +327,3 @@ class Uploads:
                     self._save(file)
                 else:
                     shutil.rmtree(self._folder / file.id, ignore_errors=True)
-
-
-def _summary(coded: Path, prefix: str, sure: float) -> dict[str, float]:
-    name = f"{prefix}conf"
-    conf = pd.to_numeric(open_table(coded, (name,)).read([name]).columns[name].to_pandas(), errors="coerce")
-    return {"rows": len(conf), "blank": int(conf.isna().sum()), "unsure": int((conf < sure).sum()), "sure": sure}
