@@ -1,7 +1,5 @@
 """Train and use models that code occupational descriptions."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from typing import TYPE_CHECKING, Any

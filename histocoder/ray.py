@@ -17,9 +17,6 @@ def code(
     dataset: Dataset,
     model: str | Path,
     *,
-    input_col: str = "occ1",
-    language_col: str | None = None,
-    mode: str | None = None,
     precision: str = "auto",
     num_gpus: float | None = None,
     compute: ActorPoolStrategy | None = None,
@@ -29,14 +26,13 @@ def code(
 
     Parameters
     ----------
-    dataset : Dataset
     model : path
         Folder of a model that all machines see, or the name of a Hugging Face hub repo.
     num_gpus, compute : float, ray.data.ActorPoolStrategy, optional
         GPUs per actor, by default 1 if there are any; and actors, by default up to one per GPU, or per CPU but one.
-    input_col, language_col, mode, precision, **options
-        See the flags of `histocoder predict`; options are `language`, `k`, `threshold`, `constrain`, `min_confidence`,
-        `batch_size`, `columns`, `classes` and `levels`.
+    precision, **options
+        See the flags of `histocoder predict`; options are `input_col`, `language_col`, `language`, `mode`, `k`,
+        `threshold`, `constrain`, `min_confidence`, `batch_size`, `columns`, `classes` and `levels`.
 
     Raises
     ------
@@ -49,7 +45,6 @@ def code(
     gpus, cpus = resources.get("GPU", 0), resources.get("CPU", 1)
     num_gpus = min(1, gpus) if num_gpus is None else num_gpus
     most = gpus / num_gpus if num_gpus else cpus - 1
-    options |= {"input_col": input_col, "language_col": language_col, "mode": mode}
     coder = BlockCoder.of(model, header, device="cuda" if num_gpus else "cpu", precision=precision, **options)
     # Ray reads small files as one block, which it would give to one actor
     return dataset.repartition(target_num_rows_per_block=_BLOCK_ROWS).map_batches(

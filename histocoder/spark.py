@@ -19,9 +19,6 @@ def code(
     df: DataFrame,
     model: str | Path,
     *,
-    input_col: str = "occ1",
-    language_col: str | None = None,
-    mode: str | None = None,
     precision: str = "auto",
     device: str = "cpu",
     **options: Any,
@@ -30,12 +27,12 @@ def code(
 
     Parameters
     ----------
-    df : DataFrame
     model : path
         Folder of a model that all machines see, or the name of a Hugging Face hub repo.
-    input_col, language_col, mode, precision, device, **options
-        See the flags of `histocoder predict`; each worker computes on the device, and options are `language`, `k`,
-        `threshold`, `constrain`, `min_confidence`, `batch_size`, `columns`, `classes` and `levels`.
+    precision, device, **options
+        See the flags of `histocoder predict`; each worker computes on the device, and options are `input_col`,
+        `language_col`, `language`, `mode`, `k`, `threshold`, `constrain`, `min_confidence`, `batch_size`, `columns`,
+        `classes` and `levels`.
 
     Raises
     ------
@@ -44,7 +41,6 @@ def code(
     """
     from pyspark.sql.types import StructType
 
-    options |= {"input_col": input_col, "language_col": language_col, "mode": mode}
     coder = BlockCoder.of(model, df.columns, device=device, precision=precision, **options)
     (empty,) = replace(coder, device="cpu", precision="fp32")(df.limit(0).toArrow())
     schema = StructType(list(df.schema.fields))

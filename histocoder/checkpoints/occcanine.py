@@ -10,15 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.checkpoints.model_files import (
-    WEIGHTS_FILE,
-    is_own_model,
-    load_model,
-    load_tensors,
-    read_json,
-    read_model_config,
-    read_tensors,
-)
+from histocoder.checkpoints import model_files
 from histocoder.config import NUM_CODES, ModelConfig
 from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError, misfit
@@ -36,8 +28,8 @@ def initial_weights(path: Path) -> tuple[dict[str, Tensor], Codes]:
 
     `path` is the folder of a model, a run or a checkpoint, or a model that `read_published` reads.
     """
-    if is_own_model(path):
-        return read_tensors(path / WEIGHTS_FILE), read_model_config(path).codes
+    if model_files.is_own_model(path):
+        return model_files.read_tensors(path / model_files.WEIGHTS_FILE), model_files.read_model_config(path).codes
     return read_published(path)[:2]
 
 
@@ -55,12 +47,12 @@ def read_published(path: Path) -> tuple[dict[str, Tensor], Codes, list[str] | No
     if path.is_dir():
         for name, kind in (("key", dict), ("chars", list)):
             if (path / f"{name}.json").is_file():
-                saved[name] = read_json(path / f"{name}.json", kind)
-        is_old = (path / "pytorch_model.bin").is_file() and not (path / WEIGHTS_FILE).is_file()
-        path = path / ("pytorch_model.bin" if is_old else WEIGHTS_FILE)
+                saved[name] = model_files.read_json(path / f"{name}.json", kind)
+        is_old = (path / "pytorch_model.bin").is_file() and not (path / model_files.WEIGHTS_FILE).is_file()
+        path = path / ("pytorch_model.bin" if is_old else model_files.WEIGHTS_FILE)
     if not path.exists():
         raise UserError(f"There is no {path} to load weights from.")
-    loaded = read_tensors(path) if path.name == WEIGHTS_FILE else load_tensors(path)
+    loaded = model_files.read_tensors(path) if path.name == model_files.WEIGHTS_FILE else model_files.load_tensors(path)
     if isinstance(loaded, dict):
         saved |= loaded if "model" in loaded else {"model": loaded}
     weights = saved.get("model")
@@ -106,7 +98,15 @@ def model_from_occcanine(
             f"{path} has {num_tokens} tokens, and the formatter {system.name!r} {system.vocab_size}. Either its codes "
             "are of another kind (--formatter), or of characters that chars.json in its folder must list."
         )
-    found, sizes = _key_of(path, key, own_codes, len(weights["linear_decoder.weight"])), encoder_config or {}
+    if key is None and own_codes is None:
+        raise UserError(f"{path} contains no key; name its key file with --key.")
+    found, sizes = Key(own_codes or ()) if key is None else read_key(key), encoder_config or {}
+    if len(found.codes) != (num_classes := len(weights["linear_decoder.weight"])):
+        raise UserError(f"{path} has {num_classes:,} classes, but its key has {len(found.codes):,} codes.")
+    for i, (ours, theirs) in enumerate(zip(found.codes, own_codes or (), strict=False)):
+        if ours != theirs:
+            differ = f"class {i} is {ours!r} in the key and {theirs!r} in the model"
+            raise UserError(f"The key {key} does not match {path}: {differ}.")
     config = ModelConfig(
         encoder=sizes.get("encoder", sizes),  # a model's own config.json has it within
         formatter=system.to_config(),
@@ -125,20 +125,6 @@ def model_from_occcanine(
     except RuntimeError as error:
         sizes_differ = f"The weights in {path} have other sizes ({misfit(error)})"
         raise UserError(f"{sizes_differ}; give the sizes of its encoder with --encoder-config JSON.") from error
-
-
-def _key_of(path: Path, key: str | Path | None, own_codes: Codes, num_classes: int) -> Key:
-    """Return the key from a file or from the model; raise a UserError if it does not fit, or they differ."""
-    if key is None and own_codes is None:
-        raise UserError(f"{path} contains no key; name its key file with --key.")
-    found = Key(own_codes or ()) if key is None else read_key(key)
-    if len(found.codes) != num_classes:
-        raise UserError(f"{path} has {num_classes:,} classes, but its key has {len(found.codes):,} codes.")
-    for i, (ours, theirs) in enumerate(zip(found.codes, own_codes or (), strict=False)):
-        if ours != theirs:
-            differ = f"class {i} is {ours!r} in the key and {theirs!r} in the model"
-            raise UserError(f"The key {key} does not match {path}: {differ}.")
-    return found
 
 
 def unpublishable(config: ModelConfig) -> str:
@@ -180,7 +166,7 @@ def with_all_positions(name: str, tensor: Tensor, config: ModelConfig) -> Tensor
 
 def save_occcanine(folder: str | Path, path: str | Path) -> None:
     """Write the model in a folder as a file in OccCANINE's form; raise a UserError if there is none for it."""
-    model = load_model(Path(folder))
+    model = model_files.load_model(Path(folder))
     if reason := unpublishable(model.config):
         raise UserError(
             f"OccCANINE has no format for the model in {folder}: {reason}. Train a CANINE encoder with --save-format "

@@ -1,7 +1,5 @@
 """The folder of a run: the names of its files, the lock on it, and the checkpoint that the run resumes from."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
@@ -108,7 +106,7 @@ class RunFolder:
 
     @classmethod
     @contextmanager
-    def open(cls, path: Path) -> Iterator[RunFolder]:
+    def open(cls, path: Path) -> Iterator["RunFolder"]:
         """Make a run's folder and lock it; a stop signal ends the run.
 
         All ranks raise a UserError if another run holds the folder, it can't be written to, or a run would replace or

@@ -12,16 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from histocoder.checkpoints.model_files import (
-    WEIGHTS_FILE,
-    load_tensors,
-    read_json,
-    read_model_config,
-    read_tensors,
-    read_tokenizer,
-    write_model,
-    write_tensors,
-)
+from histocoder.checkpoints import model_files
 from histocoder.checkpoints.occcanine import save_published, with_all_positions
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.errors import DamagedError, UserError
@@ -94,7 +85,13 @@ def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         with replacing_folder(final) as folder:
-            _write_files(folder, checkpoint)
+            learner = checkpoint.learner
+            rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
+            torch.save(rest, folder / OPTIMIZER_FILE)
+            model_files.write_tensors(checkpoint.ranks, folder / RANKS_FILE)
+            record = {"format_version": CHECKPOINT_VERSION, **asdict(checkpoint.state), "settings": checkpoint.settings}
+            (folder / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            model_files.write_model(folder, checkpoint.model_config, learner.weights, tokenizer=checkpoint.tokenizer)
     except (OSError, RuntimeError, UserError) as error:  # torch.save: a full disk is a RuntimeError
         raise UserError(
             f"Could not save the checkpoint {final} ({error}). Older checkpoints are intact. Make room, or fix "
@@ -102,17 +99,6 @@ def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
         ) from error
     for old in list_checkpoints(final.parents[1])[:-keep]:
         delete_checkpoint(old)
-
-
-def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint's files into a folder."""
-    learner = checkpoint.learner
-    rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
-    torch.save(rest, folder / OPTIMIZER_FILE)
-    write_tensors(checkpoint.ranks, folder / RANKS_FILE)
-    record = {"format_version": CHECKPOINT_VERSION, **asdict(checkpoint.state), "settings": checkpoint.settings}
-    (folder / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    write_model(folder, checkpoint.model_config, learner.weights, tokenizer=checkpoint.tokenizer)
 
 
 def save_last_bin(
@@ -176,20 +162,20 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint; raise a DamagedError if a file is missing or truncated, a UserError for other versions."""
-    record = read_json(path / STATE_FILE)
+    record = model_files.read_json(path / STATE_FILE)
     if (version := record.pop("format_version", None)) != CHECKPOINT_VERSION:
         raise UserError(
             f"The checkpoint {path} has format version {version}; this histocoder reads {CHECKPOINT_VERSION}. Resume "
             f"it with the version that wrote it, or start a new run, with --initial-checkpoint {path}."
         )
     record.pop("num_worse", None)  # of earlier versions
-    settings, saved = record.pop("settings"), load_tensors(path / OPTIMIZER_FILE)
+    settings, saved = record.pop("settings"), model_files.load_tensors(path / OPTIMIZER_FILE)
     return Checkpoint(
         path=path,
         state=TrainState(**record),
-        learner=LearnerState(read_tensors(path / WEIGHTS_FILE), **saved),
-        ranks=read_tensors(path / RANKS_FILE),
+        learner=LearnerState(model_files.read_tensors(path / model_files.WEIGHTS_FILE), **saved),
+        ranks=model_files.read_tensors(path / RANKS_FILE),
         settings=settings,
-        model_config=read_model_config(path),
-        tokenizer=read_tokenizer(path),
+        model_config=model_files.read_model_config(path),
+        tokenizer=model_files.read_tokenizer(path),
     )

@@ -1,7 +1,5 @@
 """Flags from settings, settings from flags and YAML files, and the parser of all commands."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import sys
@@ -12,7 +10,6 @@ import yaml
 
 from histocoder import __version__
 from histocoder.config import RECIPES, STARTS, Settings, settings_of
-from histocoder.config.settings import Setting
 from histocoder.data.languages import HELP
 from histocoder.errors import UserError
 
@@ -33,7 +30,7 @@ def config_of(kind: type[_Config], args: object) -> _Config:
     return kind(**{s.name: getattr(args, s.name) for s in settings_of(kind)})
 
 
-def build_parser(kind: type[Settings], *, prog: str | None = None) -> Parser:
+def build_parser(kind: type[Settings], *, prog: str | None = None) -> "Parser":
     """Return a parser with a flag for each setting; `prog` is the name of the program in errors."""
     short = [f"--{name.replace('_', '-')}" for name in kind.MAIN]
     parser = Parser(str(kind.__doc__), main=(*short, "--config", "--help-all"), epilog=HELP, prog=prog)
@@ -42,28 +39,25 @@ def build_parser(kind: type[Settings], *, prog: str | None = None) -> Parser:
 
 
 def add_flags(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
+    """Add a flag for each setting of a class."""
     groups: dict[str, Any] = {"": parser}
     for setting in settings_of(kind):
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(setting.group)
         flags = setting.flags or (setting.flag,)
         default = setting.default or None if isinstance(setting.default, tuple) else setting.default
-        groups[setting.group].add_argument(*flags, help=setting.help, default=default, **_form(setting))
-
-
-def _form(setting: Setting) -> dict[str, Any]:
-    """Return the arguments with which argparse reads a setting."""
-    if setting.is_negatable:
-        return {"action": argparse.BooleanOptionalAction}
-    if setting.type is bool:
-        return {"action": "store_true"}
-    metavar = setting.metavar or ("N" if setting.type is int else None)
-    form: dict[str, Any] = {"metavar": metavar, "choices": setting.choices}
-    if setting.is_required:
-        form["required"] = True
-    if get_origin(setting.type) is tuple:
-        return {**form, "nargs": "+" if setting.default is None else "*", "type": get_args(setting.type)[0]}
-    return {**form, "type": setting.parse or setting.type}
+        form: dict[str, Any] = {"help": setting.help, "default": default}
+        if setting.is_negatable:
+            form["action"] = argparse.BooleanOptionalAction
+        elif setting.type is bool:
+            form["action"] = "store_true"
+        else:
+            metavar = setting.metavar or ("N" if setting.type is int else None)
+            form |= {"metavar": metavar, "choices": setting.choices, "type": setting.parse or setting.type}
+            form |= {"required": True} if setting.is_required else {}
+            if get_origin(setting.type) is tuple:
+                form |= {"nargs": "+" if setting.default is None else "*", "type": get_args(setting.type)[0]}
+        groups[setting.group].add_argument(*flags, **form)
 
 
 class Parser(argparse.ArgumentParser):

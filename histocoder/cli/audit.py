@@ -16,8 +16,7 @@ from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, check_output, write_frame
 from histocoder.data.prepare import table_files
 from histocoder.errors import UserError
-from histocoder.evaluation.agreement import agreement, to_settle
-from histocoder.evaluation.scores import code_sets, named_groups
+from histocoder.evaluation.scores import agreement, code_sets, named_groups, to_settle
 from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.formatters import CodeSystem
 from histocoder.log import log
@@ -34,7 +33,7 @@ def run_audit(config: AuditFlags) -> None:
     labels = found.reset_index()
     if labels["codes"].nunique() < 2 or labels["key"].nunique() < 2:
         raise UserError(f"{config.dataset} has one code or description; there is nothing to compare labels with.")
-    from histocoder.training.audit import neighbours, suspects  # here, since it takes a second to import
+    from histocoder.training.label_errors import neighbours, suspects  # here, since it takes a second to import
 
     with tqdm(total=len(labels), unit="label", disable=None, leave=False) as bar:
         labels = labels.join(suspects(labels, tell=bar.update))

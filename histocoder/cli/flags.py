@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from histocoder.config import PRECISIONS, BatchOptions, ClassOptions, PredictConfig, Settings
+from histocoder.config import PRECISIONS, ClassOptions, PredictConfig, PredictOptions, Settings
 from histocoder.config.prediction import COLUMNS_HELP, OUTPUT_HELP, RAW_HELP, SHEET_HELP, TABLE_HELP
 from histocoder.config.settings import changed, free, require
 
@@ -23,12 +23,7 @@ class ComputingFlags(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFlags(ComputingFlags, NamedModel):
-    """The model, and how it computes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictFlags(PredictConfig, ModelFlags):
+class PredictFlags(PredictConfig, ComputingFlags, NamedModel):
     """Code descriptions, or a table of them."""
 
     texts: tuple[str, ...] = free((), "descriptions to code", metavar="TEXT", flags=("texts",))
@@ -53,9 +48,10 @@ class PredictFlags(PredictConfig, ModelFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownCodesFlags(BatchOptions):
+class KnownCodesFlags(Settings):
     """Descriptions whose codes are known."""
 
+    batch_size: int = changed(PredictOptions, "batch_size", 256)
     data: str = free(None, f"table of descriptions and codes: {TABLE_HELP}", metavar="FILE", is_required=True)
     sheet: str | None = free(None, f"--data: {SHEET_HELP}", metavar="NAME")
     target_cols: tuple[str, ...] | None = free(None, "columns of codes (default: the model's)", metavar="COL")
@@ -70,7 +66,7 @@ class KnownCodesFlags(BatchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateFlags(KnownCodesFlags, ModelFlags):
+class EvaluateFlags(KnownCodesFlags, ComputingFlags, NamedModel):
     """Evaluate a model on descriptions whose codes are known."""
 
     input_col: str = changed(KnownCodesFlags, "input_col", "occ1", text="column of descriptions, also in --train-data")

@@ -1,7 +1,5 @@
 """The `histocoder` command."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module

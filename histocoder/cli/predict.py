@@ -13,9 +13,10 @@ from histocoder.cli.arguments import config_of
 from histocoder.cli.flags import PredictFlags
 from histocoder.config import PredictConfig
 from histocoder.data.codes import rules_of
+from histocoder.data.examples import HELD_OUT
 from histocoder.data.languages import chosen_language
 from histocoder.data.output import check_output
-from histocoder.data.prepare import TRAIN_FILE, held_out
+from histocoder.data.prepare import SPLIT_FILES, TRAIN_FILE
 from histocoder.data.provenance import provenance_file, write_provenance
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
@@ -72,7 +73,8 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags) -> tuple[Known, 
     rules, columns = replace(rules_of(config), drop_bad=True), (config.input_col, config.language_col)
     files, has_languages = training_files(path, coder, rules, input_col=columns[0], language_col=columns[1])
     if config.known == "auto":
-        files = replace(files, paths=(path, *held_out(path.parent)))
+        corrections = path.with_name(SPLIT_FILES[HELD_OUT])
+        files = replace(files, paths=(path, *([corrections] if corrections.is_file() else ())))
     settings = {"any_language": not has_languages, "exact": config.known_exact}
     sources = " ".join(map(fingerprint, files.paths))
     known = Known(languages=coder.model.config.languages, **settings)

@@ -29,7 +29,7 @@ def run_serve(config: ServeFlags) -> None:
         raise UserError(f"histocoder serve needs {' and '.join(missing)}: pip install 'histocoder[serve]'.")
     import uvicorn
 
-    from histocoder.desk.app import Desk, create_app, is_loopback
+    from histocoder.desk.app import LOOPBACK, Desk, create_app
     from histocoder.desk.models import Models
     from histocoder.desk.users import Users
 
@@ -42,13 +42,18 @@ def run_serve(config: ServeFlags) -> None:
         users.add(config.add_user, getpass.getpass(f"Password of {config.add_user}: "))
         log.info(f"{config.add_user} can sign in now, at a server with this workspace: {folder}.")
         return
-    if not is_loopback(config.host) and not config.token and not users.hashes():
+    if config.host not in LOOPBACK and not config.token and not users.hashes():
         raise UserError(f"Others can reach {config.host}, too. Set a secret with --token, or add users (--add-user).")
     if config.token is not None and (len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()):
         raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
     device = distributed.start(device=config.device)
-    lock = holding(folder / ".lock", path=folder, instead="another --workspace")
-    with _listening(config.host, config.port) as listener, lock:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        listener = socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        where, reason = f"{config.host}, port {config.port}", error.strerror or error
+        raise UserError(f"Can't listen on {where}: {reason}. Choose another --port.") from error
+    with listener, holding(folder / ".lock", path=folder, instead="another --workspace"):
         port = listener.getsockname()[1]
         models = Models(folder / "models", device=str(device), precision=config.precision)
         if model:
@@ -56,7 +61,7 @@ def run_serve(config: ServeFlags) -> None:
             models.give(Coder.from_pretrained(model, str(device), precision=config.precision), model, name=name)
         else:
             models.use_again()
-        may_train = is_loopback(config.host) if config.allow_training is None else config.allow_training
+        may_train = config.host in LOOPBACK if config.allow_training is None else config.allow_training
         desk = Desk(folder, models=models, double_share=config.double_share, may_train=may_train)
         if config.data:
             desk.review(Path(config.data), input_col=config.input_col)
@@ -69,14 +74,6 @@ def run_serve(config: ServeFlags) -> None:
         quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
         limits: dict[str, Any] = {"limit_concurrency": 100, "timeout_graceful_shutdown": 10}
         uvicorn.Server(uvicorn.Config(app, **quiet, **limits, ws="none")).run(sockets=[listener])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"Can't listen on {host}, port {port}: {reason}. Choose another --port.") from error
 
 
 def _kept_token(path: Path) -> str:

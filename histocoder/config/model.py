@@ -1,7 +1,5 @@
 """The configuration of a model: its config.json."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, dataclass, field, fields
 from types import UnionType
@@ -11,8 +9,6 @@ from histocoder.config.settings import require
 
 MODEL_TYPE = "histocoder"
 FORMAT_VERSION = 1  # of the files of models; a newer one is refused by name
-
-
 MAX_TARGET_LEN = 128  # positions of the decoder
 LANG_SEP = "[SEP]"  # between language and description, as these five characters
 FLAT_LOSSES = ("softmax", "bce", "bce-mean")
@@ -115,7 +111,7 @@ class ModelConfig:
         return {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION, **asdict(self)}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+    def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
         """Return the config with the values of `to_dict`; raises UserError if they are not a histocoder model's."""
         require(values.get("model_type") == MODEL_TYPE, "config.json is not that of a histocoder model.")
         version = values.get("format_version", 0)

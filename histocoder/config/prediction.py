@@ -17,16 +17,10 @@ RAW_HELP = "do not put an apostrophe before texts that a spreadsheet would run a
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOptions(Settings):
-    """Number of descriptions in a batch."""
-
-    batch_size: int = free(256, "descriptions per batch; a smaller one takes less memory", at_least=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictOptions(BatchOptions):
+class PredictOptions(Settings):
     """Settings of `Coder.predict`."""
 
+    batch_size: int = free(256, "descriptions per batch; a smaller one takes less memory", at_least=1)
     mode: str | None = free(None, "how codes are chosen (default: the best way on validation data)", choices=MODES)
     k: int = free(5, "topk: number of codes", at_least=1)
     threshold: float | None = free(

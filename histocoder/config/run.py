@@ -4,8 +4,6 @@ A function takes the smallest class that has what it reads; `FinetuneConfig` and
 are listed last group first, since dataclasses collect fields from the last base to the first.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from argparse import ArgumentTypeError
@@ -19,8 +17,7 @@ from histocoder.config.training import AugmentConfig, FitConfig, SeedConfig, Sta
 
 NUM_GREEDY = 1024
 """Number of validation rows that are decoded freely during training; all are scored with teacher forcing."""
-RANK_TIMEOUT = 600.0
-"""Seconds after which a collective fails, as by default in PyTorch."""
+RANK_TIMEOUT = 600.0  # seconds after which a collective fails, as by default in PyTorch
 MAX_WORKERS = 8 * (os.cpu_count() or 1)
 """Loader processes at most; more than one per processor is of no use, and each takes memory."""
 NUM_CODES = {"hisco": 5, "occ1950": 2}  # columns of codes, by formatter that fixes their number
@@ -197,8 +194,7 @@ class MachineConfig(Settings):
         RANK_TIMEOUT, "seconds that processes wait for one another before the run ends", metavar="S", at_least=5
     )
     local_rank: int | None = free(None, None, flags=("--local_rank", "--local-rank"), is_recorded=False)
-    world_size: int | None = free(None, None, is_recorded=False)
-    """Ignored; OccCANINE's command lines have it."""
+    world_size: int | None = free(None, None, is_recorded=False)  # ignored; OccCANINE's command lines have it
     num_workers: int = free(0, "number of processes that load data", between=(0, MAX_WORKERS))
     prefetch_factor: int = free(2, "batches that each worker loads in advance", at_least=1)
     pin_memory: bool | None = free(None, "load batches into pinned memory (default: with a GPU)", is_negatable=True)
@@ -231,7 +227,7 @@ class TrainConfig(MachineConfig, SavingConfig, AugmentConfig, SeedConfig, FitCon
 class RunConfig(TrainConfig, StartConfig, DataConfig):
     """Settings of both scripts."""
 
-    def for_rows(self, num_rows: int, num_processes: int) -> RunConfig:
+    def for_rows(self, num_rows: int, num_processes: int) -> "RunConfig":
         """Return the settings with `max_epoch_steps` applied to batch size and learning rates."""
         growth, steps = 1, num_rows / self.step_size(num_processes)
         while growth < 4 and 0 < self.max_epoch_steps * growth < steps:

@@ -5,8 +5,6 @@ flag, its key in YAML files, its row in docs/configuration.md, its line in args.
 with the checkpoint that a run resumes from all follow from the field.
 """
 
-from __future__ import annotations
-
 import os
 from argparse import SUPPRESS  # help of a flag that no help shows
 from collections.abc import Callable, Mapping
@@ -93,7 +91,7 @@ fixed = partial(free, resume="value")
 """Declare a setting that a resumed run must agree on; parameters are those of `free`."""
 
 
-def changed(kind: type[Settings], name: str, default: Any, **options: Any) -> Any:
+def changed(kind: "type[Settings]", name: str, default: Any, **options: Any) -> Any:
     """Declare another default or other options for a setting of a base class."""
     declared = next(one for one in settings_of(kind) if one.name == name)
     return field(default=default, metadata={"setting": replace(declared, default=default, **options)})

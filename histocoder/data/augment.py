@@ -1,7 +1,5 @@
 """Noise in descriptions, as from transcription, spelling and abbreviation, which a model learns to ignore."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -30,7 +28,7 @@ class WordList:
         self._lengths = np.array([len(word) for word in self.words])
 
     @classmethod
-    def from_texts(cls, texts: Iterable[str], *, max_words: int = 50_000) -> WordList:
+    def from_texts(cls, texts: Iterable[str], *, max_words: int = 50_000) -> "WordList":
         """Count the words of some texts, and keep the most frequent."""
         counts = Counter(word for text in texts for word in text.split())
         return cls(dict(counts.most_common(max_words)))
@@ -121,7 +119,10 @@ class Augmenter:
     def noise(self, rows: np.ndarray, epoch: int) -> Noise:
         """Draw the noise of some rows in an epoch."""
         most = self.num_transformations
-        state = _row_hashes(self.seed, epoch, rows)
+        # pandas hashes integers by the mixing function of SplitMix64
+        parts = pd.util.hash_array(np.array([self.seed % 2**64, epoch], dtype=np.uint64))
+        run = pd.util.hash_array(parts[:1] + np.uint64(3) * parts[1:])
+        state = pd.util.hash_array(run + rows.astype(np.uint64))
         withheld, altered, many = _uniforms(state, range(3))
         num_edits = np.where(altered < self.augmentation_prob, np.ceil((1 - many) * most).astype(int), 0)
         edited = num_edits > 0
@@ -150,13 +151,6 @@ class Augmenter:
             edit = _EDITS[noise.edits[row, i]]
             text = edit(text, noise.at[row, i], noise.what[row, i], self.words) or text
         return text
-
-
-def _row_hashes(seed: int, epoch: int, rows: np.ndarray) -> np.ndarray:
-    """Hash rows, of shape (n,), uint64; pandas hashes integers by the mixing function of SplitMix64."""
-    parts = pd.util.hash_array(np.array([seed % 2**64, epoch], dtype=np.uint64))
-    run = pd.util.hash_array(parts[:1] + np.uint64(3) * parts[1:])
-    return pd.util.hash_array(run + rows.astype(np.uint64))
 
 
 def _uniforms(state: np.ndarray, draws: range) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Codes in tables, counted to fit a formatter and checked against one, a column at a time."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter
@@ -76,17 +74,9 @@ def fit_codes(
     """Return the formatter that codes need, by `--block-size auto`, and the rules that they are checked by.
 
     Codes with digits are written by their characters, in blocks that hold the longest; others are labels, which are
-    numbered. Short codes are right, except among numbers that mostly have three digits or more.
-
-    Parameters
-    ----------
-    counts : mapping
-        Number of cells of each code. If most have digits, others are mistakes, as are those among numbers.
-    rules : LabelRules
-    num_blocks : int
-    use_within_block_sep : bool
-    are_right : bool
-        Whether there are no mistakes among the codes, as in a key.
+    numbered. Short codes are right, except among numbers that mostly have three digits or more. `counts` is the number
+    of cells of each code: if most have digits, others are mistakes, as are those among numbers, unless all codes
+    `are_right`, as in a key.
     """
     build = partial(build_formatter, "general", num_blocks=num_blocks, use_within_block_sep=use_within_block_sep)
     most = MAX_TARGET_LEN if use_within_block_sep else _LONGEST_CODE
@@ -182,10 +172,6 @@ class LabelChecker:
         reasons = np.empty(len(table), dtype=object)
         reasons[~is_filled] = "no code"
         reasons[list(bad)] = list(bad.values())
-        return self._without_repeats(codes), reasons
-
-    def _without_repeats(self, codes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return columns of codes with each row's codes once, the first ones first."""
         columns = list(codes.values())
         pairs = list(itertools.combinations(columns, 2))
         repeats = np.logical_or.reduce([(one == other) & pd.notna(one) for one, other in pairs])
@@ -195,7 +181,7 @@ class LabelChecker:
             self._num_ignored += len(found) - len(kept)
             for column, code in zip(columns, [*kept, *[None] * len(columns)], strict=False):
                 column[row] = code
-        return codes
+        return codes, reasons
 
     def _read(self, name: str, column: pa.Array) -> tuple[np.ndarray, list[str]]:
         """Return each cell's index among the distinct codes, -1 if missing, and these codes, "" if missing."""

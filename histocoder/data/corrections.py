@@ -1,7 +1,7 @@
 """Corrections of a person, some of which are held out to compare the new model with the one before."""
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -84,18 +84,12 @@ class Corrections:
                 rows = rows.set_column(i, name, pc.if_else(is_given, corrected, rows[name]))
         return rows, (found >= 0) & ~is_held_out, is_known, is_held_out
 
-    def others(self) -> pa.RecordBatch:
-        """Return the corrections that were in no row and are not held out, as checked rows."""
-        return self._checked_rows(~self._is_used & ~self._is_held_out)
-
-    def held_out(self) -> pa.RecordBatch:
-        """Return the held-out corrections as checked rows."""
-        return self._checked_rows(self._is_held_out)
-
-    def _checked_rows(self, mask: np.ndarray) -> pa.RecordBatch:
-        rows = self._rows[mask].assign(row=None, line=None)
-        rows["lang"] = rows["lang"].where(rows["lang"] != _ANY, self._default_language)
-        return pa.RecordBatch.from_pandas(rows, self._schema, preserve_index=False)
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """Yield as checked rows the corrections that were in no row and are not held out, then those that are."""
+        for mask in (~self._is_used & ~self._is_held_out, self._is_held_out):
+            rows = self._rows[mask].assign(row=None, line=None)
+            rows["lang"] = rows["lang"].where(rows["lang"] != _ANY, self._default_language)
+            yield pa.RecordBatch.from_pandas(rows, self._schema, preserve_index=False)
 
 
 def read_corrections(

@@ -1,7 +1,5 @@
 """Social classes and other values of codes, from a crosswalk: a table that a user has downloaded."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter
@@ -45,17 +43,10 @@ class Crosswalk:
     The most specific row whose status, relation and product are the given ones or none wins. If no row matches, a code
     has the value on which all its rows agree. Rows with the same key that disagree are ambiguous, each value by itself.
 
-    Parameters
-    ----------
-    path : str or Path
-        Table with the column `hisco`, and `status`, `relation` and `product` where its values depend on them.
-    options : ClassOptions
-        `value_cols`, `scale_cols` and `none`.
+    The table at `path` has the column `hisco`, and `status`, `relation` and `product` where its values depend on them.
+    Of the options `value_cols`, `scale_cols` and `none` count.
 
-    Raises
-    ------
-    UserError
-        If the table can't be read, or has no such columns.
+    Raises UserError if the table can't be read, or has no such columns.
     """
 
     qualifiers = QUALIFIERS
@@ -107,7 +98,11 @@ class Crosswalk:
                 left_out = [name for name, cell, used in zip(QUALIFIERS, given, key[1:], strict=True) if cell != used]
                 values, how = self._values[key], f"without {', '.join(left_out)}" if left_out else EXACT
                 break
-        return [_found(some, how) for some in values]
+        found = []
+        for some in values:  # those that the rows have
+            value = next(iter(some)) if len(some) == 1 else None
+            found.append(Found(value, AMBIGUOUS if len(some) > 1 else NO_VALUE if value is None else how))
+        return found
 
     def _cell(self, cell: str | None) -> str | None:
         text = read_code(cell or "", has_decimals=True)
@@ -117,14 +112,6 @@ class Crosswalk:
         """Return a code with its leading zeros, and qualifiers without; None where there is none."""
         cells = [None if cell is None else self._cell(read_code(cell).lstrip("0")) for cell in qualifiers]
         return [code_in(code), *cells]
-
-
-def _found(values: set[str | None], how: str) -> Found:
-    """Return the only one of the values that rows have."""
-    if len(values) > 1:
-        return Found(None, AMBIGUOUS)
-    (value,) = values
-    return Found(value, NO_VALUE if value is None else how)
 
 
 class Groups:

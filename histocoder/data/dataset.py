@@ -1,7 +1,5 @@
 """Batches of `examples.arrow`, from worker processes; one that is killed or hangs ends the run with its name."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 import sys
@@ -48,7 +46,7 @@ class Batch:
     rows: np.ndarray  # indices of the rows in the dataset
     counts: Tensor  # number of times each row occurs, of shape (B,), float32; see `merged`
 
-    def merged(self) -> Batch:
+    def merged(self) -> "Batch":
         """Return the batch with rows of equal text and codes once, and their number in `counts`.
 
         Loss and gradients are the same, except that such rows share their dropout.
@@ -68,27 +66,19 @@ class Batch:
         np.add.at(counts, first[group[dropped]], counts[dropped])
         kept = np.setdiff1d(np.arange(len(table)), dropped)
         merged = replace(self, counts=torch.from_numpy(counts), rows=self.rows[kept])
-        return merged._mapped(lambda tensor: tensor[torch.from_numpy(kept)])
+        return merged.mapped(lambda tensor: tensor[torch.from_numpy(kept)])
 
-    def to(self, device: torch.device) -> Batch:
-        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+    def to(self, device: torch.device) -> "Batch":
+        return self.mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pin_memory(self) -> Batch:
+    def pin_memory(self) -> "Batch":
         """Copy the batch to pinned memory; called by `DataLoader`."""
-        return self._mapped(Tensor.pin_memory)
+        return self.mapped(Tensor.pin_memory)
 
-    def share_memory(self) -> Batch:
-        return self._mapped(Tensor.share_memory_)
-
-    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        return replace(
-            self,
-            input_ids=function(self.input_ids),
-            targets=function(self.targets),
-            class_ids=function(self.class_ids),
-            attribute_ids=function(self.attribute_ids),
-            counts=function(self.counts),
-        )
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return the batch with a function of each tensor in place of it."""
+        values = vars(self)
+        return replace(self, **values | {name: function(x) for name, x in values.items() if isinstance(x, Tensor)})
 
 
 @dataclass(eq=False)
@@ -111,11 +101,21 @@ class OccupationDataset(Dataset):
     def __post_init__(self) -> None:
         blocks = self.formatter.blocks(self.examples.code_table).astype(np.int64)
         self._blocks = np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)  # an unused block, then each code's
-        self._class_ids = _class_table(self.examples.code_table, self.classes)
+        index = {MISSING: -1} | {code: i for i, code in enumerate(self.classes)}
+        if strange := [code for code in self.examples.code_table if code not in index]:
+            raise ValueError(f"the code {strange[0]!r} is not in the key")
+        # the class of an unused block and of each code, -1 where there is none
+        self._class_ids = np.array([-1, *(index[code] for code in self.examples.code_table)], dtype=np.int64)
         ids = [category_ids(self.examples.attributes[name], own) for name, own in self.attributes.items()]
         self._attribute_ids = np.array(ids, dtype=np.int32).reshape(len(ids), len(self)).T  # (n, A)
         self._prefix_lengths = np.array([len(lang + LANG_SEP) for lang in self.examples.languages])
-        self._lengths = self._count_tokens().astype(np.min_scalar_type(self.max_len))
+        if self.tokenizer.reads_characters:
+            lengths = np.minimum(self.examples.num_characters.astype(np.int64) + 2, self.max_len)
+        else:
+            parts = np.array_split(np.arange(len(self)), -(-len(self) // _ROWS_AT_ONCE))
+            tokens = (self.tokenizer.token_ids(self.examples.inputs(rows), max_len=self.max_len) for rows in parts)
+            lengths = np.concatenate([numbers for _, numbers, _ in tokens])
+        self._lengths = lengths.astype(np.min_scalar_type(self.max_len))
         self.weights = np.broadcast_to(np.float32(1.0), len(self))
         """Weight of each row in the loss, of shape (n,)."""
         self.rows = np.arange(len(self), dtype=np.int32)
@@ -125,15 +125,20 @@ class OccupationDataset(Dataset):
             self.weights = np.where(is_title, WEIGHT, np.float32(1.0))
         self.num_titles = int((self.weights < 1).sum())
         if self.once:
-            self.rows, shares = self._distinct_rows()
-            self.weights = self.weights * shares
+            # the first row of each text, codes and attributes counts, by their share of the text's rows
+            _, text = self.distinct_texts()
+            pairs = np.column_stack([text, self.examples.code_index, self._attribute_ids])
+            _, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
+            shares = np.zeros(len(self), dtype=np.float32)
+            shares[first] = counts / np.bincount(text)[text[first]]
+            self.rows, self.weights = np.sort(first).astype(np.int32), self.weights * shares
         self.num_target_blocks = (self.examples.code_index > 0).sum(1, dtype=np.uint8)
         """Number of codes of each row, of shape (n,)."""
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def of(self, examples: Examples, *, augmenter: Augmenter | None, once: bool = False) -> OccupationDataset:
+    def of(self, examples: Examples, *, augmenter: Augmenter | None, once: bool = False) -> "OccupationDataset":
         """Return a dataset of other rows in the same form."""
         return replace(self, examples=examples, augmenter=augmenter, once=once)
 
@@ -143,15 +148,6 @@ class OccupationDataset(Dataset):
         hashes = [hash_array(np.array(self.examples.inputs(rows), dtype=object), categorize=False) for rows in parts]
         _, first, text_of_row = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
         return first, text_of_row
-
-    def _distinct_rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first row of each text, codes and attributes; and for these their share of the text's rows."""
-        _, text = self.distinct_texts()
-        pairs = np.column_stack([text, self.examples.code_index, self._attribute_ids])
-        _, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
-        shares = np.zeros(len(self), dtype=np.float32)
-        shares[first] = counts / np.bincount(text)[text[first]]
-        return np.sort(first).astype(np.int32), shares
 
     def lengths(self, epoch: int = 0) -> np.ndarray:
         """Return the number of tokens of each row in an epoch, of shape (n,).
@@ -170,13 +166,6 @@ class OccupationDataset(Dataset):
             prefix = np.where(noise.withheld, len(UNKNOWN + LANG_SEP), prefix)
             found[rows] = np.minimum(prefix + text + 2, self.max_len)
         return found
-
-    def _count_tokens(self) -> np.ndarray:
-        if self.tokenizer.reads_characters:
-            return np.minimum(self.examples.num_characters.astype(np.int64) + 2, self.max_len)
-        parts = np.array_split(np.arange(len(self)), -(-len(self) // _ROWS_AT_ONCE))
-        tokens = (self.tokenizer.token_ids(self.examples.inputs(rows), max_len=self.max_len) for rows in parts)
-        return np.concatenate([lengths for _, lengths, _ in tokens])
 
     def labels(self, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return rows, a row of k classes k times, and their classes, both of shape (num_labels,).
@@ -219,7 +208,12 @@ class OccupationDataset(Dataset):
         """Return token ids, of shape (B, S)."""
         if self.augmenter is None and self.tokenizer.reads_characters:
             return self._characters(share.rows)
-        texts = self.examples.inputs(share.rows) if self.augmenter is None else self._augment(self.augmenter, share)
+        texts = self.examples.inputs(share.rows)
+        if (augmenter := self.augmenter) is not None:
+            noise = augmenter.noise(share.rows, share.epoch)
+            altered = [augmenter.alter(text, noise, i) for i, text in enumerate(self.descriptions(share.rows))]
+            langs = [self.examples.languages[lang] for lang in self.examples.lang_index[share.rows]]
+            texts = join_language(altered, np.where(noise.withheld, UNKNOWN, langs).tolist())
         tokens = tokenize(texts, max_len=self.max_len, tokenizer=self.tokenizer)
         return tokens.pad(np.arange(len(texts)), max_len=self.max_len, num_positions=self.pad_to)
 
@@ -231,20 +225,6 @@ class OccupationDataset(Dataset):
         ids[:, 1:][np.arange(num_positions - 1) < lengths[:, None]] = characters
         ids[:, 0], ids[np.arange(len(rows)), lengths + 1] = CLS_ID, SEP_ID
         return ids
-
-    def _augment(self, augmenter: Augmenter, share: Share) -> list[str]:
-        noise = augmenter.noise(share.rows, share.epoch)
-        altered = [augmenter.alter(text, noise, i) for i, text in enumerate(self.descriptions(share.rows))]
-        langs = [self.examples.languages[lang] for lang in self.examples.lang_index[share.rows]]
-        return join_language(altered, np.where(noise.withheld, UNKNOWN, langs).tolist())
-
-
-def _class_table(codes: Sequence[str], classes: Sequence[str]) -> np.ndarray:
-    """Return the classes of an unused block and of each code, of shape (1 + num_codes,); -1 where there is none."""
-    index = {MISSING: -1} | {code: i for i, code in enumerate(classes)}
-    if strange := [code for code in codes if code not in index]:
-        raise ValueError(f"the code {strange[0]!r} is not in the key")
-    return np.array([-1, *(index[code] for code in codes)], dtype=np.int64)
 
 
 def category_ids(column: pa.ChunkedArray, categories: Sequence[str]) -> np.ndarray:
@@ -332,7 +312,7 @@ class BatchLoader:
 def _merged(batch: Batch) -> Batch:
     """Merge a batch, and in a worker move it to shared memory, since a failure is hidden if torch does so later."""
     merged = batch.merged()
-    return merged if get_worker_info() is None else merged.share_memory()
+    return merged if get_worker_info() is None else merged.mapped(Tensor.share_memory_)
 
 
 def _expect_ends() -> None:

@@ -1,7 +1,5 @@
 """Files of users with a description, a language and codes in each row, read as checked rows."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Examples: descriptions with languages and codes, in memory or mapped from `examples.arrow`."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -48,25 +46,16 @@ class Examples:
 
     Those that `open` maps into memory share one copy in all processes of a node, and also have the `input` that models
     read. Pickling them keeps the path and the splits alone.
-
-    Attributes
-    ----------
-    table : pa.Table
-        Columns `text`, `lang` and those of codes; see `row_schema` and `ExampleWriter`.
-    path : Path, optional
-        File that is mapped.
-    splits : tuple of str
-        Splits of that file.
     """
 
     def __init__(self, table: pa.Table) -> None:
-        self.table = table
-        self.path: Path | None = None
-        self.splits: tuple[str, ...] = ()
-        self._content: pa.Buffer = None  # the file
+        self.table = table  # columns `text`, `lang` and those of codes; see `row_schema` and `ExampleWriter`
+        self.path: Path | None = None  # file that is mapped
+        self.splits: tuple[str, ...] = ()  # those of that file
+        self._content: pa.Buffer = None  # that file's
 
     @classmethod
-    def open(cls, path: Path, *splits: str) -> Examples:
+    def open(cls, path: Path, *splits: str) -> "Examples":
         """Map the rows of some splits, those of one behind those of the other, in the order of the file."""
         content = pa.memory_map(str(path)).read_buffer()
         file = pa.ipc.open_file(content)
@@ -77,13 +66,13 @@ class Examples:
         return found
 
     @classmethod
-    def of(cls, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame) -> Examples:
+    def of(cls, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame) -> "Examples":
         """Return examples from a column of codes for each of `codes`, None where there is none."""
         columns = {"text": texts, "lang": langs, **{f"{CODES}{name}": codes[name] for name in codes}}
         return cls(pa.table({name: pa.array(column, pa.string()) for name, column in columns.items()}))
 
     @classmethod
-    def join(cls, parts: Sequence[Examples]) -> Examples:
+    def join(cls, parts: "Sequence[Examples]") -> "Examples":
         return cls(pa.concat_tables([part.table for part in parts]))
 
     def __len__(self) -> int:
@@ -116,21 +105,21 @@ class Examples:
     def _code_columns(self) -> list[str]:
         return [name for name in self.table.column_names if is_codes(name)]
 
-    def take(self, rows: np.ndarray) -> Examples:
+    def take(self, rows: np.ndarray) -> "Examples":
         return Examples(self.table.take(pa.array(rows)))
 
-    def coded(self) -> Examples:
+    def coded(self) -> "Examples":
         """Return the rows that have codes."""
         first = self.table[self._code_columns[0]]
         return Examples(self.table.filter(pc.fill_null(pc.not_equal(first, MISSING), False)))
 
-    def sample(self, num_rows: int, *, seed: int) -> Examples:
+    def sample(self, num_rows: int, *, seed: int) -> "Examples":
         """Draw rows at random, in their order; all of them if there are fewer."""
         mask = np.zeros(len(self), dtype=bool)
         mask[np.random.default_rng(seed).permutation(len(self))[:num_rows]] = True
         return Examples(self.table.filter(pa.array(mask)))  # chunk by chunk, unlike `take`
 
-    def chunks(self) -> Iterator[Examples]:
+    def chunks(self) -> Iterator["Examples"]:
         """Yield all rows, a chunk at a time."""
         for batch in self.table.to_batches():
             yield Examples(pa.Table.from_batches([batch]))
@@ -179,9 +168,14 @@ class Examples:
     @cached_property
     def _bytes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Bytes of the file; index of each input's first one; number of bytes of each."""
-        found = [_starts_and_sizes(chunk, self._content.address) for chunk in self.table["input"].chunks]
-        starts, sizes = (np.concatenate(part) for part in zip(*found, strict=True))
-        return np.frombuffer(self._content, np.uint8), starts, _smallest(sizes)
+        starts, sizes = [], []
+        for chunk in self.table["input"].chunks:
+            _, offsets, content = chunk.buffers()
+            bounds = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+            start = content.address - self._content.address if content is not None else 0
+            starts.append(start + bounds[:-1].astype(np.int64))
+            sizes.append(np.diff(bounds))
+        return np.frombuffer(self._content, np.uint8), np.concatenate(starts), _smallest(np.concatenate(sizes))
 
     def inputs(self, rows: np.ndarray) -> list[str]:
         """Return what models read: the languages and descriptions of some rows, joined for `tokenize`."""
@@ -203,14 +197,6 @@ class Examples:
         """Return the bytes of the inputs of some rows, one behind the other."""
         content, starts, sizes = self._bytes
         return content[ragged(starts[rows], sizes[rows].astype(np.int64))]
-
-
-def _starts_and_sizes(texts: pa.Array, address: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index of each text's first byte behind an address, and its number of bytes."""
-    _, offsets, content = texts.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    start = content.address - address if content is not None else 0
-    return start + bounds[:-1].astype(np.int64), np.diff(bounds)
 
 
 def _index(columns: Sequence[pa.ChunkedArray]) -> tuple[np.ndarray, tuple[str, ...]]:

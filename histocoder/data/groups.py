@@ -1,7 +1,5 @@
 """Groups of HISCO and OCC1950, and titles in words of this project's own."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Collection
 from functools import cache

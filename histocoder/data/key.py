@@ -1,7 +1,5 @@
 """The key: the codes that the classes of the flat head stand for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -37,11 +35,11 @@ class Key:
         return {code: i for i, code in enumerate(self.codes)}
 
     @classmethod
-    def from_codes(cls, codes: Iterable[str]) -> Key:
+    def from_codes(cls, codes: Iterable[str]) -> "Key":
         """Return the key of all distinct codes, sorted."""
         return cls(tuple(sorted(set(codes))))
 
-    def extended(self, codes: Iterable[str], descriptions: Mapping[str, str]) -> Key:
+    def extended(self, codes: Iterable[str], descriptions: Mapping[str, str]) -> "Key":
         """Return the key with further codes behind its own, and descriptions of codes that have none."""
         return Key((*self.codes, *sorted(set(codes) - set(self.codes))), {**descriptions, **self.descriptions})
 

@@ -1,38 +1,17 @@
 """Languages, in one table for training and predicting."""
 
-from __future__ import annotations
-
+import csv
 import difflib
 import re
 from collections.abc import Collection
+from pathlib import Path
 
 from histocoder.data.cells import MISSING_MARKS
 from histocoder.errors import UserError, shown
 from histocoder.formatters.tokenizers import UNKNOWN
 
-_ISO_639_1 = """
-aa Afar, ab Abkhazian, ae Avestan, af Afrikaans, ak Akan, am Amharic, an Aragonese, ar Arabic, as Assamese, av Avaric,
-ay Aymara, az Azerbaijani, ba Bashkir, be Belarusian, bg Bulgarian, bi Bislama, bm Bambara, bn Bengali, bo Tibetan,
-br Breton, bs Bosnian, ca Catalan, ce Chechen, ch Chamorro, co Corsican, cr Cree, cs Czech, cu Church Slavonic,
-cv Chuvash, cy Welsh, da Danish, de German, dv Divehi, dz Dzongkha, ee Ewe, el Greek, en English, eo Esperanto,
-es Spanish, et Estonian, eu Basque, fa Persian, ff Fulah, fi Finnish, fj Fijian, fo Faroese, fr French,
-fy Western Frisian, ga Irish, gd Scottish Gaelic, gl Galician, gn Guarani, gu Gujarati, gv Manx, ha Hausa, he Hebrew,
-hi Hindi, ho Hiri Motu, hr Croatian, ht Haitian, hu Hungarian, hy Armenian, hz Herero, ia Interlingua, id Indonesian,
-ie Interlingue, ig Igbo, ii Sichuan Yi, ik Inupiaq, io Ido, is Icelandic, it Italian, iu Inuktitut, ja Japanese,
-jv Javanese, ka Georgian, kg Kongo, ki Kikuyu, kj Kuanyama, kk Kazakh, kl Greenlandic, km Khmer, kn Kannada, ko Korean,
-kr Kanuri, ks Kashmiri, ku Kurdish, kv Komi, kw Cornish, ky Kyrgyz, la Latin, lb Luxembourgish, lg Ganda, li Limburgish,
-ln Lingala, lo Lao, lt Lithuanian, lu Luba-Katanga, lv Latvian, mg Malagasy, mh Marshallese, mi Maori, mk Macedonian,
-ml Malayalam, mn Mongolian, mr Marathi, ms Malay, mt Maltese, my Burmese, na Nauru, nb Norwegian Bokmål,
-nd North Ndebele, ne Nepali, ng Ndonga, nl Dutch, nn Norwegian Nynorsk, no Norwegian, nr South Ndebele, nv Navajo,
-ny Chichewa, oc Occitan, oj Ojibwa, om Oromo, or Oriya, os Ossetian, pa Punjabi, pi Pali, pl Polish, ps Pashto,
-pt Portuguese, qu Quechua, rm Romansh, rn Rundi, ro Romanian, ru Russian, rw Kinyarwanda, sa Sanskrit, sc Sardinian,
-sd Sindhi, sg Sango, si Sinhala, sk Slovak, sl Slovenian, sm Samoan, sn Shona, so Somali, sq Albanian, sr Serbian,
-ss Swati, st Southern Sotho, su Sundanese, sv Swedish, sw Swahili, ta Tamil, te Telugu, tg Tajik, th Thai, ti Tigrinya,
-tk Turkmen, tl Tagalog, tn Tswana, to Tonga, tr Turkish, ts Tsonga, tt Tatar, tw Twi, ty Tahitian, ug Uyghur,
-uk Ukrainian, ur Urdu, uz Uzbek, ve Venda, vi Vietnamese, vo Volapük, wa Walloon, wo Wolof, xh Xhosa, yi Yiddish,
-yo Yoruba, za Zhuang, zh Chinese, zu Zulu
-"""
-NAMES: dict[str, str] = dict(entry.strip().split(" ", 1) for entry in _ISO_639_1.split(","))
+with Path(__file__).with_name("languages.csv").open(encoding="utf-8", newline="") as file:
+    NAMES = {row["code"]: row["name"] for row in csv.DictReader(file)}
 """ISO 639-1 code -> English name, without Northern Sami, whose code OccCANINE uses for Swedish."""
 _OCCCANINE = {"sv": "se", "de": "ge", "el": "gr"}  # ISO 639-1 -> OccCANINE's own, as published weights were trained
 _ISO = {code: iso for iso, code in _OCCCANINE.items()}
@@ -58,7 +37,7 @@ class Language(str):
 
     __slots__ = ()
 
-    def __new__(cls, text: str = "") -> Language:
+    def __new__(cls, text: str = "") -> "Language":
         if isinstance(text, Language):
             return text
         text = text.strip()

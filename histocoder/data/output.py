@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from histocoder.data.formulas import without_formulas
+from histocoder.data.csv_file import without_formulas
 from histocoder.data.stata import write_stata
-from histocoder.data.table import EXCEL, PARQUET, STATA, TableFile, is_bytes, kind_of, strings
+from histocoder.data.table import EXCEL, PARQUET, STATA, TableFile, kind_of, strings
 from histocoder.errors import UserError, counted
 from histocoder.files import replacing
 from histocoder.log import log
@@ -154,7 +154,9 @@ def _as_doubles_hold(table: pa.Table) -> pa.Table:
 
 
 def _without_bytes(table: pa.Table) -> pa.Table:
+    """Return a table with text in place of bytes, as which some programs write text to Parquet."""
+    is_bytes = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
     for i, one in enumerate(table.schema):
-        if is_bytes(one.type):
+        if any(check(one.type) for check in is_bytes):
             table = table.set_column(i, one.name, strings(table[i], f"The column {one.name!r}"))
     return table

@@ -61,12 +61,6 @@ def prepared_files(folder: Path, record: dict[str, Any], key: Key) -> dict[str, 
     return {name: ExampleFiles((path,), columns, formatter, **how) for name, path in paths.items() if path.is_file()}
 
 
-def held_out(folder: Path) -> tuple[Path, ...]:
-    """Return the file of held-out corrections in a folder, if there is one."""
-    path = folder / SPLIT_FILES[HELD_OUT]
-    return (path,) if path.is_file() else ()
-
-
 def prepare(
     config: PrepareConfig,
     folder: Path,
@@ -82,16 +76,9 @@ def prepare(
     (descriptions with different codes), `data_held_out.csv` (corrections to compare models on) and `data_titles.csv`
     (see `titles_to_learn`). Last comes `prepared.json` (the settings and the source's SHA-256).
 
-    Parameters
-    ----------
-    config : PrepareConfig
-    folder : Path
-    known : Key, optional
-        Codes of the model that is trained further, which come first in the key, whether or not they occur.
-    overwrite : bool
-        Whether to replace other data that were prepared in the folder before.
-    text_normalization : str
-        How the model reads descriptions; see `normalize`.
+    `known` are the codes of the model that is trained further, which come first in the key, whether or not they occur.
+    With `overwrite`, other data that were prepared in the folder before are replaced. `text_normalization` is how the
+    model reads descriptions; see `normalize`.
 
     Raises UserError if the table or the settings can't be used; no half-prepared files are left.
     """
@@ -233,7 +220,12 @@ def _write_split(
 
     All corrections are to train on, except for held-out ones, which have a split of their own, as titles have.
     """
-    threshold = _threshold(rows, config)
+    units = rows["unit"].filter(rows["reason"].is_null()).to_numpy()
+    distinct = np.sort(pd.unique(units))  # several times as fast as `np.unique`
+    if len(distinct) < 2:
+        raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
+    share = np.clip(_ENOUGH_TO_VALIDATE / len(distinct), 0.1, 0.2) if config.share_val is None else config.share_val
+    threshold = distinct[min(max(round(len(distinct) * share), 1), len(distinct) - 1) - 1]  # of the validation data
     num_held_out = corrections.hold_out(config.seed) if corrections else 0
     train, val, held_out, _ = range(len(SPLITS))
     with closing(writer):
@@ -249,7 +241,7 @@ def _write_split(
         if titles is not None:
             writer.write(titles, np.full(len(titles), SPLITS.index(TITLES)))
         if corrections is not None:
-            others, others_held_out = corrections.others(), corrections.held_out()
+            others, others_held_out = corrections.rest()
             writer.write(others, np.full(len(others), train))
             writer.write(others_held_out, np.full(num_held_out, held_out))
             corrected = counted(num_corrected, "row has", "rows have")
@@ -268,16 +260,6 @@ def _write_split(
         )
     numbers = {"train": len(examples[TRAIN]), "val": len(examples[VAL])}
     return {**numbers, "held_out": num_held_out} if num_held_out else numbers
-
-
-def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:
-    """Return the hash threshold of the validation split."""
-    units = rows["unit"].filter(rows["reason"].is_null()).to_numpy()
-    distinct = np.sort(pd.unique(units))  # several times as fast as `np.unique`
-    if len(distinct) < 2:
-        raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
-    share = np.clip(_ENOUGH_TO_VALIDATE / len(distinct), 0.1, 0.2) if config.share_val is None else config.share_val
-    return distinct[min(max(round(len(distinct) * share), 1), len(distinct) - 1) - 1]
 
 
 def table_files(

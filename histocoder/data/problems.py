@@ -26,30 +26,24 @@ def conflicts(rows: pa.Table, config: PrepareConfig) -> tuple[pa.Table, int]:
     The descriptions of most rows come first; what the same description is, `description_keys` says.
     """
     batches = [batch.filter(batch["reason"].is_null()) for batch in rows.to_batches()]
-    hashes = [_hashes(batch, is_hashed=config.split_by == "text") for batch in batches]
+    hashes = []  # of descriptions with their languages, and of sets of codes, whatever their order
+    for batch in batches:
+        lang, *codes = (_hash(batch[name]) for name in ("lang", *filter(is_codes, rows.column_names)))
+        key = batch["unit"].to_numpy() if config.split_by == "text" else _hash(batch["key"])  # the former is its hash
+        hashes.append(pd.DataFrame({"described": key + 31 * lang, "coded": np.sum(codes, axis=0)}))
     described = pd.concat(hashes).drop_duplicates()["described"]
     described = described[described.duplicated()].unique()
     masks = [one["described"].isin(described) for one in hashes]
     found = pa.Table.from_batches([batch.filter(pa.array(mask)) for batch, mask in zip(batches, masks, strict=True)])
     group = pd.concat([one[mask] for one, mask in zip(hashes, masks, strict=True)], ignore_index=True)
     groups = found.to_pandas().join(group).groupby([*group], sort=False)
-    codes = list(filter(is_codes, rows.column_names))
-    first = groups[["text", "lang", *codes]].head(1).set_axis(groups["line"].first().index)
+    names = list(filter(is_codes, rows.column_names))
+    first = groups[["text", "lang", *names]].head(1).set_axis(groups["line"].first().index)
     first = first.assign(rows=groups.size(), lines=groups["line"].agg(_few))
     order = first.assign(all=first.groupby("described")["rows"].transform("sum"))
     first = first.loc[order.sort_values(["all", "described", "rows"]).index[::-1]]
-    first.columns = [config.input_col, LANG_COL, *(name.removeprefix(CODES) for name in codes), "rows", "lines"]
+    first.columns = [config.input_col, LANG_COL, *(name.removeprefix(CODES) for name in names), "rows", "lines"]
     return pa.Table.from_pandas(first, preserve_index=False), len(described)
-
-
-def _hashes(rows: pa.RecordBatch, *, is_hashed: bool) -> pd.DataFrame:
-    """Return hashes of the descriptions with their languages, and of the sets of codes, whatever their order.
-
-    `is_hashed` says that `unit` is a hash of the key.
-    """
-    lang, *codes = (_hash(rows[name]) for name in ("lang", *filter(is_codes, rows.schema.names)))
-    key = rows["unit"].to_numpy() if is_hashed else _hash(rows["key"])
-    return pd.DataFrame({"described": key + 31 * lang, "coded": np.sum(codes, axis=0)})
 
 
 def _hash(column: pa.Array) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Provenance of coded files: a JSON file beside each, with a paragraph for a paper's methods section."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shlex
@@ -41,23 +39,18 @@ def write_provenance(
     values = recorded(config)
     versions = {"histocoder": __version__, "torch": version("torch"), "python": platform.python_version()}
     source = {"file": Path(values["input"]).name, "sha256": fingerprint(values["input"])}
-    line = shlex.join(["histocoder", *command, *map(as_sent, _words(config))])
-    files = {"output": Path(values["output"]).name, "input": source}
-    whole = {**files, "command": line, "versions": versions, **told}
-    whole |= {"methods": " ".join(_sentences(whole)), "bibtex": BIBTEX}
-    write_text(provenance_file(values["output"]), json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
-    return str(whole["methods"])
-
-
-def _words(config: Settings) -> list[str]:
-    """Return the flags that give settings which are not the default."""
-    words, values = list[str](), recorded(config)
+    words = list[str]()  # the flags that give settings which are not the default
     for setting in settings_of(type(config)):
         value = values.get(setting.name, setting.default)
         if value != setting.default:
             several = value if isinstance(value, tuple) else [value]
             words += [setting.flag, *(str(one) for one in several if one is not True)]
-    return words
+    line = shlex.join(["histocoder", *command, *map(as_sent, words)])
+    files = {"output": Path(values["output"]).name, "input": source}
+    whole = {**files, "command": line, "versions": versions, **told}
+    whole |= {"methods": " ".join(_sentences(whole)), "bibtex": BIBTEX}
+    write_text(provenance_file(values["output"]), json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
+    return str(whole["methods"])
 
 
 def _sentences(told: Mapping[str, Any]) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """`examples.arrow`, the checked rows of a run, and `prepared.json`, what they were made from."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Tables of users, read as text: nothing is guessed, converted or silently skipped."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,14 +27,14 @@ _Cells = TypeVar("_Cells", pa.Array, pa.ChunkedArray)
 class Table:
     """Columns of text, and the position of each row in its file."""
 
-    file: TableFile
+    file: "TableFile"
     columns: dict[str, pa.Array]  # columns of strings; null where a cell is empty or blank
     rows: np.ndarray  # position of each row among all rows of the file, from 0
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def filter(self, mask: np.ndarray) -> Table:
+    def filter(self, mask: np.ndarray) -> "Table":
         columns = {name: column.filter(pa.array(mask)) for name, column in self.columns.items()}
         return Table(self.file, columns, self.rows[mask])
 
@@ -211,11 +209,6 @@ def strings(array: _Cells, where: str = "A column") -> _Cells:
             f"{where} holds cells of the type {array.type}, which can't be read as text. Save them as columns with one "
             "value in each cell."
         ) from error
-
-
-def is_bytes(kind: pa.DataType) -> bool:
-    """Return whether cells of a type are bytes, as which some programs write text to Parquet."""
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
 
 
 def _check_readable(path: Path) -> None:

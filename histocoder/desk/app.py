@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 
 from histocoder import __version__
 from histocoder.data.example_files import CHECKED_COL
-from histocoder.data.languages import NAMES, Language
+from histocoder.data.languages import NAMES, Language, chosen_language
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, write_frame, write_table
 from histocoder.desk.card import Conflict, Source
@@ -34,7 +34,7 @@ from histocoder.files import make_folder
 
 BODY_BYTES = 1 << 20  # maximum size of a request other than an upload
 UPLOAD_BYTES = 2 << 30
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})  # addresses that only this machine reaches
 _STATIC = Path(__file__).with_name("static")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -46,16 +46,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_NO_TOKEN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>histocoder</title>
-<h1>This page needs its token</h1>
-<p>Open the whole address that <code>histocoder serve</code> printed, with <code>?token=…</code>.</p></html>"""
-_SIGN_IN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Sign in · histocoder</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="stylesheet" href="/static/desk.css">
-<main class="sign-in"><h1>histocoder</h1><form class="panel" method="post" action="/sign-in">
-<label for="name">Name</label><input id="name" name="name" autocomplete="username" required autofocus>
-<label for="password">Password</label>
-<input id="password" name="password" type="password" autocomplete="current-password" required>
-<p><button class="primary">Sign in</button></p></form></main></html>"""
+_NO_TOKEN, _SIGN_IN = ((_STATIC / name).read_text(encoding="utf-8") for name in ("no-token.html", "sign-in.html"))
 _SIGNED_IN_SECONDS = 30 * 24 * 3600
 
 
@@ -127,7 +118,9 @@ class Desk:
 
     def code(self, wanted: CodeRequest) -> list[Answer]:
         """Code descriptions; blank ones get no codes."""
-        return self.models.coding.code(wanted)
+        coding = self.models.coding
+        lang = chosen_language(wanted.lang, coding.coder.model.config.languages)
+        return coding.answer(wanted.texts, [lang] * len(wanted.texts))
 
     def search(
         self, q: Annotated[str, Field(max_length=200)], limit: Annotated[int, Field(ge=1, le=100)] = 20
@@ -260,11 +253,6 @@ def _answer(status: int, detail: str, **more: object) -> JSONResponse:
     return JSONResponse({"detail": detail, **more}, status)
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
-    return host in _LOOPBACK
-
-
 class Guard:
     """Middleware that accepts requests from the desk's own page and from programs with the token.
 
@@ -276,7 +264,7 @@ class Guard:
 
     def __init__(self, *, token: str, host: str, port: int, users: Users) -> None:
         self._token, self._cookie, self._users = token, f"histocoder_{port}", users
-        self._is_public = not is_loopback(host)
+        self._is_public = host not in LOOPBACK
 
     async def __call__(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         """Answer a request, or refuse it; every answer has the headers of security."""
@@ -327,7 +315,7 @@ class Guard:
         """Raise an HTTPException if a request is refused."""
         headers = request.headers
         host, origin = headers.get("host", ""), headers.get("origin")
-        if not self._is_public and not is_loopback(re.sub(r":\d+$", "", host).strip("[]")):
+        if not self._is_public and re.sub(r":\d+$", "", host).strip("[]") not in LOOPBACK:
             raise HTTPException(421, "This server does not answer to that host name.")
         if origin is not None and origin.partition("://")[2] != host:
             raise HTTPException(403, "Requests from other sites are refused.")

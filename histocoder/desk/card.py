@@ -11,7 +11,7 @@ from histocoder.desk.coding import Answer, Code
 Number = Annotated[int, Field(ge=-1, lt=2**63)]  # of a row, as SQLite can hold it
 Who = Annotated[str, Field(min_length=1, max_length=60)]
 _BATCH = 500  # cards that are listed or accepted
-_AND = " & "  # between the names of two people
+AND = " & "  # between the names of two people
 
 
 class Card(BaseModel):
@@ -32,10 +32,6 @@ class Card(BaseModel):
     double: bool = False  # whether two people decide on it, without seeing each other's decisions
     opinions: list["Opinion"] = []  # their decisions, once both have decided
 
-    def is_by(self, who: str) -> bool:
-        """Return whether it is open, or a person has decided on it, alone or as one of two."""
-        return self.who is None or who in self.who.split(_AND)
-
     def seen_by(self, who: str, opinions: Mapping[str, list[str] | None]) -> "Card":
         """Let a reviewer of a card for two see their own opinion alone, or once both decided, both; return it."""
         if self.status != "open":
@@ -52,7 +48,7 @@ class Card(BaseModel):
             return {"status": "open", "codes": None, "by": None}
         is_same = len({None if one is None else frozenset(one) for one in codes}) == 1
         status = "disputed" if not is_same else "unsure" if codes[0] is None else "settled"
-        return {"status": status, "codes": codes[0] if status == "settled" else None, "by": _AND.join(names)}
+        return {"status": status, "codes": codes[0] if status == "settled" else None, "by": AND.join(names)}
 
 
 class Opinion(BaseModel):

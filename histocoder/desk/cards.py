@@ -15,29 +15,17 @@ from fastapi import Body, Query, Request
 from pydantic import Field
 
 from histocoder.data.example_files import CHECKED_COL
-from histocoder.desk.card import Accepted, Card, Conflict, Decision, Evidence, Filter, Number, Source, Who, user_of
+from histocoder.desk.card import AND, Accepted, Card, Conflict, Decision, Evidence, Filter, Number, Source, Who, user_of
 from histocoder.desk.models import Models
 from histocoder.desk.trust import FEWEST, Trust, order_of_review, share_right
 from histocoder.errors import UserError
-from histocoder.evaluation.agreement import agreement
 from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded
+from histocoder.evaluation.scores import agreement
 from histocoder.files import sha256
 from histocoder.inference.predictions import code_columns
 
 _CLAIM_SECONDS = 180.0  # time for which a card that one reviewer was given is not given to another
-_TABLES = """
-CREATE TABLE IF NOT EXISTS sources (id INTEGER PRIMARY KEY, name TEXT, sha256 TEXT UNIQUE, at REAL);
-CREATE TABLE IF NOT EXISTS cards (
-    id INTEGER PRIMARY KEY, source INTEGER, place INTEGER, text TEXT, lang TEXT, predicted TEXT, conf REAL,
-    times INTEGER, version INTEGER DEFAULT 0, status TEXT DEFAULT 'open', codes TEXT, who TEXT, at REAL);
-CREATE UNIQUE INDEX IF NOT EXISTS cards_by_place ON cards (source, place);
-CREATE INDEX IF NOT EXISTS cards_by_status ON cards (source, status, place);
-CREATE TABLE IF NOT EXISTS draws (source INTEGER, due INTEGER, place INTEGER);
-CREATE TABLE IF NOT EXISTS decisions (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, card INTEGER, who TEXT, at REAL, action TEXT, before TEXT, after TEXT,
-    undone INTEGER DEFAULT 0);
-CREATE INDEX IF NOT EXISTS decisions_by_card ON decisions (card);
-"""
+_TABLES = Path(__file__).with_name("tables.sql")
 _LATER_COLUMNS = {  # table -> columns that earlier versions lack
     "sources": {"targets": "TEXT"},
     "cards": {"row": "TEXT DEFAULT '{}'", "double": "INTEGER DEFAULT 0"},
@@ -57,7 +45,7 @@ class Cards:
         self.lock = threading.RLock()
         self._db = sqlite3.connect(path, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
-        self._db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; {_TABLES}")
+        self._db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; {_TABLES.read_text()}")
         for table, columns in _LATER_COLUMNS.items():
             names = {row["name"] for row in self._rows(f"PRAGMA table_info({table})")}
             for name in columns.keys() - names:
@@ -79,12 +67,8 @@ class Cards:
         with the content of an earlier one has that one's source.
         """
         digest = sha256(path)
-        if not self._rows("SELECT id FROM sources WHERE sha256 = ?", digest):
-            self._add(path, name, digest, columns)
-        number = self._rows("SELECT id FROM sources WHERE sha256 = ?", digest)[0]["id"]
-        return next(source for source in self.sources() if source.id == number)
-
-    def _add(self, path: Path, name: str, digest: str, columns: Columns) -> None:
+        if known := self._rows("SELECT id FROM sources WHERE sha256 = ?", digest):
+            return next(source for source in self.sources() if source.id == known[0]["id"])
         file = open_coded(path, columns)
         own = file.header[: file.header.index(next(iter(code_columns(file.header)), file.header[-1]))]
         beside = [name for name in own if name not in (columns.input_col, columns.language_col, "lang")][:_MOST_SHOWN]
@@ -110,6 +94,7 @@ class Cards:
                 ((added, place, *values[card]) for card, place in places.items()),
             )
             db.executemany("INSERT INTO draws VALUES (?, ?, ?)", ((added, due, places[card]) for due, card in draws))
+        return next(source for source in self.sources() if source.id == added)
 
     def sources(self) -> list[Source]:
         """List the coded files that are under review, the last one first."""
@@ -225,7 +210,7 @@ class Cards:
             undone = self._rows(f"{mine} AND (d.id = ? OR d.batch = ?) ORDER BY d.id DESC", source, who, *last)
             cards = {row["card"]: self._card(row["card"]) for row in undone}
             for card in cards.values():
-                if not card.is_by(who):
+                if card.who is not None and who not in card.who.split(AND):
                     raise Conflict(self._seen(card, who))
             back = []
             for row in undone:
@@ -268,12 +253,12 @@ class Cards:
 
         Of cards for two it has those on which both have decided.
         """
-        query = f"""SELECT s.name AS file, c.text, c.lang, c.double AS for_two, d.who, d.at, d.action, d.after,
+        query = f"""SELECT s.name AS file, c.text, c.lang, c.double AS for_two, d.who, d.at, d.action, d.after AS codes,
                     c.status, c.codes AS settled FROM decisions d JOIN cards c ON c.id = d.card
                     JOIN sources s ON s.id = c.source WHERE {_LIVE} AND NOT (c.double AND c.status = 'open')
                     ORDER BY s.id, c.place, d.id"""
-        names = ["file", "text", "lang", "for_two", "who", "at", "action", "codes", "status", "settled"]
-        found = pd.DataFrame([tuple(row) for row in self._rows(query)], columns=names, dtype=object)
+        with self.lock:
+            found = pd.read_sql_query(query, self._db)
         found["codes"] = [" & ".join(json.loads(one)["codes"] or []) for one in found["codes"]]
         found["settled"] = [" & ".join(json.loads(one or "[]")) for one in found["settled"]]
         found["at"] = [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) for at in found["at"]]

@@ -24,7 +24,7 @@ from histocoder.log import gathering
 
 _CODE_COLUMN = re.compile(r"(.*[ _])?(hisco|occ1950|isco(58|68|88|08)?|psti|codes?|kode[nr]?|koder?)[ _]?[0-9]*")
 _ROWS_SHOWN = 20
-_CATEGORIES = (2, 20)  # least and largest number of distinct cells, blank ones among them, of an attribute
+CATEGORIES = (2, 20)  # least and largest number of distinct cells, blank ones among them, of an attribute
 
 
 def _value_of_flag(name: str) -> str:
@@ -98,11 +98,6 @@ def code_columns(cells: pd.DataFrame) -> list[str]:
     """Return the columns that probably hold codes, by their names; of several, those that are not blank."""
     named = [name for name in cells if _CODE_COLUMN.fullmatch(plain(name))]
     return [name for name in named if name == named[0] or cells[name].str.strip().any()]
-
-
-def category_columns(cells: pd.DataFrame) -> list[str]:
-    """Return the columns that may hold attributes: those with a few categories, of two at least."""
-    return [name for name in cells if _CATEGORIES[0] <= cells[name].str.strip().nunique() <= _CATEGORIES[1]]
 
 
 def guess_language(texts: Sequence[str]) -> str:

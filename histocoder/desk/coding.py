@@ -18,7 +18,7 @@ from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
 from histocoder.checkpoints.run_folder import METRICS_FILE, run_of, run_settings
 from histocoder.data.codes import is_short
 from histocoder.data.examples import HELD_OUT, TRAIN, Examples
-from histocoder.data.languages import NAMES, Language, chosen_language
+from histocoder.data.languages import NAMES, Language
 from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError
 from histocoder.evaluation.baselines import run_rows
@@ -127,9 +127,7 @@ class Coding:
             raise UserError(f"There are {len(found)} codes; choose one to {formatter.num_blocks}, or mark as unsure.")
         return found
 
-    def search(
-        self, q: Annotated[str, Field(max_length=200)], limit: Annotated[int, Field(ge=1, le=100)] = 20
-    ) -> list[Code]:
+    def search(self, q: str, limit: int) -> list[Code]:
         """Search the classification by code or words of the title; whole words come first."""
         words = description_keys([q])[0].split()
         if not words:
@@ -145,11 +143,6 @@ class Coding:
         titled = [f"{code} {self._titles.get(code, '')}" for code in self.coder.codes]
         return dict(zip(self.coder.codes, description_keys(titled), strict=True))
 
-    def code(self, wanted: CodeRequest) -> list[Answer]:
-        """Code descriptions; blank ones get no codes."""
-        lang = chosen_language(wanted.lang, self.coder.model.config.languages)
-        return self.answer(wanted.texts, [lang] * len(wanted.texts))
-
     def answer(self, texts: Sequence[str], langs: Sequence[str]) -> list[Answer]:
         """Code descriptions, and find what helps to judge the codes."""
         langs = [Language(lang).among(self.coder.model.config.languages) for lang in langs]
@@ -162,6 +155,7 @@ class Coding:
             own, shares = {one.code for one in codes}, {one.code: one.probability for one in others}
             if self.coder.mode != "combined":  # else they are of the same measure as the alternatives
                 codes = [self.titled(one.code, shares.get(one.code)) for one in codes]
+            best = {name: [part[row] for part in one.best] for name, one in coded.attributes.items()}
             likely = [one for one in others if one.code not in own and (one.probability or 0) >= _LEAST_PROBABILITY]
             answers.append(
                 Answer(
@@ -169,7 +163,11 @@ class Coding:
                     lang=lang,
                     codes=codes,
                     confidence=None if np.isnan(conf) else float(conf),
-                    attributes=self._attributes(coded, row),
+                    attributes=[
+                        Category(attribute=name, label=label, probability=float(prob))
+                        for name, (label, prob) in best.items()
+                        if not np.isnan(prob)
+                    ],
                     known=[self.titled(code) for code in known.codes] if known else None,
                     known_share=known.share if known else None,
                     alternatives=likely[:_ALTERNATIVES],
@@ -177,11 +175,6 @@ class Coding:
                 )
             )
         return answers
-
-    def _attributes(self, prediction: Prediction, row: int) -> list[Category]:
-        found = {name: [part[row] for part in one.best] for name, one in prediction.attributes.items()}
-        pairs = ((name, label, float(prob)) for name, (label, prob) in found.items() if not np.isnan(prob))
-        return [Category(attribute=name, label=label, probability=prob) for name, label, prob in pairs]
 
     def _codes(self, prediction: Prediction, row: int) -> list[Code]:
         pairs = zip(prediction.codes[row], prediction.probs[row], strict=True)

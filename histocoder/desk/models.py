@@ -232,7 +232,12 @@ class Models:
             self._save(model)
         begun, code, said = time.monotonic(), 1, _BUSY
         while code and _BUSY in said and model.state == "running" and not self._is_stopping:
-            code = self._train(model)
+            flags = ("--save-path", str(self._folder / model.id), "--log-interval", "20", "--save-each-epoch")
+            command = [sys.executable, "-m", "histocoder.cli.finetune", *model.words, *flags]
+            with self._log(model.id).open("wb") as log, self._lock:
+                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            code = self._process.wait()
+            self._process = None
             said = self._log(model.id).read_text(encoding="utf-8", errors="replace")
         model.seconds += time.monotonic() - begun
         with self._lock:
@@ -243,14 +248,3 @@ class Models:
             self._save(model)
         if model.state == "done" and self._coding is None:
             self.use(model.id)
-
-    def _train(self, model: Model) -> int:
-        """Run `histocoder finetune` to its end; return its exit code."""
-        flags = ("--save-path", str(self._folder / model.id), "--log-interval", "20", "--save-each-epoch")
-        command = [sys.executable, "-m", "histocoder.cli.finetune", *model.words, *flags]
-        with self._log(model.id).open("wb") as log, self._lock:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            self._process = process
-        code = process.wait()
-        self._process = None
-        return code

@@ -10,8 +10,6 @@ from histocoder.data.titles import HISCO
 
 _LANGUAGES = ("en", "da", "nl", "se")
 _ROWS, _SHARE_TO_CODE, _PLACES = 600, 0.1, ("Northfield", "Westwick", "Southbury", "Easton")
-
-
 TITLES = "hisco_titles.csv"  # the table of all titles
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from pydantic import BaseModel
+from scipy.stats import binomtest
 
 _EVERY, _DRAWS = 3, 2000  # every third card is from the random sample, which has at most so many draws
 FEWEST = 30  # settled cards of the random sample before which no estimate is given
@@ -60,7 +61,5 @@ def share_right(sample: Sequence[bool]) -> Estimate:
     The share of rows drawn with replacement is an unbiased estimate (Hansen and Hurwitz 1943), and binomial, so that
     its interval is Wilson's (1927).
     """
-    from scipy.stats import binomtest
-
     interval = binomtest(sum(sample), len(sample)).proportion_ci(method="wilson")
     return Estimate(mean=sum(sample) / len(sample), low=interval.low, high=interval.high)

@@ -27,7 +27,7 @@ from histocoder.data.provenance import provenance_file, write_provenance
 from histocoder.data.table import kind_of, open_table, strings
 from histocoder.desk.card import Source
 from histocoder.desk.cards import Cards
-from histocoder.desk.checks import Check, TrainOptions, category_columns, check, code_columns, guess_language
+from histocoder.desk.checks import CATEGORIES, Check, TrainOptions, check, code_columns, guess_language
 from histocoder.desk.models import Model, Models
 from histocoder.desk.sample import TITLES, sample_tables, titles
 from histocoder.errors import Cancelled, UserError
@@ -170,7 +170,7 @@ class Uploads:
         table = open_table(self._path(sent), (), optional=wanted, sheet=sent.sheet)
         chunk = next(iter(table.chunks(chunk_rows=_GUESS_ROWS)))
         columns = {name: strings(chunk[name]).fill_null("").to_pylist() for name in table.header}
-        cells = pd.DataFrame(columns, dtype=object)
+        cells, (fewest, most) = pd.DataFrame(columns, dtype=object), CATEGORIES
         langs = (name for name in (language_col, "lang", "language") if name and table.has(name))
         texts = table.column(input_col) if input_col and table.has(input_col) else descriptions_in(table.header)
         return Preview(
@@ -180,7 +180,7 @@ class Uploads:
             language_col=next(map(table.column, langs), None),
             language=guess_language(columns[texts]) if texts else "unk",
             target_cols=code_columns(cells),
-            attribute_cols=category_columns(cells),
+            attribute_cols=[name for name in cells if fewest <= cells[name].str.strip().nunique() <= most],
             notices=[self.as_sent(notice) for notice in table.notices],
         )
 
@@ -294,6 +294,7 @@ class Uploads:
             if is_over():
                 return
             file.state = "running"
+        state, message = "failed", _FAILED
         try:
             assert file.options is not None
             coding = self._models.coding
@@ -306,7 +307,11 @@ class Uploads:
             command = ["predict", "--model", coding.name, *(["--known", "auto"] if known else [])]
             write_provenance(command, config, told, as_sent=self.as_sent)
             file.rows_done = file.num_rows or 0
-            file.summary = _summary(self._output(file), config.columns, coding.sure)
+            name, sure = f"{config.columns}conf", coding.sure
+            cells = open_table(self._output(file), (name,)).read([name]).columns[name]
+            conf = pd.to_numeric(cells.to_pandas(), errors="coerce")
+            counts = {"rows": len(conf), "blank": int(conf.isna().sum()), "unsure": int((conf < sure).sum())}
+            file.summary = {**counts, "sure": sure}
             state, message, file.notices = "done", "", self.as_sent("\n".join(said)).splitlines()
         except Cancelled:
             state, message = "queued", ""
@@ -314,16 +319,11 @@ class Uploads:
             state, message = "failed", self.as_sent(str(error))
         except Exception:
             log.error(traceback.format_exc())
-            state, message = "failed", _FAILED
-        with self._lock:
-            if file.id in self._files:
-                file.state, file.message = state, message  # type: ignore[assignment]
-                self._save(file)
-            else:
-                shutil.rmtree(self._folder / file.id, ignore_errors=True)
-
-
-def _summary(coded: Path, prefix: str, sure: float) -> dict[str, float]:
-    name = f"{prefix}conf"
-    conf = pd.to_numeric(open_table(coded, (name,)).read([name]).columns[name].to_pandas(), errors="coerce")
-    return {"rows": len(conf), "blank": int(conf.isna().sum()), "unsure": int((conf < sure).sum()), "sure": sure}
+            raise  # to the job's future
+        finally:
+            with self._lock:
+                if file.id in self._files:
+                    file.state, file.message = state, message  # type: ignore[assignment]
+                    self._save(file)
+                else:
+                    shutil.rmtree(self._folder / file.id, ignore_errors=True)

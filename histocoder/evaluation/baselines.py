@@ -48,21 +48,11 @@ def run_rows(run: Path, coder: Coder, *splits: str) -> Examples | None:
 
 
 class Baselines:
-    """Exact match and a linear model, to be compared with a model on the rows that it is evaluated on.
+    """Exact match and a linear model, to be compared with a model on the n `examples` that it is evaluated on.
 
-    Parameters
-    ----------
-    examples : Examples
-        n rows with their true codes.
-    known : Known
-        Empty dictionary, whose settings say what exact match is.
-    max_size : float
-        Training rows × codes up to which the linear model is fitted; 0: it is not.
-
-    Attributes
-    ----------
-    texts_seen, codes_seen : Counter of str
-        Number of training rows with each description of `examples`, by its key, and with each code.
+    `known` is an empty dictionary, whose settings say what exact match is; `max_size` are the training rows × codes up
+    to which the linear model is fitted, 0: it is not. `texts_seen` and `codes_seen` are the numbers of training rows
+    with each description of `examples`, by its key, and with each code.
     """
 
     def __init__(self, examples: Examples, known: Known, *, max_size: float) -> None:

@@ -1,4 +1,4 @@
-"""Score predicted codes, as sets, against true ones.
+"""Score predicted codes, as sets, against true ones, and the codes of two coders against each other.
 
 A row's set of codes is a tuple of distinct codes in the order in which they were written; see `code_sets`.
 """
@@ -15,12 +15,13 @@ from histocoder.data.normalize import description_keys
 from histocoder.formatters import MISSING
 
 Sets = Sequence[tuple[str, ...]]
+Rows = Iterable[Iterable[str | None]]  # the codes of each row, as they are written
 _NUM_BINS = 10  # number of bins of confidence, of equal width
 _SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
 _SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
 
 
-def code_sets(codes: pd.DataFrame | Iterable[Iterable[str | None]]) -> list[tuple[str, ...]]:
+def code_sets(codes: pd.DataFrame | Rows) -> list[tuple[str, ...]]:
     """Return the sets of codes of n rows: a missing code counts as none, and a repeated one once.
 
     Examples
@@ -142,6 +143,52 @@ def share_interval(right: np.ndarray, texts: Sequence[str]) -> dict[str, float]:
     half = np.sqrt(z_squared * (share * (1 - share) + z_squared / 4))
     low, high = ((share + z_squared / 2 + end) / (1 + z_squared) for end in (-half, half))
     return {"share": share, "low": max(float(low), 0.0), "high": min(float(high), 1.0)}
+
+
+def agreement(
+    first: Rows, second: Rows, texts: Sequence[str], *, digits: int = 0, separator: str = ""
+) -> list[dict[str, Any]]:
+    """Compare the sets of codes that two coders gave n descriptions, `texts`.
+
+    Return plain values, for JSON, by numbers of first digits (see `cut_codes`) and, None, by whole codes: `digits`,
+    `n`, the `share` that agree with its interval (see `share_interval`), Cohen's (1960) `kappa` and Krippendorff's
+    (2011) nominal `alpha`, both None where there is one set of codes alone.
+
+    Examples
+    --------
+    >>> found = agreement([["61110"], ["77610"]], [["61110"], ["77120"]], ["farmer", "baker"], digits=2)
+    >>> [(one["digits"], one["share"]) for one in found]
+    [(1, 1.0), (2, 1.0), (None, 0.5)]
+    """
+    from sklearn.metrics import cohen_kappa_score  # here, since it takes a second to import
+
+    sets, found = (code_sets(first), code_sets(second)), []
+    for number in (*range(1, digits + 1), None):
+        cut = [one if number is None else cut_codes(one, number, separator=separator) for one in sets]
+        values, index = np.unique([" ".join(sorted(codes)) for one in cut for codes in one], return_inverse=True)
+        one, other = index.reshape(2, -1)
+        score = {"digits": number, "n": len(one), **share_interval(one == other, texts), "kappa": None, "alpha": None}
+        if len(values) > 1:
+            times = np.bincount(index)
+            expected = 1 - (times * (times - 1)).sum() / (len(index) * (len(index) - 1))
+            alpha = 1 - float((one != other).mean() / expected)
+            score |= {"kappa": float(cohen_kappa_score(one, other)), "alpha": alpha}
+        found.append(score)
+    return found
+
+
+def to_settle(rows: pd.DataFrame, *, digits: int = 0) -> pd.DataFrame:
+    """Return the descriptions on which two coders differ, those that differ in the first digit first.
+
+    `rows` has `text`, `lang`, and sets of codes `first` and `second` (see `code_sets`). Equal rows are one, with
+    `times`, their number, and `digits`, how many first digits, up to those given, both coders have in common.
+    """
+    names = ["first", "second"]
+    found = rows.groupby(["text", "lang", *names], sort=False).size().rename("times").reset_index()
+    found = found[found["first"].map(frozenset) != found["second"].map(frozenset)]
+    cut = [[pd.Series(cut_codes(found[name], n)).map(frozenset) for name in names] for n in range(1, digits + 1)]
+    found["digits"] = np.sum([one == other for one, other in cut], axis=0, dtype=int)
+    return found.sort_values(["digits", "times"], ascending=[True, False], kind="stable", ignore_index=True)
 
 
 def scores_by_group(right: np.ndarray, conf: np.ndarray, texts: Sequence[str], groups: np.ndarray) -> list[Any]:

@@ -1,7 +1,5 @@
 """Columns of codes <-> arrays of token blocks, for HISCO, OCC1950 and other systems."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -23,22 +21,10 @@ CHARACTERS = [*string.digits, *string.ascii_letters, *_PUNCTUATION]
 class CodeSystem:
     """Codes as blocks of `block_size` tokens, one for each symbol; a shorter code is filled up with EOS.
 
-    Parameters
-    ----------
-    name : {"hisco", "occ1950", "general"}
-    block_size : int
-        Tokens of the longest code.
-    symbols : sequence of str
-        Symbols of the tokens.
-    separator : str
-        Separator of the tokens within a code, so that "1,10,2" is three tokens (as in PSTI); by default each character
-        is a token.
-    special : sequence of str
-        Codes that fill a block with their one token, such as -1 in HISCO.
-    form : str
-        Description of the codes, if all others have `block_size` symbols.
-    labels : sequence of str, optional
-        Codes of any length and any characters: each is written as its number.
+    `separator` separates the tokens within a code, so that "1,10,2" is three tokens (as in PSTI); by default each
+    character is a token. `special` codes fill a block with their one token, such as -1 in HISCO; `form` describes the
+    codes, if all others have `block_size` symbols. `labels` are codes of any length and any characters: each is written
+    as its number.
 
     Examples
     --------
@@ -157,7 +143,7 @@ class Formatter:
             return {**form, "labels": list(system.labels)}
         return form if self.name != "general" or system.symbols == SYMBOLS else {**form, "symbols": system.symbols}
 
-    def without_numbers(self) -> Formatter:
+    def without_numbers(self) -> "Formatter":
         """Return a formatter of the same codes without tokens that they never need: numbers of several digits."""
         if self.system.symbols != SYMBOLS or self.system.separator:
             return self

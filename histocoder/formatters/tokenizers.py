@@ -1,7 +1,5 @@
 """Texts as token ids: the tokenizers of encoders, and the number of positions that a batch needs."""
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile
@@ -57,14 +55,8 @@ class CharacterTokenizer:
     def token_ids(self, texts: Sequence[str], *, max_len: int) -> tuple[np.ndarray, np.ndarray, int]:
         """Tokenise n texts, and cut off what is behind `max_len` tokens, special ones included.
 
-        Returns
-        -------
-        ids : ndarray of int, of shape (total,)
-            Token ids, text after text.
-        lengths : ndarray of int64, of shape (n,)
-            Number of tokens of each text.
-        num_cut : int
-            Number of texts that were cut.
+        Returns token ids, int of shape (total,), text after text; the number of tokens of each text, int64 of shape
+        (n,); and the number of texts that were cut.
         """
         lengths = 2 + np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         if num_cut := int((lengths > max_len).sum()):
@@ -74,9 +66,7 @@ class CharacterTokenizer:
         ids = np.frombuffer(marked.encode("utf-32-le", "surrogatepass"), dtype="<i4")
         return ids, np.minimum(lengths, max_len), num_cut
 
-    def num_positions(self, length: int, max_len: int) -> int:
-        """Return the number of positions that a batch needs whose longest row has `length` tokens."""
-        return trimmed_length(length, max_len)
+    num_positions = staticmethod(trimmed_length)
 
     def num_encoded(self, num_positions: int, max_len: int) -> int:
         """Return how many of a batch's positions are encoded; the rest is context.
@@ -105,14 +95,8 @@ class PretrainedTokenizer:
     BERT, `<s> en </s></s> farmer </s>` for XLM-R, `en</s>farmer</s>` for ByT5. Special tokens in a description, such as
     a literal [PAD], are read as characters. Methods are those of `CharacterTokenizer`.
 
-    If not `reads_language`, it reads descriptions alone.
-
-    Raises
-    ------
-    ValueError
-        If these are not all files of a tokenizer.
-    UserError
-        If it has no token for padding.
+    If not `reads_language`, it reads descriptions alone. Raises ValueError if these are not all files of a tokenizer,
+    UserError if it has no token for padding.
     """
 
     unit = "tokens"
@@ -141,7 +125,7 @@ class PretrainedTokenizer:
         self.begins_with_cls = first in special and first == self._tokenizer.cls_token_id
 
     @classmethod
-    def from_folder(cls, folder: Path, *, reads_language: bool = True) -> PretrainedTokenizer:
+    def from_folder(cls, folder: Path, *, reads_language: bool = True) -> "PretrainedTokenizer":
         """Read what `save` wrote; raise a UserError if it is missing or damaged."""
         if not folder.is_dir():
             raise UserError(f"The model's tokenizer is missing: there is no {folder}. Copy it from the original model.")
@@ -177,14 +161,14 @@ class PretrainedTokenizer:
             for name, content in self._files.items():
                 (temporary / name).write_bytes(content)
 
-    def without_language(self) -> PretrainedTokenizer:
+    def without_language(self) -> "PretrainedTokenizer":
         """Return the tokenizer that reads descriptions alone."""
         return PretrainedTokenizer(self._files, reads_language=False)
 
-    def __reduce__(self) -> tuple[type[PretrainedTokenizer], tuple[dict[str, bytes], bool]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return PretrainedTokenizer, (self._files, self._reads_language)
 
-    def __deepcopy__(self, _memo: Any) -> PretrainedTokenizer:
+    def __deepcopy__(self, _memo: Any) -> "PretrainedTokenizer":
         return self
 
     def _read(self, langs: list[str], descriptions: list[str]) -> list[list[int]]:

@@ -1,7 +1,5 @@
 """The public prediction API: descriptions in, a table of codes out."""
 
-from __future__ import annotations
-
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -91,7 +89,7 @@ class Coder:
         self.num_workers = min(2, torch.get_num_threads()) if self.is_fast and self.device.type == "cpu" else 1
 
     @classmethod
-    def from_pretrained(cls, path_or_url: str | Path, device: str | None = None, **computing: Any) -> Coder:
+    def from_pretrained(cls, path_or_url: str | Path, device: str | None = None, **computing: Any) -> "Coder":
         """Open a model.
 
         Parameters

@@ -26,20 +26,10 @@ class CombinedSearch:
     another code than the candidates is right has the score "other", without which unsure rows look too sure. A code is
     given if it is more probable than none, and a further one only from the probability "further" on.
 
-    Parameters
-    ----------
-    decoder : Decoder
-    trie : CodeTrie
-    source : DecoderInputs or None
-        None where the other experts vote alone on the one code of a row.
-    beliefs : mapping of str to Tensor
-        Probabilities of the key's codes by the experts that propose candidates, each of shape (B, num_codes).
-    nearest : callable, optional
-        Returns votes for candidates (B, K) by what is remembered of the nearest rows, by name, each (B, K).
-    num_blocks : int
-        Maximum number of codes of a row.
-    missing : int, optional
-        Token that the decoder begins a row without any code with; by default each row has one.
+    `source` is None where the other experts vote alone on the one code of a row. `beliefs` are the probabilities of the
+    key's codes by the experts that propose candidates, each of shape (B, num_codes); `nearest` returns votes for
+    candidates (B, K) by what is remembered of the nearest rows, by name, each (B, K). A row has up to `num_blocks`
+    codes; `missing` is the token that the decoder begins a row without any code with, by default each row has one.
     """
 
     def __init__(
@@ -161,21 +151,12 @@ class CombinedSearch:
 def set_probability(
     decoder: Decoder, source: DecoderInputs, tokens: Tensor, probabilities: Tensor, *, is_code: Tensor
 ) -> Tensor:
-    """Return the probability of each row's set of codes, summed over the orders in which they can be written.
+    """Return the probability (B,) of each row's set of codes, summed over the orders in which they can be written.
 
-    Parameters
-    ----------
-    tokens : Tensor of int, of shape (B, num_blocks * block_size)
-        Decoded codes as blocks, without BOS and EOS; unused blocks are PAD, and come last.
-    probabilities : Tensor of shape (B, num_blocks * block_size)
-        Probability of each of these tokens, as they were decoded.
-    is_code : Tensor of bool, of shape (B, num_blocks)
-        Which blocks are codes. If a used block is not one, there is no set, and the sequence itself is what counts.
-
-    Returns
-    -------
-    Tensor of shape (B,)
-        Includes the first unused block after the codes; exact within 1e-6 for each beginning of an order.
+    It includes the first unused block after the codes, and is exact within 1e-6 for each beginning of an order.
+    `tokens` (B, num_blocks * block_size) are decoded codes as blocks, without BOS and EOS; unused blocks are PAD, and
+    come last. `probabilities`, of the same shape, are those of the tokens as they were decoded. `is_code` (B,
+    num_blocks) says which blocks are codes: if a used one is none, there is no set, and the sequence itself counts.
     """
     num_blocks = is_code.shape[1]
     blocks = tokens.unflatten(1, (num_blocks, -1))

@@ -84,7 +84,14 @@ class Decoding:
             return Prediction.above(codes, _numpy(best.values), _numpy(batch.inputs.thresholds))
         source = self._source(batch)
         if mode == "greedy":
-            return self._greedy(source, constrain=bool(options.constrain))
+            num_blocks, size = self.formatter.num_blocks, self.formatter.block_size
+            decoder, trie = self._computing.decoder, self._trie if options.constrain else None
+            tokens, probs = greedy(decoder, source, num_tokens=num_blocks * size, block_size=size, trie=trie)
+            codes = self.formatter.decode(tokens.cpu().numpy())
+            is_code = torch.from_numpy(~pd.isna(codes)).to(tokens.device)
+            conf = set_probability(decoder, source, tokens[:, 1:], probs, is_code=is_code)
+            of_codes = _numpy(probs.unflatten(1, (num_blocks, size)).prod(-1))
+            return Prediction(codes, np.where(pd.isna(codes), np.nan, of_codes), _numpy(conf))
         search = TrieSearch(self._computing.decoder, self._trie)
         if mode == "topk":
             indices, probs = search.top_k(source, k=options.k)
@@ -113,19 +120,15 @@ class Decoding:
         parts = {name: vote.split(sizes, dim=1) for name, vote in experts.items()}
         return {name: {expert: parts[expert][i] for expert in parts} for i, name in enumerate(attributes)}
 
-    def beliefs(self, batch: Encoded) -> dict[str, Tensor]:
-        """Return the probabilities of the codes, each (B, num_codes), by the experts other than the decoder."""
-        beliefs = {"flat": self._flat(batch)}
-        if self._model.linear_expert is not None:
-            beliefs["linear"] = self._model.linear_expert(batch.inputs.characters)[:, self._is_code].softmax(-1)
-        return beliefs
-
     def combined_search(self, batch: Encoded) -> CombinedSearch:
         """Return the search with the opinions of all the model's experts."""
         missing, weights = self.formatter.missing_token(self.codes), self._model.config.experts
         is_needed = self.formatter.num_blocks > 1 or not self._model.config.decoder_prior  # else its prior says all
         source = self._source(batch) if ("decoder" in weights if weights else is_needed) else None
-        start = (self._computing.decoder, self._trie, source, self.beliefs(batch))
+        beliefs = {"flat": self._flat(batch)}
+        if self._model.linear_expert is not None:
+            beliefs["linear"] = self._model.linear_expert(batch.inputs.characters)[:, self._is_code].softmax(-1)
+        start = (self._computing.decoder, self._trie, source, beliefs)
         expert = self._model.nearest_expert
         nearest = None if expert is None else partial(self._nearest, expert, batch)
         return CombinedSearch(*start, nearest=nearest, num_blocks=self.formatter.num_blocks, missing=missing)
@@ -151,16 +154,6 @@ class Decoding:
     def _source(self, batch: Encoded) -> DecoderInputs:
         prior = self._computing.prior(self._computing.classify(batch.pooled))
         return DecoderInputs(batch.memory, batch.memory_mask, prior)
-
-    def _greedy(self, source: DecoderInputs, *, constrain: bool) -> Prediction:
-        num_blocks, block_size = self.formatter.num_blocks, self.formatter.block_size
-        decoder, trie = self._computing.decoder, self._trie if constrain else None
-        tokens, probs = greedy(decoder, source, num_tokens=num_blocks * block_size, block_size=block_size, trie=trie)
-        codes = self.formatter.decode(tokens.cpu().numpy())
-        is_code = torch.from_numpy(~pd.isna(codes)).to(tokens.device)
-        conf = set_probability(decoder, source, tokens[:, 1:], probs, is_code=is_code)
-        of_codes = probs.unflatten(1, (num_blocks, block_size)).prod(-1)
-        return Prediction(codes, np.where(pd.isna(codes), np.nan, _numpy(of_codes)), _numpy(conf))
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

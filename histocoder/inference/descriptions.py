@@ -1,7 +1,5 @@
 """The distinct descriptions among those that a user gives, and batches of them as a model reads them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
@@ -14,14 +12,7 @@ from histocoder.data.cells import MISSING_MARKS, spoilt
 from histocoder.data.languages import Language, chosen_language, not_in_table, with_nearest
 from histocoder.data.normalize import normalize
 from histocoder.errors import Notice, UserError, shown, warn_user
-from histocoder.formatters.tokenizers import (
-    UNKNOWN,
-    Tokenizer,
-    end_characters,
-    join_language,
-    lower_characters,
-    tokenize,
-)
+from histocoder.formatters import tokenizers
 
 _MARKS = MISSING_MARKS - {"None"}
 """Marks of missing values that are no descriptions: "None" says that a person had no occupation."""
@@ -35,13 +26,11 @@ class Descriptions(NamedTuple):
     """Distinct descriptions with their languages, and the rows that have them."""
 
     texts: list[str]
-    langs: list[str]
-    """Languages; see `Language`."""
-    rows: np.ndarray
-    """Index of each row's description, of shape (n,); -1 where it is missing."""
+    langs: list[str]  # see `Language`
+    rows: np.ndarray  # index of each row's description, of shape (n,); -1 where it is missing
 
     @classmethod
-    def of(cls, texts: Texts, lang: Langs, *, languages: tuple[str, ...]) -> Descriptions:
+    def of(cls, texts: Texts, lang: Langs, *, languages: tuple[str, ...]) -> "Descriptions":
         """Return the distinct descriptions of n rows; blank ones are missing.
 
         Notices name languages other than a model's `languages`, and texts that may not be descriptions. A UserError is
@@ -60,7 +49,7 @@ class Descriptions(NamedTuple):
             )
         return DistinctDescriptions(languages).add(values, langs)
 
-    def part(self, start: int, size: int) -> Descriptions:
+    def part(self, start: int, size: int) -> "Descriptions":
         """Return up to `size` of the distinct descriptions, each with a row."""
         texts, langs = (values[start : start + size] for values in (self.texts, self.langs))
         return Descriptions(texts, langs, np.arange(len(texts)))
@@ -110,7 +99,7 @@ class DistinctDescriptions:
 
 
 def readings(
-    given: Descriptions, config: ModelConfig, tokenizer: Tokenizer, options: PredictOptions, *, at_least: int
+    given: Descriptions, config: ModelConfig, tokenizer: tokenizers.Tokenizer, options: PredictOptions, *, at_least: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]]:
     """Yield distinct descriptions as a model reads them, in batches of similar lengths, the shortest first.
 
@@ -119,11 +108,11 @@ def readings(
     batch has at least so many, if there are, even if their lengths differ. If there is no description, an invented one
     is read, which shows the shape of results.
     """
-    texts, langs = (given.texts, given.langs) if given.texts else (["-"], [UNKNOWN])
+    texts, langs = (given.texts, given.langs) if given.texts else (["-"], [tokenizers.UNKNOWN])
     known = {lang: Language(lang).among(config.languages) for lang in set(langs)}
-    joined = join_language(normalize(texts, config.text_normalization), [known[lang] for lang in langs])
+    joined = tokenizers.join_language(normalize(texts, config.text_normalization), [known[lang] for lang in langs])
     thresholds = thresholds_of(config, langs, options.threshold)
-    tokens = tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
+    tokens = tokenizers.tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
     if tokens.num_cut:
         limit = f"{config.max_len} {tokenizer.unit}"
         warn_user(Notice(f"Descriptions that are longer than {limit}, with the language, are truncated."))
@@ -135,8 +124,14 @@ def readings(
         rows = order[start : min(max(alike, start + at_least), start + options.batch_size)]
         ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
         own = [joined[row] for row in rows] if has_expert or config.num_nearest_rows else []
-        characters = lower_characters(own) if has_expert else None
-        yield rows, ids, thresholds[rows], characters, end_characters(own) if config.num_nearest_rows else None
+        characters = tokenizers.lower_characters(own) if has_expert else None
+        yield (
+            rows,
+            ids,
+            thresholds[rows],
+            characters,
+            tokenizers.end_characters(own) if config.num_nearest_rows else None,
+        )
         start += len(rows)
 
 

@@ -28,16 +28,9 @@ class Known:
     """A dictionary of hand-coded rows: (key of a description, language) to the most frequent set of codes.
 
     Of equally frequent sets the first in the file counts. Languages that the model does not know are one language,
-    unknown, as they are to the model.
-
-    Parameters
-    ----------
-    languages : collection of str
-        Languages that the model knows; if it is empty, languages are compared by their codes.
-    any_language : bool
-        Whether rows count for every language, since their own are not given.
-    exact : bool
-        Whether descriptions are compared letter by letter, instead of by `description_keys`.
+    unknown, as they are to the model; without `languages` that it knows, they are compared by their codes. With
+    `any_language` rows count for every language, since their own are not given. If `exact`, descriptions are compared
+    letter by letter, instead of by `description_keys`.
     """
 
     def __init__(self, *, languages: Collection[str] = (), any_language: bool = False, exact: bool = False) -> None:

@@ -1,10 +1,8 @@
 """Coding with an exported model, with numpy, pandas and onnxruntime, without torch."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,12 +119,35 @@ class OnnxCoder:
                 if "linear_expert" in self._experts:
                     beliefs["linear"] = _softmax(self._linear("linear_expert", characters)[:, self._is_code])
                 nearest = None if projected is None or ends is None else partial(self._nearest, projected, ends)
-                part = without_decoder(beliefs, config.experts, self.codes, nearest=nearest)
+                part = self._combined(beliefs, nearest)
             parts.append((rows, [*part.arrays, *self._attributes(others, characters)]))
         prediction = Prediction.of(join_rows(parts, given.rows), config)
         prediction.drop_unsure(min_confidence)
         frame = prediction.frame(config)
         return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
+
+    def _combined(
+        self, beliefs: dict[str, np.ndarray], nearest: Callable[[np.ndarray], dict[str, np.ndarray]] | None
+    ) -> Prediction:
+        """Return each row's first code by the experts other than the decoder, whose weight is divided among them.
+
+        `beliefs` are the experts' probabilities of the codes, each of shape (B, num_codes); `nearest` is as in
+        `CombinedSearch`.
+        """
+        weights: Mapping[str, float] = self._config.experts
+        logs = {name: np.log(belief.clip(min=LEAST)) for name, belief in beliefs.items()}
+        best = np.argsort(-np.sum([*logs.values()], axis=0), axis=1, kind="stable")[:, :NUM_CANDIDATES]
+        votes = {name: np.take_along_axis(log, best, 1) for name, log in logs.items()}
+        votes |= {} if nearest is None else nearest(best)
+        if not any(weights.get(name) for name in votes):
+            weights = dict.fromkeys(("decoder", *votes), 1 / (1 + len(votes)))
+        scale = 1 + weights.get("decoder", 0.0) / sum(weights[name] for name in votes)
+        scores = scale * np.sum([weights[name] * vote for name, vote in votes.items()], axis=0)
+        order = np.argsort(-scores, axis=1, kind="stable")
+        best, scores = (np.take_along_axis(array, order, 1) for array in (best, scores))
+        other = np.full((len(best), 1), weights.get("other", -np.inf), scores.dtype)
+        probs = _softmax(np.hstack([scores, other]))[:, :1].astype(np.float64)
+        return Prediction(np.array(self.codes, dtype=object)[best[:, :1]], probs, probs[:, 0].copy())
 
     def _attributes(self, logits: list[np.ndarray], characters: np.ndarray | None) -> list[np.ndarray]:
         """Return the probabilities of each attribute's categories, as `Decoding.attributes` does."""
@@ -170,33 +191,6 @@ class OnnxCoder:
         same = (expert["ends"][row] == ends[:, None]) & (row >= 0)[..., None]
         nearest = np.log(np.exp(float(expert["sharpness"]) * (cosine - 1)) + float(expert["least"]))
         return {"nearest": nearest, "begins": same[..., 0], "ends": same[..., 1]}
-
-
-def without_decoder(
-    beliefs: dict[str, np.ndarray],
-    weights: Mapping[str, float],
-    codes: Sequence[str],
-    *,
-    nearest: Callable[[np.ndarray], dict[str, np.ndarray]] | None = None,
-) -> Prediction:
-    """Return each row's first code by the experts other than the decoder, whose weight is divided among them.
-
-    `beliefs` are the experts' probabilities of the codes, each of shape (B, num_codes); `nearest` is as in
-    `CombinedSearch`.
-    """
-    logs = {name: np.log(belief.clip(min=LEAST)) for name, belief in beliefs.items()}
-    best = np.argsort(-np.sum([*logs.values()], axis=0), axis=1, kind="stable")[:, :NUM_CANDIDATES]
-    votes = {name: np.take_along_axis(log, best, 1) for name, log in logs.items()}
-    votes |= {} if nearest is None else nearest(best)
-    if not any(weights.get(name) for name in votes):
-        weights = dict.fromkeys(("decoder", *votes), 1 / (1 + len(votes)))
-    scale = 1 + weights.get("decoder", 0.0) / sum(weights[name] for name in votes)
-    scores = scale * np.sum([weights[name] * vote for name, vote in votes.items()], axis=0)
-    order = np.argsort(-scores, axis=1, kind="stable")
-    best, scores = (np.take_along_axis(array, order, 1) for array in (best, scores))
-    other = np.full((len(best), 1), weights.get("other", -np.inf), scores.dtype)
-    probs = _softmax(np.hstack([scores, other]))[:, :1].astype(np.float64)
-    return Prediction(np.array(codes, dtype=object)[best[:, :1]], probs, probs[:, 0].copy())
 
 
 def _run(session: Any, values: np.ndarray) -> list[np.ndarray]:

@@ -1,7 +1,5 @@
 """Codes whole files: a run that was interrupted resumes, and memory does not grow with the file."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import json
@@ -56,17 +54,10 @@ def predict_file(
     The codes of its distinct descriptions are kept in parts beside the output, by which the same call resumes after an
     interruption, and which several processes share. Return, on rank 0, what `write_provenance` tells of the rows.
 
-    Parameters
-    ----------
-    model_id : str
-        Identity of the model and of hand-coded descriptions; parts with codes by others are not used.
-    known : Known, optional
-        Hand-coded descriptions, which keep their codes; a column `source` says which.
-    block_rows : int, optional
-        Number of rows that are read at once; by default few enough to hold in memory.
-    progress : callable, optional
-        Receives the number of rows that a batch has coded, and of all rows; by default a progress bar on rank 0's
-        terminal, if there is one. It may raise an error to stop; the same call then resumes.
+    `model_id` identifies the model and hand-coded descriptions: parts with codes by others are not used. Descriptions
+    that are `known` keep their codes; a column `source` says which. `block_rows` are read at once, by default few
+    enough to hold in memory. `progress` receives the number of rows that a batch has coded, and of all rows; by default
+    it is a bar on rank 0's terminal, if there is one. It may raise an error to stop; the same call then resumes.
     """
     columns, output = config.settings_of_columns | config.settings_of_qualifiers, Path(config.output)
     table = open_table(Path(config.input), columns, sheet=config.sheet)
@@ -80,7 +71,8 @@ def predict_file(
         say(notice)
     block_rows = block_rows or tables.block_rows
     size = config.batch_size * (_FAST_BATCHES if coder.is_fast else _BATCHES)
-    depends_on = [asdict(config), _state(table.path), model_id, block_rows, size]
+    path, state = table.path, table.path.stat()
+    depends_on = [asdict(config), [str(path), state.st_size, state.st_mtime_ns], model_id, block_rows, size]
     identity = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:16]
     parts = output.with_name(f".{output.name}.parts")
     distributed.run_on_primary(partial(make_folder, output.parent), doing="making the output's folder")
@@ -161,11 +153,6 @@ def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form
     check_new_columns(names, path=table.path, taken=table.header, prefix=f"pred_{config.columns}")
     how = {"excel": config.excel, "raw": config.raw, **({} if config.excel else {"decimal": "."})}
     return Form.like(table, **how)
-
-
-def _state(path: Path) -> list[Any]:
-    """Return name, size and time of change of a file."""
-    return [str(path), path.stat().st_size, path.stat().st_mtime_ns]
 
 
 def _count_rows(table: TableFile, output: Path, block_rows: int) -> int:

@@ -1,7 +1,5 @@
 """Codes of descriptions, as arrays and as a table."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,10 +18,8 @@ LEAST = 1e-9  # least probability of an expert, which is not 0 so that none has 
 class Attribute(NamedTuple):
     """An attribute of n descriptions, such as status, as a model predicts it."""
 
-    labels: tuple[str | None, ...]
-    """Its K categories; None, the first, is none."""
-    probs: np.ndarray
-    """Their probabilities, of shape (n, K); NaN where there is no description."""
+    labels: tuple[str | None, ...]  # its K categories; None, the first, is none
+    probs: np.ndarray  # their probabilities, of shape (n, K); NaN where there is no description
 
     @property
     def best(self) -> tuple[np.ndarray, np.ndarray]:
@@ -38,14 +34,10 @@ class Prediction(NamedTuple):
     In mode full there are no codes, but the probability of each code of the key.
     """
 
-    codes: np.ndarray
-    """Strings of shape (n, width); None where there is none."""
-    probs: np.ndarray
-    """Each code's probability, of shape (n, width); NaN where there is none."""
-    conf: np.ndarray
-    """Confidence in the whole prediction, of shape (n,)."""
-    attributes: Mapping[str, Attribute] = MappingProxyType({})
-    """The model's attributes, by the names of their columns."""
+    codes: np.ndarray  # strings of shape (n, width); None where there is none
+    probs: np.ndarray  # each code's probability, of shape (n, width); NaN where there is none
+    conf: np.ndarray  # confidence in the whole prediction, of shape (n,)
+    attributes: Mapping[str, Attribute] = MappingProxyType({})  # the model's, by the names of their columns
 
     @property
     def arrays(self) -> list[np.ndarray]:
@@ -53,14 +45,14 @@ class Prediction(NamedTuple):
         return [*self[:3], *(attribute.probs for attribute in self.attributes.values())]
 
     @classmethod
-    def of(cls, arrays: Sequence[np.ndarray], config: ModelConfig) -> Prediction:
+    def of(cls, arrays: Sequence[np.ndarray], config: ModelConfig) -> "Prediction":
         """Return the prediction of these arrays."""
         codes, probs, conf, *rest = arrays
         pairs = zip(config.attributes.items(), rest, strict=True)
         return cls(codes, probs, conf, {name: Attribute((None, *labels), own) for (name, labels), own in pairs})
 
     @classmethod
-    def above(cls, codes: np.ndarray, probs: np.ndarray, thresholds: np.ndarray) -> Prediction:
+    def above(cls, codes: np.ndarray, probs: np.ndarray, thresholds: np.ndarray) -> "Prediction":
         """Keep the first code of each row, and others with probabilities above its threshold (n,), in place."""
         left_out = probs <= thresholds[:, None]
         left_out[:, 0] = False

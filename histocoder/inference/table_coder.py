@@ -35,14 +35,8 @@ _UNUSUAL_SHARE, _FEWEST = 0.5, 50  # share of a file's descriptions that shows i
 class TableCoder:
     """Finds the distinct descriptions of a table's blocks, and gives each row the codes of its description.
 
-    Attributes
-    ----------
-    schema : pa.Schema
-        Columns that are appended: of codes, and of their classes and groups.
-    classes : list of Classes
-        Those that the settings ask for, which count the rows that `append` has seen.
-    block_rows : int
-        Number of rows of a block that has room in memory.
+    `schema` has the columns that are appended: of codes, and of their `classes` and groups, which count the rows that
+    `append` has seen. `block_rows` is the number of rows of a block that has room in memory.
     """
 
     def __init__(self, coder: Coder, config: PredictConfig, *, known: Known | None = None) -> None:

@@ -4,10 +4,8 @@ Modules and parameters have the names of transformers' `CanineModel`, so that it
 is imported only to load its models, since the import takes seconds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +24,6 @@ from histocoder.model.layers import (
     linear,
     padded,
 )
-
-if TYPE_CHECKING:
-    from transformers import CanineModel
 
 _PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
 """Multipliers of CANINE's hash functions (section 3.1)."""
@@ -93,8 +88,8 @@ class Canine(nn.Module):
         self.apply(self._initialize)
 
     @classmethod
-    def from_transformers(cls, model: CanineModel) -> Canine:
-        """Return a CANINE that shares the weights of transformers' `model`."""
+    def from_transformers(cls, model: Any) -> "Canine":
+        """Return a CANINE that shares the weights of `model`, transformers' `CanineModel`."""
         with torch.device("meta"), WithoutInit():
             found = cls(CanineConfig.from_dict(model.config.to_dict()))
         weights = model.float().state_dict()

@@ -3,8 +3,6 @@
 Parameters have the names of `torch.nn.TransformerDecoder`, so that published state dicts load unchanged.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -133,7 +131,7 @@ class Decoder(nn.Module):
         return [module for module in self.decoder.modules() if isinstance(module, DecoderLayer)]
 
     def forward(
-        self, tokens: Tensor, memory: Tensor, memory_mask: Tensor | None = None, prior: Prior | None = None
+        self, tokens: Tensor, memory: Tensor, memory_mask: Tensor | None = None, prior: "Prior | None" = None
     ) -> Tensor:
         """Return the logits of the token that follows each position, of shape (B, L, vocab_size): teacher forcing.
 
@@ -156,12 +154,12 @@ class Prior(NamedTuple):
     vocab_size: int
 
     @classmethod
-    def from_logits(cls, logits: Tensor, blocks: Tensor, vocab_size: int) -> Prior:
+    def from_logits(cls, logits: Tensor, blocks: Tensor, vocab_size: int) -> "Prior":
         """Build the prior from flat logits (B, num_classes) and the classes' blocks (num_classes, block_size)."""
         best = logits.float().softmax(-1).topk(min(_NUM_CLASSES, logits.shape[1]))
         return cls(best.values, blocks[best.indices], vocab_size)
 
-    def rows(self, rows: Tensor | slice) -> Prior:
+    def rows(self, rows: Tensor | slice) -> "Prior":
         return Prior(self.shares[rows], self.blocks[rows], self.vocab_size)
 
     def following(self, tokens: Tensor) -> Tensor:

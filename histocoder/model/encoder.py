@@ -32,28 +32,21 @@ if TYPE_CHECKING:
 
 Encoder: TypeAlias = "Canine | NgramEncoder | PreTrainedModel"
 
-_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+def _canine(hidden_size: int, *, layers: int, heads: int, buckets: int) -> dict[str, Any]:
+    """Return the sizes of a CANINE without dropout."""
+    sizes = {"hidden_size": hidden_size, "num_hidden_layers": layers, "num_attention_heads": heads}
+    sizes |= {"intermediate_size": 2 * hidden_size, "num_hash_buckets": buckets}
+    return {**sizes, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     # for a laptop: words as hashed n-grams; minutes for tens of thousands of rows
     "ngram": {"model_type": NgramConfig.model_type},
     # for tests: seconds on a laptop, no dropout, so that runs compare exactly
-    "tiny": {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 128,
-        "num_hash_buckets": 256,
-        **_NO_DROPOUT,
-    },
+    "tiny": _canine(64, layers=2, heads=4, buckets=256),
     # a CANINE from scratch, for tables of many thousands of rows; without dropout, since augmentation is noise enough
-    "small": {
-        "hidden_size": 192,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "intermediate_size": 384,
-        "num_hash_buckets": 1024,
-        **_NO_DROPOUT,
-    },
+    "small": _canine(192, layers=3, heads=6, buckets=1024),
 }
 
 

@@ -1,7 +1,5 @@
 """The model: an encoder, CANINE or another, a decoder over code tokens, and a flat head over the pooled encoding."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -77,7 +75,7 @@ class MixerModel(nn.Module):
     dtype: torch.dtype  # precision of activations and matrix products, which may be set; weights stay in their own
 
     def __init__(
-        self, config: ModelConfig, encoder: Encoder | None = None, *, tokenizer: Tokenizer = CHARACTERS
+        self, config: ModelConfig, encoder: "Encoder | None" = None, *, tokenizer: Tokenizer = CHARACTERS
     ) -> None:
         super().__init__()
         self.config = config
@@ -121,7 +119,7 @@ class MixerModel(nn.Module):
     @classmethod
     def from_weights(
         cls, config: ModelConfig, weights: Mapping[str, Tensor], *, tokenizer: Tokenizer = CHARACTERS
-    ) -> MixerModel:
+    ) -> "MixerModel":
         """Build a model with copies of `weights`; raise a RuntimeError if names or shapes differ from the model's."""
         with torch.device("meta"), WithoutInit():
             model = cls(config, tokenizer=tokenizer)
@@ -138,7 +136,7 @@ class MixerModel(nn.Module):
         self.encoder.requires_grad_(False).eval()
         self.encoder_is_frozen = True
 
-    def train(self, mode: bool = True) -> MixerModel:
+    def train(self, mode: bool = True) -> "MixerModel":
         """Set training mode; a frozen encoder stays in evaluation mode."""
         super().train(mode)
         self.encoder.train(mode and not self.encoder_is_frozen)

@@ -4,8 +4,6 @@ Subword hashing is fastText's (Bojanowski et al. 2017, https://arxiv.org/abs/160
 Byte Latent Transformer's (Pagnoni et al. 2024, https://arxiv.org/abs/2412.09871).
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
@@ -94,7 +92,9 @@ class NgramEncoder(nn.Module):
         positions, real = self.position_embeddings.weight[:num_words], None
         # backwards it gains nothing; when exporting, sizes have to follow from those of the inputs
         if not torch.is_grad_enabled() and not is_exporting():
-            real = _with_few_sizes(mask.flatten())  # half of the positions or fewer
+            real, others = (found.flatten().nonzero()[:, 0] for found in (mask, ~mask))
+            # half of the positions or fewer, and some others, since processors compile code for each shape
+            real = torch.cat([real, others[: -len(real) % _MULTIPLE]])
             x, positions = x.flatten(0, 1).index_select(0, real), positions.index_select(0, real % num_words)
         x = (layer_norm(x, self.word_norm) + positions).to(dtype)
         for layer in self.layer:
@@ -208,9 +208,12 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig, *, across: bool = False) -> 
         mark = torch.tensor([*map(ord, LANG_SEP)])
         return Ngrams(*kernels.hash_ngrams(ids, character_kinds(ids.device), mark, across=across, **sizes))
     column = torch.arange(ids.shape[1], device=ids.device)
-    start = _description_start(ids)
+    starts_sep = torch.stack([_shifted(ids, -i) == ord(c) for i, c in enumerate(LANG_SEP)]).all(0)
+    # of each description, (B, 1)
+    start = torch.where(starts_sep.any(1), starts_sep.int().argmax(1) + len(LANG_SEP), 0)[:, None]
     is_lang = (column < start - len(LANG_SEP)) & (column > 0)
-    kinds = _kinds_of(ids)
+    kinds = character_kinds(ids.device)
+    kinds = kinds[ids.clamp(max=len(kinds) - 1)]
     is_char = (kinds != _BREAK) & (kinds != _END) & ((column >= start) | is_lang)
     punctuation = (kinds == _MARK) & is_char & ~is_lang
     begins = is_char & (~_shifted(is_char, 1) | punctuation | _shifted(punctuation, 1))
@@ -243,24 +246,12 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig, *, across: bool = False) -> 
     return Ngrams(torch.stack(found + found_across, dim=-1), words)
 
 
-def _description_start(ids: Tensor) -> Tensor:
-    """Return the index of each description's first character, of shape (B, 1)."""
-    starts_sep = torch.stack([_shifted(ids, -i) == ord(c) for i, c in enumerate(LANG_SEP)]).all(0)
-    return torch.where(starts_sep.any(1), starts_sep.int().argmax(1) + len(LANG_SEP), 0)[:, None]
-
-
 def _bucket(hashes: Tensor, kind: Tensor | int, where: Tensor, config: NgramConfig) -> Tensor:
     """Return the table's rows of n-grams of a kind, such as those at a word's end; -1 where `where` is False."""
     mixed = (hashes ^ (kind * 0x27D4EB2F & _MASK)) & _MASK
     mixed = (mixed ^ (mixed >> 13)) * _MIX & _MASK
     mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D & _MASK
     return torch.where(where, (mixed ^ (mixed >> 12)) % config.num_buckets, -1)
-
-
-def _with_few_sizes(mask: Tensor) -> Tensor:
-    """Return the indices where `mask` (n,) is True, and some others, since processors compile code for each shape."""
-    real, others = mask.nonzero()[:, 0], (~mask).nonzero()[:, 0]
-    return torch.cat([real, others[: -len(real) % _MULTIPLE]])
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
@@ -270,15 +261,9 @@ def _shifted(x: Tensor, by: int) -> Tensor:
     return F.pad(x, (0, -by))[:, -by:]
 
 
-def _kinds_of(ids: Tensor) -> Tensor:
-    """Return `_LETTER`, `_MARK`, `_BREAK` or `_END` for each character."""
-    kinds = character_kinds(ids.device)
-    return kinds[ids.clamp(max=len(kinds) - 1)]
-
-
 @cache
 def character_kinds(device: torch.device) -> Tensor:
-    """Return the kind of each code point, copied to a GPU once; the last one is that of all further ones."""
+    """Return the kind of each code point, such as `_LETTER`, copied to a GPU once; the last is that of further ones."""
     with torch.inference_mode(mode=False):
         kinds = torch.full((max(*_BREAKS, *_ENDS) + 2,), _LETTER, dtype=torch.uint8)
         for kind, code_points in ((_MARK, _PUNCTUATION), (_BREAK, _BREAKS), (_END, _ENDS)):

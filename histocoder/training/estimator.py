@@ -1,7 +1,5 @@
 """An estimator with scikit-learn's conventions, for its pipelines, searches and cross-validation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -47,7 +45,7 @@ class OccupationClassifier(ClassifierMixin, BaseEstimator):
     ) -> None:
         self.encoder, self.language, self.settings, self.random_state = encoder, language, settings, random_state
 
-    def fit(self, X: Any, y: Any) -> OccupationClassifier:
+    def fit(self, X: Any, y: Any) -> "OccupationClassifier":
         """Train on descriptions and their codes y (n,); raise a ValueError that says why if they can't be used."""
         columns, codes = _columns(X), column_or_1d(y, warn=True)
         check_classification_targets(codes)

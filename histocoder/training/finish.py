@@ -8,13 +8,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-
 from histocoder import distributed
 from histocoder.checkpoints.model_files import CONFIG_FILE, is_own_model, load_model, read_model_config
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig
-from histocoder.data.dataset import Batch, OccupationDataset
+from histocoder.data.dataset import Batch
 from histocoder.data.examples import HELD_OUT, TRAIN
 from histocoder.log import log
 from histocoder.training.data import RunData, augmenter_of
@@ -81,14 +79,34 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
 
 
 def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
-    """Train the best model on training and validation data and held-out corrections; a collective call."""
+    """Train the best model on training and validation data and held-out corrections; a collective call.
+
+    One or two epochs at a low learning rate are enough.
+    """
     run = trainer.run
     log.info(f"Evaluation finished. Training {BEST_FOLDER}/ on the validation data as well (disable with --no-refit).")
     data = trainer.train_data.of(rows.open(*rows.splits), augmenter=None, once=trainer.train_data.once)
     data.augmenter = augmenter_of(config, data)
     model = load_model(run.best)
     model.linear_expert = model.attribute_expert = model.nearest_expert = None
-    _train_on(trainer, data, model.state_dict())
+    with trainer.learner.whole() as whole:
+        trainer.learner.outputs = frozen_outputs(whole, data)
+    sampler, loader = trainer.batches_of(data)
+    epoch_steps = sampler.num_batches
+    total_steps = max(_LEAST_STEPS, min(2 * epoch_steps, _MOST_STEPS), epoch_steps)
+    total_steps = min(total_steps, trainer.config.max_steps or total_steps)
+    trainer.learner.restart(model.state_dict(), share=_RATE, total_steps=total_steps)
+    trainer.model.train()
+
+    def steps() -> Iterator[tuple[Batch, ...]]:
+        for epoch in itertools.count():
+            sampler.set_position(epoch, 0)
+            yield from zip(*[iter(loader)] * trainer.config.gradient_accumulation_steps, strict=True)
+
+    with closing(Progress(total_steps)) as progress, loader.naming_workers():
+        for parts in itertools.islice(steps(), total_steps):
+            trainer.learner.train_step(parts)
+            progress.advance()
     weights = trainer.learner.weights()
 
     def save() -> None:
@@ -113,25 +131,3 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
         f"{BEST_FOLDER}/ is now trained on all {len(data) - data.num_titles:,} rows, including the "
         f"{len(trainer.val_data):,} validation rows{held_out}. The last model, in {run.path}, was not trained on those."
     )
-
-
-def _train_on(trainer: Trainer, data: OccupationDataset, weights: dict[str, Tensor]) -> None:
-    """Train from a model's weights for one or two epochs, at a low learning rate."""
-    with trainer.learner.whole() as model:
-        trainer.learner.outputs = frozen_outputs(model, data)
-    sampler, loader = trainer.batches_of(data)
-    epoch_steps = sampler.num_batches
-    total_steps = max(_LEAST_STEPS, min(2 * epoch_steps, _MOST_STEPS), epoch_steps)
-    total_steps = min(total_steps, trainer.config.max_steps or total_steps)
-    trainer.learner.restart(weights, share=_RATE, total_steps=total_steps)
-    trainer.model.train()
-
-    def steps() -> Iterator[tuple[Batch, ...]]:
-        for epoch in itertools.count():
-            sampler.set_position(epoch, 0)
-            yield from zip(*[iter(loader)] * trainer.config.gradient_accumulation_steps, strict=True)
-
-    with closing(Progress(total_steps)) as progress, loader.naming_workers():
-        for parts in itertools.islice(steps(), total_steps):
-            trainer.learner.train_step(parts)
-            progress.advance()

@@ -1,7 +1,5 @@
 """Outputs of a frozen encoder, which are computed once before training."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """FSDP: each rank holds a shard of weights, gradients and optimizer state; layers are whole while they compute."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import warnings
@@ -26,12 +24,6 @@ from histocoder.training.learner import Learner
 _ON_PRIMARY = StateDictOptions(full_state_dict=True, cpu_offload=True)  # whole tensors on rank 0 alone
 
 
-def _norm_over_ranks(gradients: Iterable[Any]) -> Tensor:
-    """Return the norm of gradients, of which each rank has its shards."""
-    own = [gradient.to_local() for gradient in gradients]
-    return distributed.all_reduce(nn.utils.get_total_norm(own).square()).sqrt()
-
-
 class ShardedLearner(Learner):
     """A learner with FSDP by PyTorch's `fully_shard` (Zhao et al. 2023).
 
@@ -39,7 +31,11 @@ class ShardedLearner(Learner):
     other parameters are gathered with the model, in fp32.
     """
 
-    total_norm = staticmethod(_norm_over_ranks)
+    @staticmethod
+    def total_norm(gradients: Iterable[Any]) -> Tensor:
+        """Return the norm of gradients, of which each rank has its shards."""
+        own = [gradient.to_local() for gradient in gradients]
+        return distributed.all_reduce(nn.utils.get_total_norm(own).square()).sqrt()
 
     def wrap(self) -> nn.Module:
         """Shard the model in place."""

@@ -1,7 +1,5 @@
 """A model in training: its device, its precision, its optimizer steps, and how it is spread over ranks."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Sequence

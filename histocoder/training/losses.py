@@ -25,19 +25,12 @@ def block_losses(logits: Tensor, targets: Tensor, *, num_blocks: int) -> tuple[T
     first k predicted blocks (the mean over its positions); the other predicted blocks are pushed to PAD. This is the
     loss of OccCANINE (Dahl, Johansen and Vedel, "Breaking the HISCO Barrier", 2024).
 
-    Parameters
-    ----------
-    logits : Tensor of shape (B, L, vocab_size)
-        Logits of the tokens behind BOS; L is `num_blocks * block_size`, or one more for EOS, which is ignored.
-    targets : Tensor of int, of shape (B, 2 + num_blocks * block_size)
-        BOS, blocks, EOS; a row's codes come first, unused blocks are all PAD.
-    num_blocks : int
+    `logits` (B, L, vocab_size) are those of the tokens behind BOS; L is `num_blocks * block_size`, or one more for EOS,
+    which is ignored. `targets` (B, 2 + num_blocks * block_size) are BOS, blocks, EOS; a row's codes come first, unused
+    blocks are all PAD.
 
-    Returns
-    -------
-    target, unused : Tensor of shape (B, num_blocks)
-        Each target block's smallest cross-entropy, 0 where there is no such block; and each unused predicted block's
-        cross-entropy to PAD, 0 where it is used.
+    Returns each target block's smallest cross-entropy, 0 where there is no such block, and each unused predicted
+    block's cross-entropy to PAD, 0 where it is used; both of shape (B, num_blocks).
     """
     codes = targets[:, 1:-1].unflatten(1, (num_blocks, -1)).long()  # (B, N, S)
     logits = logits[:, : codes[0].numel()].unflatten(1, (num_blocks, -1)).float()  # (B, N, S, V)
@@ -100,19 +93,11 @@ def flat_loss(
 ) -> Tensor:
     """Return the flat head's loss, averaged over rows, of shape ().
 
-    Parameters
-    ----------
-    logits : Tensor of shape (B, num_classes)
-    class_ids : Tensor of int, of shape (B, num_blocks)
-        -1 where there is none.
-    kind : {"softmax", "bce", "bce-mean"}
-        softmax: cross-entropy, with the target spread evenly over a row's codes; 0 for rows without any. bce: binary
-        cross-entropy summed over classes. bce-mean: averaged over classes, as by OccCANINE, which makes its gradients
-        smaller the more classes there are.
-    label_smoothing : float
-        Share of a softmax's target that is spread over all classes (Szegedy et al. 2016).
-    num_rows, counts : optional
-        See `block_order_invariant`.
+    `logits` are of shape (B, num_classes), `class_ids` of shape (B, num_blocks), -1 where there is none. The kinds are
+    softmax: cross-entropy, with the target spread evenly over a row's codes, 0 for rows without any; bce: binary
+    cross-entropy summed over classes; bce-mean: averaged over classes, as by OccCANINE, which makes its gradients
+    smaller the more classes there are. `label_smoothing` is the share of a softmax's target that is spread over all
+    classes (Szegedy et al. 2016). For `num_rows` and `counts` see `block_order_invariant`.
     """
     if counts is None:
         counts = torch.ones(len(logits), device=logits.device)
@@ -182,13 +167,10 @@ def validate(
 ) -> dict[str, float]:
     """Return losses and accuracies over all rows, each counted once, whatever the number of ranks; a collective call.
 
-    Returns
-    -------
-    dict
-        `val_loss`, `val_loss_linear`, `val_loss_seq2seq`: as if all rows were one batch. In percent: `seq_acc` (exact
-        set of codes) and `token_acc`, with teacher forcing on all rows; `flat_acc` (exact set, of the best class and
-        those above the default threshold); `greedy_seq_acc`, the exact set of codes decoded freely, on `NUM_GREEDY`
-        rows, the same ones each time; and of each attribute `acc_…`, of the rows where it is known.
+    `val_loss`, `val_loss_linear`, `val_loss_seq2seq` are as if all rows were one batch. In percent are `seq_acc` (exact
+    set of codes) and `token_acc`, with teacher forcing on all rows; `flat_acc` (exact set, of the best class and those
+    above the default threshold); `greedy_seq_acc`, the exact set of codes decoded freely, on `NUM_GREEDY` rows, the
+    same ones each time; and of each attribute `acc_…`, of the rows where it is known.
     """
     model.eval()
     device, n = model.linear_decoder.weight.device, len(data)

@@ -1,20 +1,19 @@
 """Fit the linear expert: a support vector machine for each class, on TF-IDF of the n-grams of descriptions."""
 
-from __future__ import annotations
-
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
+from sklearn.feature_extraction.text import TfidfTransformer
+from sklearn.preprocessing import normalize
+from sklearn.svm import LinearSVC
 
 from histocoder.data.dataset import OccupationDataset
 from histocoder.formatters.tokenizers import lower_characters
 from histocoder.model.ngram import NGRAM_WEIGHTS, LinearExpert, linear_ngrams
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
 
 MAX_COST = 12_000_000  # rows times classes up to which each machine is fitted to all rows: 35 s of one core
 MAX_ROWS = 200_000  # up to which a large table has an expert: as many of 500 classes took 184 s on two cores
@@ -50,8 +49,6 @@ def _expert(
     data: OccupationDataset, labels: list[tuple[np.ndarray, np.ndarray]], sizes: list[int], *, max_weights: int
 ) -> LinearExpert:
     """Fit an expert whose outputs are those of several tasks: rows with their classes, of which there are `sizes`."""
-    from sklearn.feature_extraction.text import TfidfTransformer
-
     buckets, weights, counts = _ngram_counts(data, max_features=max_weights // sum(sizes))
     tfidf = TfidfTransformer(sublinear_tf=True).fit(counts)
     tfidf.idf_ = tfidf.idf_ * weights
@@ -74,8 +71,6 @@ def _ngram_counts(data: OccupationDataset, *, max_features: int) -> tuple[np.nda
 
     Returns their sorted hashes, their weights, and their counts, of shape (rows, n-grams).
     """
-    from scipy.sparse import csr_matrix
-
     parts = []
     for start in range(0, len(data), _ROWS_AT_ONCE):
         texts = data.examples.inputs(np.arange(start, min(start + _ROWS_AT_ONCE, len(data))))
@@ -99,8 +94,6 @@ def fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, we
 
     Returns classes, coefficients of shape (num_classes, num_features), and intercepts.
     """
-    from sklearn.svm import LinearSVC
-
     classes, num_rows = np.unique(class_ids), features.shape[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # on many classes, as if they were numbers to regress on
@@ -119,9 +112,6 @@ def fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray,
 
     A row's rivals are the `NUM_RIVALS` classes other than its own whose centroids are nearest to it.
     """
-    from scipy.sparse import csr_matrix
-    from sklearn.preprocessing import normalize
-
     classes, class_index = np.unique(class_ids, return_inverse=True)
     belongs = csr_matrix((np.ones(len(rows), np.float32), (rows, class_index)), shape=(features.shape[0], len(classes)))
     centroids = normalize(belongs.T @ features).T
@@ -155,8 +145,6 @@ def fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray,
 
 def _fit_one(features: csr_matrix, is_one: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float]:
     """Fit the machine of one class; return its coefficients and its intercept."""
-    from sklearn.svm import LinearSVC
-
     if is_one.all():
         return np.zeros(features.shape[1]), 1.0
     machine = LinearSVC(tol=0.1, random_state=0).fit(features, is_one, sample_weight=weights)

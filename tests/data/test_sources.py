@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from histocoder.cli.main import main
 from histocoder.config import FinetuneConfig
 from histocoder.data import output, stata
-from histocoder.data.formulas import as_meant, without_formulas
+from histocoder.data.csv_file import as_meant, without_formulas
 from histocoder.data.output import check_output
 from histocoder.data.prepare import prepare
 from histocoder.data.table import open_table

@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 from scipy.stats import binomtest
 
-from histocoder.evaluation.agreement import agreement, to_settle
-from histocoder.evaluation.scores import share_interval
+from histocoder.evaluation.scores import agreement, share_interval, to_settle
 
 
 def test_agreement_by_hand():

@@ -9,6 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
+from scipy.special import log_softmax
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.isotonic import IsotonicRegression
 
 from histocoder.model.ngram import SHARPNESS
 from histocoder.training.svm import MAX_COST, MAX_WEIGHTS, fit_to_all, fit_to_rivals
@@ -26,9 +29,6 @@ def suspects(rows: pd.DataFrame, *, seed: int = 0, tell: Callable[[int], object]
     Returns `doubt`, the logarithm of how suspect codes are; `conf`, the probability that they are right
     (see `_wrong`); the `probs` of each; `alt` and `alt_probs`, others, the most probable first, and theirs.
     """
-    from scipy.special import log_softmax  # here, since they take a second to import
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
     pairs = rows["codes"].reset_index(drop=True).explode()
     of_row, (classes, names) = pairs.index.to_numpy(), pd.factorize(pairs, sort=True)
     texts = rows["lang"] + " " + rows["key"] if rows["lang"].nunique() > 1 else rows["key"]
@@ -67,8 +67,6 @@ def suspects(rows: pd.DataFrame, *, seed: int = 0, tell: Callable[[int], object]
 
 def neighbours(rows: pd.DataFrame, of: np.ndarray) -> list[np.ndarray]:
     """Return the indices of the descriptions with other codes that are nearest to some of n rows, by cosine."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
     features, codes = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4)).fit_transform(rows["key"]), rows["codes"]
     near = [(features @ features[row].T).toarray()[:, 0] * (codes != codes.iloc[row]).to_numpy() for row in of]
     best = [np.argsort(-one, kind="stable")[:NUM_NEIGHBOURS] for one in near]
@@ -92,8 +90,6 @@ def _wrong(doubt: np.ndarray, of_random: np.ndarray) -> np.ndarray:
     There are no more wrong labels than labels above a doubt, for each random code above it, as in Storey's (2002)
     estimate of false discoveries; isotonic regression smooths their share at each doubt.
     """
-    from sklearn.isotonic import IsotonicRegression
-
     share_wrong = min((doubt > np.quantile(of_random, 1 - share)).mean() / share for share in _SHARES)
     is_random, weights = (np.repeat(pair, len(doubt)) for pair in ([0.0, 1.0], [1.0, min(1.0, share_wrong)]))
     regression = IsotonicRegression(y_min=0, y_max=0.5).fit(np.concatenate([doubt, of_random]), is_random, weights)
