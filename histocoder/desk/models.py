@@ -214,8 +214,9 @@ class Models:
             write_text(self._folder / f"{model.id}.json", model.model_dump_json())
 
     def _queue(self, model: Model) -> None:
-        model.state, model.message = "queued", ""
-        self._save(model)
+        with self._lock:  # while another thread may write the same file
+            model.state, model.message = "queued", ""
+            self._save(model)
         self._worker.submit(self._work, model)
 
     def _interrupt(self) -> None:
