@@ -17,12 +17,12 @@ from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import NUM_GREEDY, PredictOptions
 from histocoder.data.dataset import category_ids
 from histocoder.data.examples import Examples
-from histocoder.evaluation.evaluator import right_rows
+from histocoder.evaluation.scores import code_sets, score_sets
 from histocoder.inference.coder import Coder
 from histocoder.inference.combined import CombinedSearch
 from histocoder.inference.decoding import Inputs
 from histocoder.inference.descriptions import Descriptions
-from histocoder.inference.predictions import code_columns
+from histocoder.inference.predictions import Prediction
 from histocoder.inference.table_coder import USUAL_SHARE
 from histocoder.log import log
 from histocoder.model import MixerModel
@@ -192,7 +192,14 @@ def _fit_to(
     of_attributes = fit_attributes(coder, examples, num_train=len(trainer.train_data))
     model.config = replace(model.config, experts=weights, attribute_experts=of_attributes)
     modes = ("combined", "greedy", "flat") if model.config.decoder_learns else ("combined", "flat")
-    right = {mode: float(right_rows(coder, examples, mode=mode, progress=False).mean()) for mode in modes}
+    given, true = coder.distinct(examples.texts, examples.langs), examples.codes.to_numpy(dtype=object)
+
+    def answers(mode: str) -> tuple[Prediction, float]:
+        found = coder.code(given, PredictOptions(mode=mode), progress=False)
+        return found, float(score_sets(code_sets(true), code_sets(found.codes))["accuracy"].mean())
+
+    predicted = {mode: answers(mode) for mode in modes}
+    right = {mode: share for mode, (_, share) in predicted.items()}
     best = best_mode(right, num_rows=len(examples))
     shares = ", ".join(f"{mode} {100 * share:.1f}" for mode, share in right.items())
     said = (
@@ -200,16 +207,14 @@ def _fit_to(
         "replaces combined only if it is better by more than two standard errors)."
     )
     if coder.formatter.num_blocks > 1:
-        found = coder.predict(examples.texts, examples.langs, mode="combined", progress=False)
-        codes = found[list(code_columns(found))].to_numpy(dtype=object)
-        is_true = (codes[:, :, None] == examples.codes.to_numpy(dtype=object)[:, None]).any(2)
-        weights["further"] = least_probability(found.filter(regex="^prob_").to_numpy(dtype=float), is_true)
+        combined, _ = predicted["combined"]
+        is_true = (combined.codes[:, :, None] == true[:, None]).any(2)
+        weights["further"] = least_probability(combined.probs, is_true)
         model.config = replace(model.config, experts=weights)
-        share = right_rows(coder, examples, mode="combined", progress=False).mean()
+        predicted["combined"] = _, share = answers("combined")
         said += f" With further codes only from a probability of {weights['further']:.2f}: combined {100 * share:.1f}."
-    model.config = replace(model.config, mode=best)
-    conf = coder.code(coder.distinct(examples.texts, examples.langs), PredictOptions(mode=best), progress=False).conf
-    model.config = replace(model.config, usual_confidence=float(np.quantile(conf, USUAL_SHARE)))
+    usual_confidence = float(np.quantile(predicted[best][0].conf, USUAL_SHARE))
+    model.config = replace(model.config, mode=best, usual_confidence=usual_confidence)
     for folder in folders:
         rewrite_model(folder, model)
     return said
