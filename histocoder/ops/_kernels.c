@@ -1,4 +1,4 @@
-/* What training on a CPU does between matrix products, each in one pass over memory: see kernels.py.
+/* What training and prediction on a CPU do between matrix products, each in one pass over memory: see kernels.py.
 
    An array of type void * holds floats where `wide` is true, else the upper halves of floats (bf16). Work is shared
    among OpenMP's threads, which are torch's. setup.py compiles this once for each kind of processor. */

@@ -1,4 +1,4 @@
-"""Kernels in C for a CPU: attention, dropout, hashes of n-grams, nearest rows, the optimizer's step for a table's rows.
+"""Kernels in C for a CPU: attention, norms, dropout, hashes of n-grams, nearest rows, a step for some rows of a table.
 
 They are compiled when the package is installed if there is a C compiler; without them callers use torch's operators.
 BENCHMARKS.md has what a step takes without each of them ("Kernels").
