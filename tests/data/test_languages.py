@@ -79,7 +79,7 @@ def test_one_language_for_all_must_be_known(table: Path, tmp_path: Path, languag
     model = str(save_tiny_model(tmp_path / "model"))
     save_config(tmp_path / "model", replace(tiny_model().config, languages=("Plattdeutsch", "unk")))
     said = []
-    for command in (["predict", "cook"], ["evaluate", "--data", str(table)]):
+    for command in (["predict", "cook"], ["evaluate", "--data", str(table), "--output", str(tmp_path / "report")]):
         line = mistake(capsys, command[0], "--model", model, "--language", language, *command[1:])
         said.append(line.removeprefix("error: "))
     of_cluster = partial(BlockCoder.of, model, ["occ1"], device="cpu", precision="fp32")  # that is, Ray and Spark
