@@ -24,7 +24,7 @@ from accuracy import CODE, ROOT, TEXT, read
 from sklearn.metrics import average_precision_score
 
 from histocoder.data.normalize import description_keys
-from histocoder.training import audit
+from histocoder.training import label_errors
 
 
 def planted(table: pd.DataFrame, share: float, how: str, rng: np.random.Generator) -> pd.DataFrame:
@@ -48,15 +48,15 @@ def planted(table: pd.DataFrame, share: float, how: str, rng: np.random.Generato
 def orders(rows: pd.DataFrame, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the names of orders, and how suspect each label is in them."""
     kept: list[np.ndarray] = []
-    own = audit._doubts
+    own = label_errors._doubts
 
     def keep(decisions: np.ndarray, logs: np.ndarray, *pairs: np.ndarray) -> np.ndarray:
         kept.append(np.exp(logs))
         return own(decisions, logs, *pairs)
 
-    audit._doubts = keep
-    found = audit.suspects(rows, seed=seed)
-    audit._doubts = own
+    label_errors._doubts = keep
+    found = label_errors.suspects(rows, seed=seed)
+    label_errors._doubts = own
     yield f"histocoder, {100 * (1 - found['conf']).mean():.1f} % estimated", found["doubt"].to_numpy()
     label, other = found["probs"].str[0].to_numpy(), found["alt_probs"].str[0].to_numpy()
     yield "self-confidence", -label.astype(float)
@@ -66,7 +66,7 @@ def orders(rows: pd.DataFrame, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     except ImportError:
         return
     groups, keys = pd.factorize(rows["key"])
-    fold = np.random.default_rng(seed).permutation(len(keys))[groups] % audit.NUM_FOLDS  # as in `suspects`
+    fold = np.random.default_rng(seed).permutation(len(keys))[groups] % label_errors.NUM_FOLDS  # as in `suspects`
     probs, classes = np.empty((len(rows), kept[0].shape[1]), np.float32), pd.factorize(rows["codes"], sort=True)[0]
     for number, part in enumerate(kept[::2]):
         probs[fold == number] = part
