@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from contextlib import suppress
 from html import unescape
 from html.entities import html5
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from histocoder.config import NORMALIZATIONS
 from histocoder.errors import UserError
 
-with suppress(ImportError):  # exported models run without it
+if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.compute as pc
 
 _ENTITY = r"&(#?[0-9A-Za-z]+;)"
 
@@ -48,6 +47,9 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
 
 def normalize_column(texts: pa.Array, how: str) -> pa.Array:
     """Normalise an Arrow array of descriptions as `normalize` does; plain ASCII ones are changed all at once."""
+    import pyarrow as pa  # here, since exported models run without it
+    import pyarrow.compute as pc
+
     is_other = pc.match_substring(texts, "&")
     if how != "none":
         is_other = pc.or_(is_other, pc.invert(pc.string_is_ascii(texts)))
@@ -76,6 +78,9 @@ def without_entities(text: str) -> str:
 
 def decode_entities(column: pa.Array) -> pa.Array:
     """Return descriptions without HTML entities."""
+    import pyarrow as pa  # here, since exported models run without it
+    import pyarrow.compute as pc
+
     marked = pc.fill_null(pc.match_substring(column, "&"), False)
     decoded = map(without_entities, column.filter(marked).to_pylist())
     return pc.replace_with_mask(column, marked, pa.array(decoded, pa.string()))
@@ -98,6 +103,9 @@ def description_keys(texts: Sequence[str]) -> np.ndarray:
     >>> description_keys(["Husmand og VÆVER", " husmand\u00a0og vaever"]).tolist()
     ['husmand og vaever', 'husmand og vaever']
     """
+    import pyarrow as pa  # here, since exported models run without it
+    import pyarrow.compute as pc
+
     lower = normalize_column(pa.array(texts, pa.string()), "lower")
     others = np.flatnonzero(pc.invert(pc.ascii_is_printable(lower)))
     keys = lower.to_numpy(zero_copy_only=False)
