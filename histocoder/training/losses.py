@@ -25,12 +25,19 @@ def block_losses(logits: Tensor, targets: Tensor, *, num_blocks: int) -> tuple[T
     first k predicted blocks (the mean over its positions); the other predicted blocks are pushed to PAD. This is the
     loss of OccCANINE (Dahl, Johansen and Vedel, "Breaking the HISCO Barrier", 2024).
 
-    `logits` (B, L, vocab_size) are those of the tokens behind BOS; L is `num_blocks * block_size`, or one more for EOS,
-    which is ignored. `targets` (B, 2 + num_blocks * block_size) are BOS, blocks, EOS; a row's codes come first, unused
-    blocks are all PAD.
+    Parameters
+    ----------
+    logits : Tensor of shape (B, L, vocab_size)
+        Logits of the tokens behind BOS; L is `num_blocks * block_size`, or one more for EOS, which is ignored.
+    targets : Tensor of int, of shape (B, 2 + num_blocks * block_size)
+        BOS, blocks, EOS; a row's codes come first, unused blocks are all PAD.
+    num_blocks : int
 
-    Returns each target block's smallest cross-entropy, 0 where there is no such block, and each unused predicted
-    block's cross-entropy to PAD, 0 where it is used; both of shape (B, num_blocks).
+    Returns
+    -------
+    target, unused : Tensor of shape (B, num_blocks)
+        Each target block's smallest cross-entropy, 0 where there is no such block; and each unused predicted block's
+        cross-entropy to PAD, 0 where it is used.
     """
     codes = targets[:, 1:-1].unflatten(1, (num_blocks, -1)).long()  # (B, N, S)
     logits = logits[:, : codes[0].numel()].unflatten(1, (num_blocks, -1)).float()  # (B, N, S, V)
@@ -93,11 +100,19 @@ def flat_loss(
 ) -> Tensor:
     """Return the flat head's loss, averaged over rows, of shape ().
 
-    `logits` are of shape (B, num_classes), `class_ids` of shape (B, num_blocks), -1 where there is none. The kinds are
-    softmax: cross-entropy, with the target spread evenly over a row's codes, 0 for rows without any; bce: binary
-    cross-entropy summed over classes; bce-mean: averaged over classes, as by OccCANINE, which makes its gradients
-    smaller the more classes there are. `label_smoothing` is the share of a softmax's target that is spread over all
-    classes (Szegedy et al. 2016). For `num_rows` and `counts` see `block_order_invariant`.
+    Parameters
+    ----------
+    logits : Tensor of shape (B, num_classes)
+    class_ids : Tensor of int, of shape (B, num_blocks)
+        -1 where there is none.
+    kind : {"softmax", "bce", "bce-mean"}
+        softmax: cross-entropy, with the target spread evenly over a row's codes; 0 for rows without any. bce: binary
+        cross-entropy summed over classes. bce-mean: averaged over classes, as by OccCANINE, which makes its gradients
+        smaller the more classes there are.
+    label_smoothing : float
+        Share of a softmax's target that is spread over all classes (Szegedy et al. 2016).
+    num_rows, counts : optional
+        See `block_order_invariant`.
     """
     if counts is None:
         counts = torch.ones(len(logits), device=logits.device)
