@@ -125,13 +125,8 @@ def readings(
         ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
         own = [joined[row] for row in rows] if has_expert or config.num_nearest_rows else []
         characters = tokenizers.lower_characters(own) if has_expert else None
-        yield (
-            rows,
-            ids,
-            thresholds[rows],
-            characters,
-            tokenizers.end_characters(own) if config.num_nearest_rows else None,
-        )
+        ends = tokenizers.end_characters(own) if config.num_nearest_rows else None
+        yield rows, ids, thresholds[rows], characters, ends
         start += len(rows)
 
 

@@ -207,12 +207,13 @@ def _fit_to(
         "replaces combined only if it is better by more than two standard errors)."
     )
     if coder.formatter.num_blocks > 1:
-        combined, _ = predicted["combined"]
+        combined = predicted["combined"][0]
         is_true = (combined.codes[:, :, None] == true[:, None]).any(2)
         weights["further"] = least_probability(combined.probs, is_true)
         model.config = replace(model.config, experts=weights)
-        predicted["combined"] = _, share = answers("combined")
-        said += f" With further codes only from a probability of {weights['further']:.2f}: combined {100 * share:.1f}."
+        predicted["combined"] = answers("combined")
+        share = 100 * predicted["combined"][1]
+        said += f" With further codes only from a probability of {weights['further']:.2f}: combined {share:.1f}."
     usual_confidence = float(np.quantile(predicted[best][0].conf, USUAL_SHARE))
     model.config = replace(model.config, mode=best, usual_confidence=usual_confidence)
     for folder in folders:
