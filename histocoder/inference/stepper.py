@@ -88,8 +88,7 @@ class Stepper:
         ancestors = self._index.gather(1, parents)[real]  # (N,), of the N nodes there are
         self._index = (real.flatten().cumsum(0) - 1).view_as(real)
         x = self._decoder.embed(tokens[real], len(self._paths))
-        new = torch.arange(len(x), device=x.device)
-        paths = self._paths = torch.cat([self._paths[:, ancestors], new[None]])
+        paths = self._paths = torch.cat([self._paths[:, ancestors], torch.arange(len(x), device=x.device)[None]])
         self._drop_rows(real.any(1))
         nodes = _Nodes(real[self._rows])
         for i, layer in enumerate(self._layers):

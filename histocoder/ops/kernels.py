@@ -158,10 +158,12 @@ def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm) -> Tensor:
 
 def attend_paths(levels: Sequence[Tensor], paths: Tensor, *, num_heads: int) -> Tensor:
     """Return what `attend_to_paths` of model/layers.py does."""
+    assert all(level.is_contiguous() for level in levels)
     newest, paths = levels[-1], paths.contiguous()
+    pointers = (c_void_p * len(levels))(*(level.data_ptr() for level in levels))
     out = newest.new_empty(len(newest), newest.shape[1] // 3)
     call = _PathArguments(
-        levels=ctypes.cast((c_void_p * len(levels))(*(level.data_ptr() for level in levels)), c_void_p),
+        levels=ctypes.addressof(pointers),
         out=out.data_ptr(),
         paths=paths.data_ptr(),
         num_nodes=len(newest),
