@@ -50,6 +50,8 @@ RUNS: dict[str, tuple[str, ...]] = {
 }
 TARGET = 0.95
 NUM_RESAMPLES = 2_000
+NUM_DRAWS = 500
+TRUSTED = ("coverage", "coded_right", "ece", "ece_if_exact")
 Found = tuple[dict[str, np.ndarray], float, dict[str, float]]
 """Predicted code of each test row by mode, seconds of training, and how far to trust the default mode."""
 
@@ -170,7 +172,8 @@ def trust(run_folder: Path, coder: Coder, test: pd.DataFrame, language: str) -> 
     """Return the calibration error in the default mode, and what is coded at a threshold set on validation data.
 
     The threshold is the lowest confidence from which 95 % of the validation descriptions are right, each counted once,
-    by the last model, which has not learned from them.
+    by the last model, which has not learned from them. `ece_if_exact` is the mean error of answers drawn to be right
+    with exactly the probability that the confidence says, those of a description's rows together.
     """
     val = pd.read_csv(run_folder / "data_val.csv", dtype=str, keep_default_na=False)
     val = val.drop_duplicates(TEXT, ignore_index=True)
@@ -180,16 +183,24 @@ def trust(run_folder: Path, coder: Coder, test: pd.DataFrame, language: str) -> 
     threshold = lowest_confidence(found["conf"].to_numpy(), (found[CODE] == val[CODE]).to_numpy())
     found = coder.predict(test[TEXT].tolist(), language)
     conf, right = found["conf"].to_numpy(), found[CODE].to_numpy() == test[CODE].to_numpy()
-    bins = np.minimum((conf * 10).astype(int), 9)
-    errors = (abs(conf[bins == i].sum() - right[bins == i].sum()) for i in range(10))
+    description, first = pd.factorize(test[TEXT])[0], (~test[TEXT].duplicated()).to_numpy()
+    rng = np.random.default_rng(0)
+    draws = ((rng.random(first.sum()) < conf[first])[description] for _ in range(NUM_DRAWS))
     coded = conf >= threshold
     trusted = {
         "threshold": threshold,
         "coverage": coded.mean(),
         "coded_right": right[coded].mean() if coded.any() else 1.0,
     }
-    trusted |= {"hindsight": (conf >= lowest_confidence(conf, right)).mean(), "ece": sum(errors) / len(conf)}
+    trusted |= {"hindsight": (conf >= lowest_confidence(conf, right)).mean(), "ece": calibration_error(conf, right)}
+    trusted["ece_if_exact"] = np.mean([calibration_error(conf, drawn) for drawn in draws])
     return {name: float(value) for name, value in trusted.items()}
+
+
+def calibration_error(conf: np.ndarray, right: np.ndarray) -> float:
+    """Return the expected calibration error, over ten bins of confidence."""
+    bins = np.minimum((conf * 10).astype(int), 9)
+    return sum(abs(conf[bins == i].sum() - right[bins == i].sum()) for i in range(10)) / len(conf)
 
 
 def lowest_confidence(conf: np.ndarray, right: np.ndarray) -> float:
@@ -267,15 +278,15 @@ def table_of(results: list[dict]) -> str:
     """Return a Markdown table of medians over seeds, with the lowest and the highest."""
     frame = pd.DataFrame(results)
     titles = ["data", "rows", "method", "rows right", "distinct right", "seconds to train"]
-    titles += ["coded at a threshold for 95 %", "of these right", "calibration error"]
+    titles += ["coded at a threshold for 95 %", "of these right", "calibration error", "if confidence were exact"]
     lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
-    frame = frame.reindex(columns=[*frame.columns.union(["coverage", "coded_right", "ece"], sort=False)])
+    frame = frame.reindex(columns=[*frame.columns.union(TRUSTED, sort=False)])
     for (data, size, method), group in frame.groupby(["data", "size", "method"], sort=False):
         cells = [
             f"{group[c].median():.3f} ({group[c].min():.3f} to {group[c].max():.3f})" for c in ("rows", "distinct")
         ]
         cells.append(f"{group['seconds'].median():.0f}")
-        trusted = [group[name].median() for name in ("coverage", "coded_right", "ece")]
+        trusted = [group[name].median() for name in TRUSTED]
         cells += ["" if np.isnan(value) else f"{value:.3f}" for value in trusted]
         lines.append(f"| {data} | {size} | {method} | {' | '.join(cells)} |")
     return "\n".join(lines)

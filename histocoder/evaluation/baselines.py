@@ -8,7 +8,6 @@ this on 78.2 %, in a quarter of the time.)
 """
 
 import itertools
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from histocoder.data.codes import LabelRules
 from histocoder.data.examples import Examples
@@ -127,12 +125,9 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
 
     The language precedes a description where training rows have several.
     """
-    from joblib import parallel_config  # here, since it takes a second to import
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.multiclass import OneVsRestClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import MultiLabelBinarizer
-    from sklearn.svm import LinearSVC
+    from sklearn.feature_extraction.text import TfidfVectorizer  # here, since it takes a second to import
+
+    from histocoder.ops.svm import fit_machines
 
     texts, others = train.texts, asked.texts
     if len(set(train.langs)) > 1:
@@ -140,17 +135,13 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
     distinct, indices = np.unique(np.array(others, dtype=object), return_inverse=True)
     # a missing code, as formatters mark it, is one of them
     codes = [{code for code in row if code is not None} for row in train.codes.to_numpy(dtype=object)]
-    binarizer = MultiLabelBinarizer(sparse_output=True)
-    has_code = binarizer.fit_transform(codes)
-    names = binarizer.classes_
-    if len(names) == 1:
-        return [(names[0],)] * len(asked)
+    pairs = pd.Series(codes).explode().dropna()
+    class_ids, names = pd.factorize(pairs, sort=True)
     vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
-    linear = make_pipeline(vectorizer, OneVsRestClassifier(LinearSVC(random_state=0), n_jobs=torch.get_num_threads()))
-    with warnings.catch_warnings(), parallel_config("threading"):
-        warnings.simplefilter("ignore")  # of a code that all rows have, and of optimizers that end early
-        linear.fit(texts, has_code)
-    values = linear.decision_function(distinct).astype(np.float32)
+    features = vectorizer.fit_transform(texts)
+    rows, weights = pairs.index.to_numpy(), np.ones(len(codes))
+    _, coefficients, intercepts = fit_machines(features, rows, class_ids, weights)
+    values = vectorizer.transform(distinct).astype(np.float32) @ coefficients + intercepts
     order = np.argsort(-values, axis=1, kind="stable")[:, : max(map(len, codes))]
     given = np.take_along_axis(values, order, axis=1) > 0
     given[:, 0] = True

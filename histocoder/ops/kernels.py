@@ -1,4 +1,4 @@
-"""Kernels in C for a CPU: attention, norms, dropout, hashes of n-grams, nearest rows, a step for some rows of a table.
+"""Kernels in C for a CPU: attention, norms, dropout, n-grams, nearest rows, linear machines, steps of a table's rows.
 
 They are compiled when the package is installed if there is a C compiler; without them callers use torch's operators.
 BENCHMARKS.md has what a step takes without each of them ("Kernels").
@@ -12,13 +12,17 @@ import math
 from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int, c_int64, c_uint64, c_void_p
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_VERSION = 12  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+_VERSION = 13  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
 LANES, _LINES = 16, 16  # `LANES` and `LINES` of _kernels.c
@@ -28,6 +32,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "add_norm": [*[c_void_p] * 5, c_int64, c_int64, c_float, c_int],
     "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
     "hash_ngrams": [c_void_p],
+    "fit_machines": [c_void_p],
     "nearest": [*[c_void_p] * 7, *[c_int64] * 3],
     "adamw_rows": [*[c_void_p] * 5, c_int64, c_int64, *[c_float] * 5],
 }
@@ -50,6 +55,15 @@ class _PathArguments(ctypes.Structure):
         *((name, c_void_p) for name in ("levels", "out", "paths")),
         *((name, c_int64) for name in ("num_nodes", "depth", "heads", "dim")),
         ("wide", c_int),
+    ]
+
+
+class _MachineArguments(ctypes.Structure):
+    """`struct machines` of _kernels.c."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("starts", "bounds", "columns", "members", "values", "costs", "weights")),
+        *((name, c_int64) for name in ("num_rows", "num_columns", "num_classes", "passes")),
     ]
 
 
@@ -194,6 +208,21 @@ def nearest(queries: Tensor, classes: Tensor, blocks: Tensor, first: Tensor) -> 
     pointers = [x.data_ptr() for x in (queries, classes, pairs, blocks, first, products, found)]
     library().nearest(*pointers, len(pairs), classes.shape[1], queries.shape[1])
     return products, found
+
+
+def fit_machines(features: csr_matrix, members: csr_matrix, costs: np.ndarray, *, passes: int) -> np.ndarray:
+    """Return what `fit_machines` of ops/svm.py does, of shape (num_features + 1, num_classes), intercepts last.
+
+    `features` is of shape (n, num_features), `members` (num_classes, n) says which rows are of each class.
+    """
+    weights = np.empty((features.shape[1] + 1, members.shape[0]), np.float32)
+    starts, bounds = (matrix.indptr.astype(np.int64) for matrix in (features, members))
+    columns, of_classes = (matrix.indices.astype(np.int32) for matrix in (features, members))
+    values, costs = (numbers.astype(np.float32) for numbers in (features.data, costs))
+    pointers = (x.ctypes.data for x in (starts, bounds, columns, of_classes, values, costs, weights))
+    if library().fit_machines(ctypes.byref(_MachineArguments(*pointers, *features.shape, len(bounds) - 1, passes))):
+        raise MemoryError("The kernels' working memory could not be allocated.")
+    return weights
 
 
 class AttentionKernel:

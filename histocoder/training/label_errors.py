@@ -14,7 +14,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.isotonic import IsotonicRegression
 
 from histocoder.model.ngram import SHARPNESS
-from histocoder.training.svm import MAX_COST, MAX_WEIGHTS, fit_to_all, fit_to_rivals
+from histocoder.ops.svm import fit_machines
+from histocoder.training.svm import MAX_WEIGHTS
 
 NUM_FOLDS, NUM_ALTERNATIVES, NUM_NEIGHBOURS = 5, 3, 3
 _SHARES = np.linspace(0.2, 0.8, 13)  # of random codes that are more suspect, where the share of wrong labels is bounded
@@ -42,10 +43,10 @@ def suspects(rows: pd.DataFrame, *, seed: int = 0, tell: Callable[[int], object]
     for number in np.unique(fold):
         held, is_held = np.flatnonzero(fold == number), fold[of_row] == number
         train, place = fold != number, np.cumsum(fold != number)[of_row[~is_held]] - 1
-        fit = fit_to_rivals if len(pairs) * len(names) > MAX_COST else fit_to_all
-        fitted, coefficients, bias = fit(features[train], place, classes[~is_held], np.ones(int(train.sum())))
+        ones = np.ones(train.sum())
+        fitted, coefficients, bias = fit_machines(features[train], place, classes[~is_held], ones)
         decisions = np.full((len(held), len(names)), -1.0, dtype=np.float32)
-        decisions[:, fitted] = features[held].astype(np.float32) @ coefficients.T.astype(np.float32, order="C") + bias
+        decisions[:, fitted] = features[held].astype(np.float32) @ coefficients + bias
         own = np.searchsorted(held, of_row[is_held])
         logs = log_softmax(SHARPNESS * decisions, axis=1)
         for doubt, asked in zip(doubts, (classes, random_classes), strict=True):

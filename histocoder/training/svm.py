@@ -1,38 +1,32 @@
 """Fit the linear expert: a support vector machine for each class, on TF-IDF of the n-grams of descriptions."""
 
-import warnings
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeAlias
-
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import TfidfTransformer
-from sklearn.preprocessing import normalize
-from sklearn.svm import LinearSVC
 
 from histocoder.data.dataset import OccupationDataset
 from histocoder.formatters.tokenizers import lower_characters
 from histocoder.model.ngram import NGRAM_WEIGHTS, LinearExpert, linear_ngrams
+from histocoder.ops import kernels
+from histocoder.ops.svm import fit_machines
 
-MAX_COST = 12_000_000  # rows times classes up to which each machine is fitted to all rows: 35 s of one core
-MAX_ROWS = 200_000  # up to which a large table has an expert: as many of 500 classes took 184 s on two cores
-NUM_RIVALS, NUM_OTHERS = 60, 500  # in a large table: rival classes of a row, and random negatives of a machine
+_MAX_COST = 12_000_000  # without the kernels, rows times classes up to which there is an expert: 35 s of one core
+MAX_ROWS = 200_000  # up to which a large table has an expert
 MAX_WEIGHTS = 1 << 26  # weights of an expert at most, 128 MB; the n-grams of fewest descriptions are left out
 MAX_ATTRIBUTE_WEIGHTS = 1 << 24  # those of an expert on attributes, which has fewer outputs, and needs more n-grams
 _ROWS_AT_ONCE = 2048
-_Machines: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExpert | None:
     """Fit linear support vector machines, one against the rest, to TF-IDF of the n-grams of descriptions.
 
-    With many rows and classes, each machine is fitted to the rows of its class, to those that resemble them most, and
-    to a sample of the others, as Slice (Jain et al. 2019) chooses negative examples. Noise is left out of the data.
-    Returns None if fitting would take too long (`MAX_COST`, `MAX_ROWS`), or there are fewer than two codes.
+    Noise is left out of the data. Returns None if fitting would take too long (`MAX_ROWS`; less without the kernels),
+    or there are fewer than two codes.
     """
     rows, class_ids = data.labels()
-    if len(np.unique(class_ids)) < 2 or (len(rows) * num_classes > MAX_COST and len(data) > MAX_ROWS):
+    is_slow = len(rows) * num_classes > _MAX_COST and (len(data) > MAX_ROWS or kernels.library() is None)
+    if len(np.unique(class_ids)) < 2 or is_slow:
         return None
     return _expert(data, [(rows, class_ids)], [num_classes], max_weights=MAX_WEIGHTS)
 
@@ -52,16 +46,16 @@ def _expert(
     buckets, weights, counts = _ngram_counts(data, max_features=max_weights // sum(sizes))
     tfidf = TfidfTransformer(sublinear_tf=True).fit(counts)
     tfidf.idf_ = tfidf.idf_ * weights
-    features = tfidf.transform(counts).astype(np.float64)  # as liblinear computes
+    features = tfidf.transform(counts)
     expert = LinearExpert(len(buckets), sum(sizes))
     expert.buckets.copy_(torch.from_numpy(buckets))
     expert.idf.copy_(torch.from_numpy(tfidf.idf_))
     expert.bias.fill_(-1.0)  # for codes that only the key has
-    for (rows, class_ids), size, first in zip(labels, sizes, np.cumsum([0, *sizes]), strict=False):
+    for (rows, class_ids), first in zip(labels, np.cumsum([0, *sizes]), strict=False):
         labelled, index = np.unique(rows, return_inverse=True)
-        fit = fit_to_rivals if len(rows) * size > MAX_COST else fit_to_all
-        classes, coefficients, intercepts = fit(features[labelled], index, class_ids, data.weights[labelled])
-        expert.weight[:, first + classes] = torch.from_numpy(coefficients.T).half()
+        found = fit_machines(features[labelled], index, class_ids, data.weights[labelled])
+        classes, coefficients, intercepts = found
+        expert.weight[:, first + classes] = torch.from_numpy(coefficients).half()
         expert.bias[first + classes] = torch.from_numpy(intercepts).float()
     return expert
 
@@ -87,65 +81,3 @@ def _ngram_counts(data: OccupationDataset, *, max_features: int) -> tuple[np.nda
     num_rows = np.bincount(counts.indices, minlength=len(buckets))
     kept = np.sort(np.argsort(-num_rows, kind="stable")[:max_features])
     return buckets[kept], weights[kept], counts[:, kept]
-
-
-def fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, weights: np.ndarray) -> _Machines:
-    """Fit each class's machine to all rows; a row with several classes is an example of each of them.
-
-    Returns classes, coefficients of shape (num_classes, num_features), and intercepts.
-    """
-    classes, num_rows = np.unique(class_ids), features.shape[0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # on many classes, as if they were numbers to regress on
-        if num_rows == len(rows) and len(classes) > 2:
-            machine = LinearSVC(tol=0.1, random_state=0).fit(features, class_ids, sample_weight=weights)
-            return classes, machine.coef_, machine.intercept_
-        own = [np.isin(np.arange(num_rows), rows[class_ids == each]) for each in classes]
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            found = list(pool.map(lambda is_one: _fit_one(features, is_one, weights), own))
-    coefficients, intercepts = zip(*found, strict=True)
-    return classes, np.stack(coefficients), np.array(intercepts)
-
-
-def fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray, weights: np.ndarray) -> _Machines:
-    """Fit each machine to the rows of its class, to those whose rival it is, and to some others.
-
-    A row's rivals are the `NUM_RIVALS` classes other than its own whose centroids are nearest to it.
-    """
-    classes, class_index = np.unique(class_ids, return_inverse=True)
-    belongs = csr_matrix((np.ones(len(rows), np.float32), (rows, class_index)), shape=(features.shape[0], len(classes)))
-    centroids = normalize(belongs.T @ features).T
-    num_rivals = min(NUM_RIVALS, len(classes) - 1)
-    rivals = []
-    for start in range(0, features.shape[0], _ROWS_AT_ONCE):
-        some = slice(start, start + _ROWS_AT_ONCE)
-        nearness = (features[some] @ centroids).toarray()
-        nearness[belongs[some].nonzero()] = -1.0
-        rivals.append(np.argpartition(-nearness, num_rivals - 1, axis=1)[:, :num_rivals].astype(np.int32))
-    rival = np.concatenate(rivals).ravel()
-    order = np.argsort(rival, kind="stable")
-    bounds = np.searchsorted(rival[order], np.arange(len(classes) + 1))
-    examples = belongs.tocsc()
-    coefficients = np.empty((len(classes), features.shape[1]), np.float16)
-    intercepts = np.empty(len(classes))
-
-    def fit(number: int) -> None:
-        own = examples.indices[examples.indptr[number] : examples.indptr[number + 1]]
-        others = np.random.default_rng(number).integers(0, features.shape[0], NUM_OTHERS)
-        alike = order[bounds[number] : bounds[number + 1]] // num_rivals
-        against = np.setdiff1d(np.concatenate([alike, others]), own)
-        is_own = np.arange(len(own) + len(against)) < len(own)
-        chosen = np.concatenate([own, against])
-        coefficients[number], intercepts[number] = _fit_one(features[chosen], is_own, weights[chosen])
-
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(fit, range(len(classes))))  # raises the errors of the threads
-    return classes, coefficients, intercepts
-
-
-def _fit_one(features: csr_matrix, is_one: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float]:
-    """Fit the machine of one class; return its coefficients and its intercept."""
-    if is_one.all():
-        return np.zeros(features.shape[1]), 1.0
-    machine = LinearSVC(tol=0.1, random_state=0).fit(features, is_one, sample_weight=weights)
-    return machine.coef_[0], machine.intercept_[0]

@@ -5,12 +5,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
+from sklearn.svm import LinearSVC
 from torch import Tensor
 
 from histocoder.formatters.tokenizers import lower_characters
 from histocoder.model.layers import add_norm, attend_to_paths, attention, dropout
 from histocoder.model.ngram import NgramConfig, hashed_ngrams
-from histocoder.ops import kernels
+from histocoder.ops import kernels, svm
+from histocoder.ops.svm import fit_machines
 
 CAPABILITIES = ["AVX512", "AVX2", ""]
 HERE = CAPABILITIES[CAPABILITIES.index(kernels.kind_of_cpu()) :]
@@ -179,3 +182,37 @@ def test_ngrams_are_those_of_torch(config: NgramConfig, across: bool, monkeypatc
     monkeypatch.setattr(kernels, "supports", lambda _: False)
     by_torch = hashed_ngrams(ids, config, across=across)
     assert torch.equal(found.buckets, by_torch.buckets) and torch.equal(found.words, by_torch.words)
+
+
+RANDOM = np.random.default_rng(0)
+FEATURES = sparse.random(70, 40, density=0.2, format="csr", dtype=np.float32, random_state=RANDOM)
+LABELS = np.arange(3, 70).repeat(2), RANDOM.integers(1, 21, 134)  # a few rows are of no class
+WEIGHTS = RANDOM.uniform(0.2, 1, 70)
+
+
+@built
+def test_machines_are_scikit_learns_with_any_number_of_threads(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(svm, "MOST_PASSES", 2000)
+    found, threads = [], torch.get_num_threads()
+    for number in (3, threads):
+        torch.set_num_threads(number)
+        found.append(fit_machines(FEATURES, *LABELS, WEIGHTS))
+    assert all(map(np.array_equal, *found))
+    classes, coefficients, intercepts = found[0]
+    rows, class_ids = LABELS
+    assert np.array_equal(classes, np.unique(class_ids))
+    for i, own in enumerate(classes):
+        is_one = np.isin(np.arange(70), rows[class_ids == own])
+        machine = LinearSVC(tol=1e-7, max_iter=100_000, dual=True).fit(FEATURES, is_one, sample_weight=WEIGHTS)
+        np.testing.assert_allclose(coefficients[:, i], machine.coef_[0], atol=1e-4)
+        assert intercepts[i] == pytest.approx(machine.intercept_[0], abs=1e-4)
+
+
+def test_machines_without_kernels_are_alike(monkeypatch: pytest.MonkeyPatch):
+    if kernels.library() is None:
+        pytest.skip("the kernels were not compiled")
+    _, expected, expected_intercepts = fit_machines(FEATURES, *LABELS, WEIGHTS)
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    _, found, intercepts = fit_machines(FEATURES, *LABELS, WEIGHTS)
+    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99
+    np.testing.assert_allclose(intercepts, expected_intercepts, atol=0.2)
