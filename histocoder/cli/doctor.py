@@ -40,7 +40,7 @@ def examine(folder: Path) -> Iterator[tuple[str, str, str]]:
     yield "devices", f"{max(num_gpus, 1)} × {device_name(device)}", "" if num_gpus else without
     bf16 = "bf16 is supported in hardware" if has_bf16(device) else "no bf16 in hardware"
     yield "precision", bf16, "" if has_bf16(device) else "Training in bf16 is faster."
-    slow = "Training on a CPU is slower without. Install a C compiler with OpenMP (gcc), then reinstall histocoder."
+    slow = "Training is slower, and on large tables weaker. Install a C compiler (gcc), then reinstall histocoder."
     has_kernels = kernels.library() is not None
     yield "kernels", "compiled" if has_kernels else "not compiled, or out of date", "" if has_kernels else slow
     needed = f"Training CANINE-s takes {_gb(_TRAINING_BYTES)} without any batch; --encoder ngram takes little."

@@ -4,7 +4,7 @@ Exact match answers a description with the codes that it has in the training dat
 support vector machine for each code over TF-IDF of character 1-5-grams; a description gets the code with the highest
 decision value, and others whose value is positive where training rows have several codes. (A class for each set of
 codes, instead, never gives a set that training rows do not have: it was right on 73.5 % of the sample data's rows,
-this on 78.2 %, in a quarter of the time.)
+this on 78.2 %.)
 """
 
 import itertools
@@ -27,7 +27,7 @@ from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, files_of
 
 MAX_ROWS = 200_000  # maximum number of training rows that the linear model is fitted on
-AFTER_TRAINING = 6_000_000  # training rows × codes where nobody asked for the linear model: 20 to 30 s on one core
+AFTER_TRAINING = 6_000_000  # training rows × codes up to which it is fitted unasked, within seconds
 _RESAMPLES = 1000
 
 
@@ -127,7 +127,7 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
     """
     from sklearn.feature_extraction.text import TfidfVectorizer  # here, since it takes a second to import
 
-    from histocoder.ops.svm import fit_machines
+    from histocoder.ops.svm import MAX_PASSES, fit_machines
 
     texts, others = train.texts, asked.texts
     if len(set(train.langs)) > 1:
@@ -140,7 +140,7 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
     vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
     features = vectorizer.fit_transform(texts)
     rows, weights = pairs.index.to_numpy(), np.ones(len(codes))
-    _, coefficients, intercepts = fit_machines(features, rows, class_ids, weights)
+    _, coefficients, intercepts = fit_machines(features, rows, class_ids, weights, min_passes=MAX_PASSES)
     values = vectorizer.transform(distinct).astype(np.float32) @ coefficients + intercepts
     order = np.argsort(-values, axis=1, kind="stable")[:, : max(map(len, codes))]
     given = np.take_along_axis(values, order, axis=1) > 0

@@ -181,76 +181,6 @@ void nearest(const float *queries, const int64_t *choices, const int64_t *pairs,
     }
 }
 
-/* ------------------------------------------------------------------------------------ support vector machines */
-
-/* Rows in CSR, what an error of each costs, and each class's rows: `members` from `bounds[c]` to `bounds[c + 1]`;
-   kernels.py has the same. */
-struct machines {
-    const int64_t *starts, *bounds;
-    const int32_t *columns, *members;
-    const float *values, *costs;
-    float *weights; /* result: (num_columns + 1, num_classes), the intercepts last */
-    int64_t num_rows, num_columns, num_classes, passes;
-};
-
-/* Fits LINES classes side by side, each against all other rows, for the squared hinge loss, by dual coordinate descent
-   (Hsieh et al. 2008, "A Dual Coordinate Descent Method for Large-scale Linear SVM"). */
-static void fit_some(const struct machines *a, int64_t first, floats *weights) {
-    const int64_t num_rows = a->num_rows, bias = a->num_columns, *starts = a->starts;
-    const int64_t count = a->num_classes - first < LINES ? a->num_classes - first : LINES;
-    const int32_t *columns = a->columns;
-    const float *values = a->values;
-    floats *duals = weights + bias + 1, *signs = duals + num_rows;
-    float *steps = (float *)(signs + num_rows);
-    int32_t *order = (int32_t *)(steps + num_rows);
-    memset(weights, 0, (bias + 1 + num_rows) * sizeof *weights);
-    for (int64_t row = 0; row < num_rows; row++) {
-        float norm = 1 + 0.5f / a->costs[row];
-        for (int64_t k = starts[row]; k < starts[row + 1]; k++) norm += values[k] * values[k];
-        signs[row] = (floats){0} - 1, steps[row] = 1 / norm, order[row] = row;
-    }
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t k = a->bounds[first + i]; k < a->bounds[first + i + 1]; k++) signs[a->members[k]][i] = 1;
-    uint64_t random = 1; /* xorshift (Marsaglia 2003) */
-    for (int64_t pass = 0; pass < a->passes; pass++) {
-        for (int64_t i = num_rows - 1; i > 0; i--) {
-            random ^= random << 13, random ^= random >> 7, random ^= random << 17;
-            const int64_t other = random % (uint64_t)(i + 1);
-            const int32_t row = order[i];
-            order[i] = order[other], order[other] = row;
-        }
-        for (int64_t i = 0; i < num_rows; i++) {
-            const int64_t row = order[i], next = order[i + 1 < num_rows ? i + 1 : i];
-            for (int64_t k = starts[next]; k < starts[next + 1]; k++) __builtin_prefetch(weights + columns[k], 1);
-            floats sum = weights[bias];
-            for (int64_t k = starts[row]; k < starts[row + 1]; k++) sum += values[k] * weights[columns[k]];
-            const floats was = duals[row], now = was - (signs[row] * sum - 1 + 0.5f / a->costs[row] * was) * steps[row];
-            duals[row] = (floats)((words)now & (words)(now > 0));
-            const floats change = (duals[row] - was) * signs[row];
-            for (int64_t k = starts[row]; k < starts[row + 1]; k++) weights[columns[k]] += values[k] * change;
-            weights[bias] += change;
-        }
-    }
-    for (int64_t column = 0; column <= bias; column++)
-        memcpy(a->weights + column * a->num_classes + first, weights + column, count * sizeof *a->weights);
-}
-
-/* Returns 1 if there is no memory. */
-int fit_machines(const struct machines *a) {
-    int failed = 0;
-    const int64_t size = a->num_columns + 1 + 2 * a->num_rows + (2 * a->num_rows + LINES - 1) / LINES;
-#pragma omp parallel reduction(| : failed)
-    {
-        floats *room = aligned_alloc(sizeof *room, size * sizeof *room);
-        failed = !room;
-#pragma omp for schedule(dynamic)
-        for (int64_t first = 0; first < a->num_classes; first += LINES)
-            if (room) fit_some(a, first, room);
-        free(room);
-    }
-    return failed;
-}
-
 /* --------------------------------------------------------------------------------------------------- attention */
 
 /* Dropout: drawn for each number from a seed and its index: once more backwards, instead of being kept. */
@@ -620,4 +550,84 @@ void attend_paths(const struct paths *a) {
         else
             attend_path(a, node, 0);
     }
+}
+
+/* ------------------------------------------------------------------------------------ support vector machines */
+
+enum { PARTS = LANES / WIDTH, LINE = 4 * LANES }; /* LINE: bytes of a cache line */
+
+typedef int32_t masks __attribute__((vector_size(4 * WIDTH), aligned(4)));
+
+/* Rows in CSR, what an error of each costs, and each class's rows: `members` from `bounds[c]` to `bounds[c + 1]`;
+   kernels.py has the same. */
+struct machines {
+    const int64_t *starts, *bounds;
+    const int32_t *columns, *members;
+    const float *values, *costs;
+    float *weights; /* result: (num_columns + 1, num_classes), the intercepts last */
+    int64_t num_rows, num_columns, num_classes, passes;
+};
+
+/* Fits LANES classes side by side, each against all other rows, for the squared hinge loss, by dual coordinate descent
+   (Hsieh et al. 2008, "A Dual Coordinate Descent Method for Large-scale Linear SVM"). */
+static void fit_some(const struct machines *a, int64_t first, float *room) {
+    const int64_t num_rows = a->num_rows, bias = a->num_columns, *starts = a->starts;
+    const int64_t count = a->num_classes - first < LANES ? a->num_classes - first : LANES;
+    const int32_t *columns = a->columns;
+    const float *values = a->values;
+    float *signs = room + (bias + 1 + num_rows) * LANES, *steps = signs + num_rows * LANES;
+    lanes(*weights)[PARTS] = (void *)room, (*duals)[PARTS] = weights + bias + 1;
+    int32_t *order = (int32_t *)(steps + num_rows);
+    memset(room, 0, (bias + 1 + num_rows) * sizeof *weights);
+    for (int64_t row = 0; row < num_rows; row++) {
+        float norm = 1 + 0.5f / a->costs[row];
+        for (int64_t k = starts[row]; k < starts[row + 1]; k++) norm += values[k] * values[k];
+        for (int64_t i = 0; i < LANES; i++) signs[row * LANES + i] = -1;
+        steps[row] = 1 / norm, order[row] = row;
+    }
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t k = a->bounds[first + i]; k < a->bounds[first + i + 1]; k++) signs[a->members[k] * LANES + i] = 1;
+    uint64_t random = 1; /* xorshift (Marsaglia 2003) */
+    for (int64_t pass = 0; pass < a->passes; pass++) {
+        for (int64_t i = num_rows - 1; i > 0; i--) {
+            random ^= random << 13, random ^= random >> 7, random ^= random << 17;
+            const int64_t other = random % (uint64_t)(i + 1);
+            const int32_t row = order[i];
+            order[i] = order[other], order[other] = row;
+        }
+        for (int64_t i = 0; i < num_rows; i++) {
+            const int64_t row = order[i], next = order[i + 1 < num_rows ? i + 1 : i];
+            for (int64_t k = starts[next]; k < starts[next + 1]; k++) __builtin_prefetch(weights + columns[k], 1);
+            const float ridge = 0.5f / a->costs[row];
+            lanes sums[PARTS];
+            memcpy(sums, weights + bias, sizeof sums);
+            for (int64_t k = starts[row]; k < starts[row + 1]; k++)
+                for (int j = 0; j < PARTS; j++) sums[j] += values[k] * weights[columns[k]][j];
+            for (int j = 0; j < PARTS; j++) {
+                const lanes sign = ((lanes *)(signs + row * LANES))[j], was = duals[row][j];
+                const lanes now = was - (sign * sums[j] - 1.0f + ridge * was) * steps[row];
+                duals[row][j] = (lanes)((masks)now & (now > 0.0f));
+                sums[j] = (duals[row][j] - was) * sign;
+                weights[bias][j] += sums[j];
+            }
+            for (int64_t k = starts[row]; k < starts[row + 1]; k++)
+                for (int j = 0; j < PARTS; j++) weights[columns[k]][j] += values[k] * sums[j];
+        }
+    }
+    for (int64_t column = 0; column <= bias; column++)
+        memcpy(a->weights + column * a->num_classes + first, weights + column, count * sizeof *a->weights);
+}
+
+/* Fits the classes from `begin` to `end`. Returns 1 if there is no memory. */
+int fit_machines(const struct machines *a, int64_t begin, int64_t end) {
+    int failed = 0;
+    const int64_t size = (a->num_columns + 1 + 2 * a->num_rows) * LANES + 2 * a->num_rows;
+#pragma omp parallel for schedule(dynamic) reduction(| : failed)
+    for (int64_t first = begin; first < end; first += LANES) {
+        float *room = malloc((size + LANES) * sizeof *room);
+        if (room) fit_some(a, first, (float *)(((uintptr_t)room / LINE + 1) * LINE));
+        failed |= !room;
+        free(room);
+    }
+    return failed;
 }

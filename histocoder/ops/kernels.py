@@ -1,6 +1,6 @@
 """Kernels in C for a CPU: attention, norms, dropout, n-grams, nearest rows, linear machines, steps of a table's rows.
 
-They are compiled when the package is installed if there is a C compiler; without them callers use torch's operators.
+They are compiled when the package is installed if there is a C compiler; without them callers use slower operators.
 BENCHMARKS.md has what a step takes without each of them ("Kernels").
 """
 
@@ -26,13 +26,14 @@ _VERSION = 13  # `version` of the _kernels.c that this module calls; libraries o
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
 LANES, _LINES = 16, 16  # `LANES` and `LINES` of _kernels.c
+_NO_MEMORY = "The kernels' working memory could not be allocated."
 _ARGUMENTS: dict[str, list[Any]] = {
     "attention": [c_void_p, c_int],
     "attend_paths": [c_void_p],
     "add_norm": [*[c_void_p] * 5, c_int64, c_int64, c_float, c_int],
     "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
     "hash_ngrams": [c_void_p],
-    "fit_machines": [c_void_p],
+    "fit_machines": [c_void_p, c_int64, c_int64],
     "nearest": [*[c_void_p] * 7, *[c_int64] * 3],
     "adamw_rows": [*[c_void_p] * 5, c_int64, c_int64, *[c_float] * 5],
 }
@@ -211,17 +212,21 @@ def nearest(queries: Tensor, classes: Tensor, blocks: Tensor, first: Tensor) -> 
 
 
 def fit_machines(features: csr_matrix, members: csr_matrix, costs: np.ndarray, *, passes: int) -> np.ndarray:
-    """Return what `fit_machines` of ops/svm.py does, of shape (num_features + 1, num_classes), intercepts last.
+    """Return the weights of linear support vector machines, of shape (num_features + 1, num_classes), intercepts last.
 
-    `features` is of shape (n, num_features), `members` (num_classes, n) says which rows are of each class.
+    `features` (n, num_features) has no duplicates; `members` (num_classes, n) says which rows are of each class.
     """
-    weights = np.empty((features.shape[1] + 1, members.shape[0]), np.float32)
+    assert features.format == members.format == "csr"
+    num_classes = members.shape[0]
+    weights = np.empty((features.shape[1] + 1, num_classes), np.float32)
     starts, bounds = (matrix.indptr.astype(np.int64) for matrix in (features, members))
     columns, of_classes = (matrix.indices.astype(np.int32) for matrix in (features, members))
     values, costs = (numbers.astype(np.float32) for numbers in (features.data, costs))
     pointers = (x.ctypes.data for x in (starts, bounds, columns, of_classes, values, costs, weights))
-    if library().fit_machines(ctypes.byref(_MachineArguments(*pointers, *features.shape, len(bounds) - 1, passes))):
-        raise MemoryError("The kernels' working memory could not be allocated.")
+    call, step = _MachineArguments(*pointers, *features.shape, num_classes, passes), LANES * torch.get_num_threads()
+    for first in range(0, num_classes, step):  # so that Ctrl-C need not wait for all of them
+        if library().fit_machines(ctypes.byref(call), first, min(first + step, num_classes)):
+            raise MemoryError(_NO_MEMORY)
     return weights
 
 
@@ -287,7 +292,7 @@ class AttentionKernel:
 
     def _run(self, *, backward: bool) -> None:
         if library().attention(ctypes.byref(self._call), backward):
-            raise MemoryError("The kernels' working memory could not be allocated.")
+            raise MemoryError(_NO_MEMORY)
 
     def _point(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
         parts = [part for tensor in tensors for part in tensor.split(self._width, dim=-1)]

@@ -1,8 +1,8 @@
 """Find suspect labels: codes that a model that has not seen the description takes to be others.
 
-The model is the linear expert's (see `svm`), fitted to all folds of descriptions but one, in turn. A label is the more
-suspect the less probable it is, and the more of the other descriptions resemble its code more: a code all of whose
-descriptions are improbable, because it is rare or broad, is so compared with itself.
+The model is the linear expert's, fitted to all folds of descriptions but one, in turn. A label is the more suspect the
+less probable it is, and the more of the other descriptions resemble its code more: a code all of whose descriptions are
+improbable, because it is rare or broad, is so compared with itself.
 """
 
 from collections.abc import Callable

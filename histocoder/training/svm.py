@@ -7,6 +7,7 @@ from sklearn.feature_extraction.text import TfidfTransformer
 
 from histocoder.data.dataset import OccupationDataset
 from histocoder.formatters.tokenizers import lower_characters
+from histocoder.log import log
 from histocoder.model.ngram import NGRAM_WEIGHTS, LinearExpert, linear_ngrams
 from histocoder.ops import kernels
 from histocoder.ops.svm import fit_machines
@@ -25,18 +26,26 @@ def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExp
     or there are fewer than two codes.
     """
     rows, class_ids = data.labels()
-    is_slow = len(rows) * num_classes > _MAX_COST and (len(data) > MAX_ROWS or kernels.library() is None)
-    if len(np.unique(class_ids)) < 2 or is_slow:
+    if len(np.unique(class_ids)) < 2 or _takes_long(data, num_classes):
         return None
     return _expert(data, [(rows, class_ids)], [num_classes], max_weights=MAX_WEIGHTS)
 
 
 def fit_attribute_expert(data: OccupationDataset) -> LinearExpert | None:
-    """Fit such machines to the attributes; None if there are none, or too many rows."""
+    """Fit such machines to the attributes; None if there are none, or fitting would take too long."""
     sizes = [1 + len(labels) for labels in data.attributes.values()]
-    if not sizes or len(data) > MAX_ROWS:
+    if not sizes or len(data) > MAX_ROWS or _takes_long(data, sum(sizes)):
         return None
     return _expert(data, data.attribute_labels(), sizes, max_weights=MAX_ATTRIBUTE_WEIGHTS)
+
+
+def _takes_long(data: OccupationDataset, num_classes: int) -> bool:
+    if len(data.rows) * num_classes <= _MAX_COST:
+        return False
+    if kernels.library() is None:
+        log.warning("Without the C kernels (see histocoder doctor), no model of word parts is fitted to a large table.")
+        return True
+    return len(data) > MAX_ROWS
 
 
 def _expert(
@@ -53,10 +62,10 @@ def _expert(
     expert.bias.fill_(-1.0)  # for codes that only the key has
     for (rows, class_ids), first in zip(labels, np.cumsum([0, *sizes]), strict=False):
         labelled, index = np.unique(rows, return_inverse=True)
-        found = fit_machines(features[labelled], index, class_ids, data.weights[labelled])
-        classes, coefficients, intercepts = found
-        expert.weight[:, first + classes] = torch.from_numpy(coefficients).half()
-        expert.bias[first + classes] = torch.from_numpy(intercepts).float()
+        classes, *fitted = fit_machines(features[labelled], index, class_ids, data.weights[labelled])
+        coefficients, intercepts = map(torch.from_numpy, fitted)
+        expert.weight[:, first + classes] = coefficients.half()
+        expert.bias[first + classes] = intercepts.float()
     return expert
 
 

@@ -191,8 +191,8 @@ WEIGHTS = RANDOM.uniform(0.2, 1, 70)
 
 
 @built
-def test_machines_are_scikit_learns_with_any_number_of_threads(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(svm, "MOST_PASSES", 2000)
+def test_machines_of_any_threads_are_scikit_learns(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(svm, "MAX_PASSES", 2000)
     found, threads = [], torch.get_num_threads()
     for number in (3, threads):
         torch.set_num_threads(number)
