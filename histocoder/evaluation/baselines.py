@@ -127,7 +127,7 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
     """
     from sklearn.feature_extraction.text import TfidfVectorizer  # here, since it takes a second to import
 
-    from histocoder.ops.svm import MAX_PASSES, fit_machines
+    from histocoder.ops.linear_svm import MAX_PASSES, fit_machines
 
     texts, others = train.texts, asked.texts
     if len(set(train.langs)) > 1:

@@ -39,47 +39,25 @@ _ARGUMENTS: dict[str, list[Any]] = {
 }
 
 
-class _NgramArguments(ctypes.Structure):
-    """`struct ngrams` of _kernels.c."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("ids", "kinds", "mark", "buckets", "words")),
-        *((name, c_int64) for name in ("batch", "width", "num_code_points", "mark_size")),
-        *((name, c_int64) for name in ("max_n", "num_buckets", "max_words", "across", "num_kinds")),
-    ]
+def _structure(pointers: str, numbers: str, *others: tuple[str, Any]) -> Any:
+    """Return a structure of _kernels.c: pointers, then 64-bit numbers, then others."""
+    fields = [*((name, c_void_p) for name in pointers.split()), *((name, c_int64) for name in numbers.split()), *others]
+    return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
 
 
-class _PathArguments(ctypes.Structure):
-    """`struct paths` of _kernels.c."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("levels", "out", "paths")),
-        *((name, c_int64) for name in ("num_nodes", "depth", "heads", "dim")),
-        ("wide", c_int),
-    ]
-
-
-class _MachineArguments(ctypes.Structure):
-    """`struct machines` of _kernels.c."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("starts", "bounds", "columns", "members", "values", "costs", "weights")),
-        *((name, c_int64) for name in ("num_rows", "num_columns", "num_classes", "passes")),
-    ]
-
-
-class _AttentionArguments(ctypes.Structure):
-    """`struct attention` of _kernels.c."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("queries", "keys", "values", "out", "probabilities")),
-        *((name, c_void_p) for name in ("of_queries", "of_keys", "of_values", "mask")),
-        *((name, c_int64) for name in ("mask_batch_stride", "mask_query_stride", "batch", "heads")),
-        *((name, c_int64) for name in ("num_queries", "num_keys", "dim", "query_stride", "key_stride")),
-        ("seed", c_uint64),
-        ("p", c_double),
-        ("wide", c_int),
-    ]
+_NgramArguments = _structure(
+    "ids kinds mark buckets words",
+    "batch width num_code_points mark_size max_n num_buckets max_words across num_kinds",
+)
+_PathArguments = _structure("levels out paths", "num_nodes depth heads dim", ("wide", c_int))
+_MachineArguments = _structure(
+    "starts bounds columns members values costs weights", "num_rows num_columns num_classes passes"
+)
+_AttentionArguments = _structure(
+    "queries keys values out probabilities of_queries of_keys of_values mask",
+    "mask_batch_stride mask_query_stride batch heads num_queries num_keys dim query_stride key_stride",
+    *(("seed", c_uint64), ("p", c_double), ("wide", c_int)),
+)
 
 
 @cache

@@ -14,7 +14,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.isotonic import IsotonicRegression
 
 from histocoder.model.ngram import SHARPNESS
-from histocoder.ops.svm import fit_machines
+from histocoder.ops.linear_svm import fit_machines
 from histocoder.training.svm import MAX_WEIGHTS
 
 NUM_FOLDS, NUM_ALTERNATIVES, NUM_NEIGHBOURS = 5, 3, 3

@@ -10,7 +10,7 @@ from histocoder.formatters.tokenizers import lower_characters
 from histocoder.log import log
 from histocoder.model.ngram import NGRAM_WEIGHTS, LinearExpert, linear_ngrams
 from histocoder.ops import kernels
-from histocoder.ops.svm import fit_machines
+from histocoder.ops.linear_svm import fit_machines
 
 _MAX_COST = 12_000_000  # without the kernels, rows times classes up to which there is an expert: 35 s of one core
 MAX_ROWS = 200_000  # up to which a large table has an expert

@@ -12,8 +12,8 @@ from torch import Tensor
 from histocoder.formatters.tokenizers import lower_characters
 from histocoder.model.layers import add_norm, attend_to_paths, attention, dropout
 from histocoder.model.ngram import NgramConfig, hashed_ngrams
-from histocoder.ops import kernels, svm
-from histocoder.ops.svm import fit_machines
+from histocoder.ops import kernels, linear_svm
+from histocoder.ops.linear_svm import fit_machines
 
 CAPABILITIES = ["AVX512", "AVX2", ""]
 HERE = CAPABILITIES[CAPABILITIES.index(kernels.kind_of_cpu()) :]
@@ -192,7 +192,7 @@ WEIGHTS = RANDOM.uniform(0.2, 1, 70)
 
 @built
 def test_machines_of_any_threads_are_scikit_learns(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(svm, "MAX_PASSES", 2000)
+    monkeypatch.setattr(linear_svm, "MAX_PASSES", 2000)
     found, threads = [], torch.get_num_threads()
     for number in (3, threads):
         torch.set_num_threads(number)
