@@ -73,6 +73,11 @@ def test_audit_runs(folder_of_data: Path):
     assert '"order": "self-confidence"' in run("benchmarks/audit.py", *args).stdout
 
 
+def test_linear_svm_runs(folder_of_data: Path):
+    args = ("--shared", folder_of_data, "--passes", 1, "--exact")
+    assert '"method": "LinearSVC"' in run("benchmarks/linear_svm.py", *args).stdout
+
+
 def test_further_codes_runs(tmp_path: Path, folder_of_data: Path):
     args = ("--shared", folder_of_data, "--shares", 50, "--sizes", "all", "--seeds", 0)
     lines = run("benchmarks/further_codes.py", *args, "--flags", "--max-steps", 1).stdout.splitlines()

@@ -111,14 +111,18 @@ def test_linear_experts_without_kernels_answer_as_well(
     data = dataset(tmp_path / "cache", table, codes)
     if kernels.library() is None:
         pytest.skip("the kernels were not compiled")
+    monkeypatch.setattr(svm, "_MAX_COST", 0)  # a large table
     with_kernels = fit_linear_expert(data, num_classes=8)
+    with monkeypatch.context() as patch:
+        patch.setattr(svm, "MAX_ROWS", len(data) - 1)
+        assert fit_linear_expert(data, num_classes=8) is None
     monkeypatch.setattr(kernels, "library", lambda: None)
+    assert fit_linear_expert(data, num_classes=8) is None
+    monkeypatch.setattr(svm, "_MAX_COST", 10_000_000)
     without = fit_linear_expert(data, num_classes=8)
     characters = torch.from_numpy(lower_characters(data.examples.inputs(np.arange(len(data)))))
     answers = [expert(characters).argmax(1) for expert in (with_kernels, without) if expert is not None]
     assert torch.equal(*answers)
-    monkeypatch.setattr(svm, "_MAX_COST", 0)
-    assert fit_linear_expert(data, num_classes=8) is None  # it would take long
 
 
 def test_weights_are_fitted_without_true_candidates():
