@@ -69,6 +69,10 @@ class Hands:
     def card(self) -> dict[str, Any]:
         return self.driver.execute_script(_CARD)
 
+    def sees(self, selector: str) -> bool:
+        """Whether the page has such an element now; find_elements would wait a minute for one."""
+        return self.driver.execute_script("return document.querySelector(arguments[0]) !== null", selector)
+
     def text(self, selector: str) -> str:
         return self.driver.execute_script("return document.querySelector(arguments[0])?.textContent || ''", selector)
 
@@ -76,14 +80,17 @@ class Hands:
         WebDriverWait(self.driver, _PATIENCE, poll_frequency=0.05).until(lambda _: until())
 
 
-def train(hands: Hands, path: Path) -> str:
+def train(hands: Hands, path: Path, *, quick: bool) -> str:
     """Train a model on a table, with what the page guesses and offers to correct; return the model's figures."""
     hands.clicks += 2  # on the page and in the browser's file dialog
     hands.driver.find_element(By.CSS_SELECTOR, "#coded-table").send_keys(str(path))
     hands.wait(lambda: hands.text("#train-form .good, #train-form .notice"))
-    if hands.driver.find_elements(By.CSS_SELECTOR, "#apply"):
+    if hands.sees("#apply"):
         hands.click("#apply")
     hands.wait(lambda: hands.text("#train-form .good"))
+    if quick:
+        hands.click("#quick")
+        hands.wait(lambda: hands.sees("#train-form button.primary:enabled"))
     hands.click("#train-form button.primary")
     hands.wait(lambda: hands.text(".made .figures"))
     return hands.text(".made .figures")
@@ -185,6 +192,7 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the tables")
     parser.add_argument("--folder", type=Path, default=Path("desk-walk"))
     parser.add_argument("--cards", type=int, default=100)
+    parser.add_argument("--quick", action="store_true", help="the page's quick trial: three epochs")
     args = parser.parse_args()
     folder, language = args.folder.resolve(), TABLES[args.data][1]
     folder.mkdir(parents=True, exist_ok=True)
@@ -210,7 +218,7 @@ def main() -> None:
         assert server.stdout is not None
         hands = Hands(next(line for line in server.stdout if line.startswith("Open ")).split()[1], folder)
         passed("start the server and the browser")
-        print(train(hands, folder / "coded.csv"))
+        print(train(hands, folder / "coded.csv", quick=args.quick))
         passed(f"train on {len(rows):,} rows, {hands.clicks} clicks")
         code_file(hands, folder / "archive.csv", language)
         passed(f"code {len(held_out):,} rows, {hands.clicks} clicks and {hands.keys} keys since the start")

@@ -51,7 +51,8 @@ def test_desk_runs(tmp_path: Path, folder_of_data: Path):
     pytest.importorskip("selenium", reason="no selenium; make bench-smoke installs it")
     if not all(map(shutil.which, ("chromium", "chromedriver"))):
         pytest.skip("no chromium; make test-browser installs it")
-    printed = run("benchmarks/desk.py", "--shared", folder_of_data, "--cards", 1, "--folder", tmp_path / "desk").stdout
+    few = ("--quick", "--cards", 1, "--folder", tmp_path / "desk")
+    printed = run("benchmarks/desk.py", "--shared", folder_of_data, *few).stdout
     assert "reviewed cards stand for" in printed
 
 
