@@ -1,6 +1,7 @@
 """Tables as they come: each is read right, or refused with the line; tests/faults/test_tables.py has more of them."""
 
 import csv
+import gzip
 import math
 from pathlib import Path
 
@@ -56,6 +57,14 @@ def test_titles_above_the_header_are_ignored(tmp_path: Path):
     file = open_table(path, ["occ1"])
     assert file.header == ["OCC1", "h", "note"] and file.read(["occ1"]).columns["occ1"].to_pylist() == ["farmer"]
     assert file.notices == [f"{path}: the header is line 4; what is above it is ignored."]
+
+
+@pytest.mark.parametrize("header", [["", "occ1"], ["", "job", "note"], ["occ1", "", "", ""]])
+def test_headers_may_have_blank_names(tmp_path: Path, header: list[str]):
+    with gzip.open(path := tmp_path / "T.CSV.GZ", "wt") as text:
+        text.write("".join(",".join(row) + "\n" for row in (header, *[[str(i) for i in range(len(header))]] * 3)))
+    file = open_table(path, [])
+    assert file.header == header and sum(map(len, file.chunks(chunk_rows=2))) == 3
 
 
 @pytest.mark.parametrize("num_columns", [2, 10_000])
