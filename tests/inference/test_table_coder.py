@@ -54,6 +54,21 @@ def test_a_large_block_of_chunks_is_coded(model: Path, monkeypatch: pytest.Monke
     assert empty.schema == found.schema and len(empty) == 0
 
 
+def test_a_block_is_coded_after_one_that_failed(model: Path, monkeypatch: pytest.MonkeyPatch):
+    blocks = [pa.table({"occ1": texts}) for texts in (TEXTS[:2], TEXTS[2:4], TEXTS[1:6])]
+    coder = block_coder(model, "occ1", language="en")
+    expected = [pa.concat_tables(coder(block)) for block in blocks]
+    other = block_coder(model, "occ1", language="en", batch_size=3)  # so that it is opened anew
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        assert [*other(blocks[0])]
+        patch.setattr(Coder, "code", lambda *_args, **_how: (_ for _ in ()).throw(MemoryError))
+        assert not [*other(blocks[1])]
+    for block, codes in list(zip(blocks, expected, strict=True))[::-1]:
+        assert (
+            pa.concat_tables(other(block)).select(codes.column_names[:3]).equals(codes.select(codes.column_names[:3]))
+        )
+
+
 def test_what_does_not_fit_is_named(model: Path, tmp_path: Path):
     block = pa.table({"occ1": ["baker"], "lang": ["x"]})
     coder = block_coder(model, "occ1", "lang", language="Danish")
