@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -198,6 +199,7 @@ def test_files_come_back_in_their_form(client: TestClient, suffix: str, separato
     file = send(client, f"a.{suffix}", "".join(separator.join(row) + "\n" for row in rows).encode("cp1252"))
     assert client.get(f"/api/files/{file}/preview").json()["rows"] == rows[1:]
     code(client, file)
+    assert client.get(f"/api/files/{file}").json()["summary"]["blank"] == 0
     result = client.get(f"/api/files/{file}/result").content
     names, row = csv.reader(io.StringIO(result.decode("utf-8-sig")), delimiter=separator)
     assert result.startswith(codecs.BOM_UTF8) == (suffix == "csv")  # by which Excel recognises UTF-8
@@ -343,6 +345,25 @@ def test_trust_needs_thirty_random_cards(coder: tuple[Coder, Path], tmp_path: Pa
     assert found[9]["rows_settled"] == found[9]["rows"] == 200
 
 
+def test_cards_out_of_order_are_no_sample(coder: tuple[Coder, Path], tmp_path: Path):
+    rows = [f"farmer no {i},en,61110,0.{90 + i % 9},0.{90 + i % 9}" for i in range(200)]
+    path = tmp_path / "coded.csv"
+    path.write_text("occ1,lang,hisco_1,prob_1,conf\n" + "\n".join(rows) + "\n")
+    with served(tmp_path / "desk", coder, data=path) as client:
+
+        def trust() -> tuple[int, bool]:
+            now = client.get("/api/review/1/trust").json()
+            return now["random_cards"], now["skipped"] is not None
+
+        found = client.get("/api/review/1/list", params={"sort": "conf", "limit": 200}).json()["cards"]
+        surest = {card["id"]: card["version"] for card in found[50:]}
+        client.post("/api/review/accept", json={"who": "Anna", "cards": surest})
+        assert trust()[0] < 30 and trust()[1]
+        while any(one := cards(client)):
+            decide(client, one[0], codes=["61110"])
+        assert trust()[0] > 100 and not trust()[1]
+
+
 def test_serve_says_what_it_needs(
     coder: tuple[Coder, Path], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
@@ -361,6 +382,7 @@ def test_lists_are_searched_and_accepted_at_once(client: TestClient):
     assert texts(sort="text") == ["<b>x</b>", "=1+1", "baker", "smith"]
     assert texts(q="%") == texts(code="9%") == [] and texts(q="AK") == ["baker"]
     assert texts(code="6", sort="text")[0] == "<b>x</b>"
+    assert texts(q="SMITH", lang="en") == ["smith"]
     assert texts(low=0.55, high=0.7) == ["baker"] and texts(lang="en", sort="conf")[0] == "smith"
     cards = {card["id"]: card["version"] for card in client.get("/api/review/1/list").json()["cards"]}
     some = {"who": "Anna", "cards": dict(list(cards.items())[:3])}
@@ -381,6 +403,20 @@ def test_codes_that_do_not_fit_are_not_accepted(coder: tuple[Coder, Path], tmp_p
         refused = client.post("/api/review/accept", json={"cards": all_cards})
         assert refused.status_code == 422 and "7761x" in refused.json()["detail"]
         assert [card["status"] for card in cards(client)] == ["open", "open"]
+        with closing(sqlite3.connect(tmp_path / "desk" / "desk.sqlite")) as db, db:
+            db.execute("""UPDATE sources SET targets = '["isco"]'""")
+        refused = decide(client, cards(client)[0], codes=["61110"])
+        assert refused.status_code == 422 and "coded with isco, and the model in use gives hisco_1" in refused.text
+
+
+def test_files_that_have_codes_already(client: TestClient):
+    content = "occ1,hisco_1,conf,note,note,lang\nÅNGARE,x,high,1,2,sv\n".encode()
+    file = send(client, "coded.csv", content)
+    assert client.get(f"/api/files/{file}/preview").json()["columns"] == ["occ1", "hisco_1", "conf", "note", "lang"]
+    assert code(client, file, language_col="lang")["target_cols"] == ["hisco_1", "hisco_2"]
+    source = client.post(f"/api/files/{file}/review").json()["id"]
+    found = client.get(f"/api/review/{source}/list", params={"q": "ånga", "lang": "se"}).json()["cards"]
+    assert [card["row"] for card in found] == [{"hisco_1": "x", "conf": "high"}]
 
 
 def test_two_coders_decide_alone(coder: tuple[Coder, Path], tmp_path: Path):
@@ -410,6 +446,10 @@ def test_two_coders_decide_alone(coder: tuple[Coder, Path], tmp_path: Path):
         assert decide(client, disputed, "Cy", codes=["61115"]).json()["who"] == "Cy"
         assert client.get("/api/review/1/agreement").json()["by_digits"][-1]["share"] == 0.5  # as they decided
         assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 409
+        decide(client, mine[2], "Bo", codes=["61115"])
+        decide(client, mine[2], "Anna", codes=["61110"])
+        agreed = client.get("/api/review/1/agreement").json()["by_digits"][-1]
+        assert agreed["kappa"] == 0  # Anna's codes are all the same, whoever was first
         said = pd.read_csv(io.StringIO(client.get("/api/decisions.csv").text), dtype=str)
     of_two = said[said["text"] == mine[1]["text"]]
     assert of_two[["who", "action", "codes", "settled"]].to_numpy().tolist() == [

@@ -95,6 +95,9 @@ def corrects(client: TestClient, model: str) -> None:
         client.post(f"/api/review/cards/{card['id']}", json={"version": 0, "codes": ["62120"]})
     better = client.post(f"/api/models/{model}/correct").json()
     assert (better["id"], better["base"], better["corrections"]) == (f"{model[:-1]}2", model, 30)
+    assert client.post("/api/improve").json()["learned"]
+    client.post(f"/api/review/cards/{card['id']}", json={"version": 1, "codes": ["61110"]})
+    assert not client.post("/api/improve").json()["learned"]
     wait_for(client, better["id"], "done")
     metrics = client.get(f"/api/models/{better['id']}/metrics.json").json()
     assert metrics["corrections"]["validation"]["before"] and metrics["corrections"]["held_out"]
