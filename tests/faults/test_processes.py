@@ -134,6 +134,7 @@ def test_changed_columns_and_labels_are_refused(tmp_path: Path):
     (checkpoint,) = list_checkpoints(out)
     change_state(checkpoint, lambda state: state["settings"].pop("columns"))  # as before these were kept
     assert "Resuming from step 2" in run(*args, "--max-steps", 3).stdout
+    assert "has taken 3 steps, and these settings ask for 2" in refused(*args, "--max-steps", 2)
 
 
 # Signals
