@@ -84,8 +84,15 @@ def test_corrections_match_languages_by_value(tmp_path: Path, logged: list[str])
     frame = prepared(table, tmp_path / "a", **settings, share_val=0.3)["data_train"]
     found = frame[frame["occ1"].isin(["bonde", "råd"])].value_counts(["occ1", "lang", "hisco_1"]).to_dict()
     assert found == {("bonde", "se", "62105"): 2, ("bonde", "da", "61115"): 1, ("råd", "da", "20110"): 1}
+    checked.write_text("occ1,language,checked,hisco_1\nbonde,,x,62105\nråd,da,x,11111\nRåd,da,x,20110\n")
+    frame = prepared(table, tmp_path / "c", **settings, share_val=0.3)["data_train"]
+    found = frame[frame["occ1"].str.lower().isin(["bonde", "råd"])].value_counts(["occ1", "lang", "hisco_1"]).to_dict()
+    of_table = {("bonde", "se", "61110"): 2, ("bonde", "da", "61115"): 1}  # which have a language
+    assert found == {**of_table, ("bonde", "unk", "62105"): 1, ("Råd", "da", "20110"): 1}
+    assert any(text.startswith("1 correction is replaced by a later one") for text in logged)
     checked.write_text("occ1,lang,checked,hisco_1\nbonde,sv,x,62105\n")
-    prepare(config(table, **settings, share_val=0.3), tmp_path / "b")
+    frame = prepared(table, tmp_path / "b", **settings, share_val=0.3)["data_train"]
+    assert {*frame["hisco_1"][frame["occ1"] == "bonde"]} == {"62105"}
     assert any("no column 'language'; its codes apply to all languages" in text for text in logged)
 
 
