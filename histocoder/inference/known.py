@@ -15,6 +15,7 @@ from histocoder.data.normalize import description_keys
 from histocoder.data.table import open_table
 from histocoder.formatters.tokenizers import UNKNOWN
 from histocoder.inference.coder import Coder
+from histocoder.log import log
 
 
 class KnownCodes(NamedTuple):
@@ -99,5 +100,7 @@ def training_files(
     file = open_table(path, (), optional=(input_col, TEXT_COL, *languages))
     text_col = next(filter(file.has, (input_col, TEXT_COL)), descriptions_in(file.header) or input_col)
     lang_col = next((name for name in languages if file.has(name)), None)
+    if language_col and not lang_col:
+        log.info(f"{path} has no column {language_col!r}; its codes apply to all languages.")
     langs = {"language_col": lang_col or LANG_COL, "language": None if lang_col else "unk"}
     return files_of(coder, path, input_col=text_col, rules=rules, **langs), lang_col is not None
