@@ -122,6 +122,7 @@ def read_corrections(
             known=known,
             rules=rules,
             attribute_cols=config.attribute_cols or (),
+            opened={path: file},
         )
         parts += [examples.coded().table for examples in files.chunks(say=log.info)]
     rows = pa.concat_tables(parts)
