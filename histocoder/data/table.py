@@ -215,6 +215,8 @@ def strings(array: _Cells, where: str = "A column") -> _Cells:
 def _check_readable(path: Path) -> None:
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a CSV, Parquet, Excel, Stata or SPSS file.")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is a pipe or a device, which can't be read twice; save it to a file first.")
     if not path.exists():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
         hint = f" Did you mean {path.parent / near[0]}?" if near else ""

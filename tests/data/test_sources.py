@@ -1,6 +1,7 @@
 """Tables in the forms that people have: Excel, Stata, Parquet, packed CSV; and texts that spreadsheets would run."""
 
 import gzip
+import os
 import sys
 import zipfile
 from datetime import date, datetime, timedelta
@@ -30,6 +31,8 @@ from histocoder.data.table import open_table
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import review
 from histocoder.formatters import build_formatter
+
+skip_without_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes among files")
 
 
 def workbook(path: Path, *sheets: tuple[str, list[list[object]]]) -> Path:
@@ -179,6 +182,7 @@ def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         ("t.csv.gz", b"occ1,h\nx,1\n", "damaged, or not a gzip file"),
         ("t.csv.gz", gzip.compress(b"occ1,h\nx,1\n")[:-9], "damaged, or not a gzip file"),
         ("folder", Path.mkdir, "is a folder; name a CSV"),
+        pytest.param("pipe", getattr(os, "mkfifo", None), "save it to a file first", marks=skip_without_pipes),
     ],
     ids=lambda value: value if isinstance(value, str) else "content",  # the same in each process
 )
