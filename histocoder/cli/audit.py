@@ -27,7 +27,7 @@ _LABEL = ["key", "lang", "codes"]
 def run_audit(config: AuditFlags) -> None:
     """Write the most suspect labels, and how many there are of each code and group."""
     output = Path(config.output)
-    check_output(output, overwrite=config.overwrite)
+    check_output(output, inputs=(config.dataset, config.key), overwrite=config.overwrite)
     rows, _ = coded_rows(config, config.dataset, config.group_col, "group_col")
     found = rows.groupby(_LABEL, sort=False).agg(text=("text", "first"), line=("line", list), times=("text", "size"))
     labels = found.reset_index()
@@ -76,7 +76,7 @@ def run_audit(config: AuditFlags) -> None:
 def run_agreement(config: AgreementFlags) -> None:
     """Print how far two coders agree, and write what they have to settle."""
     output, by = Path(config.output), ["other" if config.id_col else "key", "lang", "n"]
-    check_output(output, overwrite=config.overwrite)
+    check_output(output, inputs=config.files, overwrite=config.overwrite)
     tables = [coded_rows(config, path, config.id_col, "id_col") for path in config.files]
     first, second = (rows.assign(n=rows.groupby(by[:2]).cumcount()) for rows, _ in tables)
     both = first.merge(second[[*by, "codes"]], on=by, suffixes=("", "_second"))

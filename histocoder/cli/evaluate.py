@@ -60,7 +60,7 @@ def run_compare(config: CompareFlags) -> None:
     from histocoder.evaluation.evaluator import compare
 
     device, output = distributed.start(device=config.device), Path(config.output)
-    check_output(output, overwrite=config.overwrite)
+    check_output(output, inputs=[config.data], overwrite=config.overwrite)
     first, second = (Coder.from_pretrained(name, str(device), precision=config.precision) for name in config.models)
     found, changed = compare(first, second, _coded_rows(config, first))
     models = " and ".join(

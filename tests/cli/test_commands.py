@@ -95,6 +95,28 @@ def test_mistakes_end_in_a_sentence(args: tuple[str, ...], message: str, monkeyp
     assert message in mistake(capsys, *args)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "audit --target-cols hisco_1 --dataset t.csv",
+        "audit --target-cols hisco_1 --dataset other.csv --key t.csv",
+        "agreement other.csv t.csv --target-cols hisco_1",
+        "review --model MODEL --predictions t.csv",
+        "compare MODEL MODEL --data t.csv",
+        "predict --model MODEL --input other.csv --classes t.csv",
+        "predict --model MODEL --input other.csv --known t.csv",
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--overwrite",)], ids=str)
+def test_no_command_replaces_its_input(words: str, more: tuple[str, ...], model: Path, data: Path, monkeypatch, capsys):
+    monkeypatch.chdir(data.parent)
+    Path("other.csv").write_text(TABLE)
+    given = [str(model) if word == "MODEL" else word for word in words.split()]
+    said = mistake(capsys, *given, "--output", "t.csv", *more)
+    assert said == "error: --output is the input itself, t.csv; choose another."
+    assert data.read_text() == TABLE
+
+
 _IMPORTS = """
 import sys
 from histocoder.cli.main import main
