@@ -37,7 +37,8 @@ def run_audit(config: AuditFlags) -> None:
 
     with tqdm(total=len(labels), unit="label", disable=None, leave=False) as bar:
         labels = labels.join(suspects(labels, tell=bar.update))
-    key = set(read_key(config.key).codes if config.key else rows["codes"].explode())
+    num_digits = None if config.zero_pad_codes else 0
+    key = set(read_key(config.key, num_digits=num_digits).codes if config.key else rows["codes"].explode())
     is_outside = ~labels["codes"].map(key.issuperset)
     labels.loc[is_outside, ["doubt", "conf"]] = np.inf, 0.0
     others = labels.groupby(["key", "lang"])["times"].transform("sum") - labels["times"]

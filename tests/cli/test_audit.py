@@ -8,6 +8,7 @@ import pytest
 from archives import read
 from conftest import ROOT, mistake, run
 
+from histocoder.cli.main import main
 from histocoder.data.example_files import ExampleFiles
 from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded
 from histocoder.formatters import build_formatter
@@ -66,6 +67,15 @@ def test_audit_puts_codes_outside_the_key_first(rows: pd.DataFrame, tmp_path: Pa
     first = read(tmp_path / "audit.csv").iloc[0]
     assert (first["hisco_1"], first["note"], first["conf"]) == ("12345", "not in the key", "0")
     assert "1 are not in the key" in said
+
+
+def test_audit_restores_the_zeros_of_the_key_too(rows: pd.DataFrame, tmp_path: Path, logged: list[str]):
+    rows.head(300).to_csv(tmp_path / "coded.csv", index=False)
+    key = read(ROOT / "data" / "key.csv")
+    key.assign(system_code=key["system_code"].str.lstrip("0")).to_csv(tmp_path / "key.csv", index=False)
+    flags = (*COLUMNS, "--zero-pad-codes", "--key", tmp_path / "key.csv", "--output", tmp_path / "audit.csv")
+    main(["audit", "--dataset", *map(str, (tmp_path / "coded.csv", *flags))])
+    assert any("0 are not in the key" in line for line in logged)
 
 
 def test_audit_refuses_what_it_can_not_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
