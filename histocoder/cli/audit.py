@@ -1,5 +1,6 @@
 """`histocoder audit` and `agreement`: find codes that are likely wrong, and those on which two coders differ."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,23 @@ from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, check_output, write_frame
 from histocoder.data.prepare import table_files
 from histocoder.errors import UserError
-from histocoder.evaluation.scores import agreement, code_sets, named_groups, to_settle
+from histocoder.evaluation.scores import agreement, code_sets, to_settle
 from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.formatters import CodeSystem
 from histocoder.log import log
 
 _LABEL = ["key", "lang", "codes"]
+_COUNTS = ("code", "rows", "suspect", "share")  # columns of the counts, which a group has beside its own
 
 
 def run_audit(config: AuditFlags) -> None:
     """Write the most suspect labels, and how many there are of each code and group."""
-    output = Path(config.output)
-    check_output(output, inputs=(config.dataset, config.key), overwrite=config.overwrite)
+    output, group = Path(config.output), config.group_col or ""
+    group += "_group" if group.casefold() in _COUNTS else ""
+    names = {name: re.sub(r"[^\w. -]", "_", name) for name in ("code", group) if name}
+    paths = {name: output.with_name(f"{output.stem}_by_{end}.csv") for name, end in names.items()}
+    for path in (output, *paths.values()):
+        check_output(path, inputs=(config.dataset, config.key), overwrite=config.overwrite)
     rows, _ = coded_rows(config, config.dataset, config.group_col, "group_col")
     found = rows.groupby(_LABEL, sort=False).agg(text=("text", "first"), line=("line", list), times=("text", "size"))
     labels = found.reset_index()
@@ -60,12 +66,10 @@ def run_audit(config: AuditFlags) -> None:
         f"with random codes. Of {len(labels):,} different labels, {sum(others > 0):,} have rows of the same "
         "description with other codes" + (f"; {sum(is_outside):,} are not in the key." if config.key else ".")
     )
-    groups = {"code": rows["codes"].explode()}
-    groups |= {config.group_col: pd.Series(named_groups(rows["other"]))} if config.group_col else {}
-    for name, group in groups.items():
-        shares = wrong.loc[group.index].groupby(group.to_numpy()).agg(rows="size", suspect="sum", share="mean")
+    for name, path in paths.items():
+        of = rows["codes"].explode() if name == "code" else rows["other"].fillna("(blank)")
+        shares = wrong.loc[of.index].groupby(of.to_numpy()).agg(rows="size", suspect="sum", share="mean")
         shares = shares.sort_values("suspect", ascending=False, kind="stable").rename_axis(name).reset_index()
-        path = output.with_name(f"{output.stem}_by_{name}.csv")
         write_frame(path, shares.round(4), Form(raw=config.raw))
         log.info(f"Suspect rows by {name}, all in {path}:\n{shares.head(10).round(3).to_string(index=False)}")
     log.info(

@@ -69,6 +69,23 @@ def test_audit_puts_codes_outside_the_key_first(rows: pd.DataFrame, tmp_path: Pa
     assert "1 are not in the key" in said
 
 
+@pytest.mark.parametrize(
+    ("group", "name"), [("coder", "coder"), ("rows", "rows_group"), ("Code", "Code_group"), ("a/b", "a_b")]
+)
+def test_audit_counts_by_any_column(rows: pd.DataFrame, tmp_path: Path, group: str, name: str, capsys):
+    rows = rows.head(300).drop(columns="coder")
+    rows.assign(**{group: np.arange(300) % 20}).to_csv(tmp_path / "coded.csv", index=False)
+    output = tmp_path / "audit.csv"
+    flags = ("audit", "--dataset", tmp_path / "coded.csv", *COLUMNS, "--group-col", group, "--output", output)
+    main([*map(str, flags)])
+    found = read(tmp_path / f"audit_by_{name}.csv")
+    assert list(found)[1:] == ["rows", "suspect", "share"] and set(found.iloc[:, 0]) == {*map(str, range(20))}
+    by_code = tmp_path / "audit_by_code.csv"
+    assert read(by_code)["rows"].astype(int).sum() >= 300
+    output.unlink()
+    assert f"{by_code} already exists" in mistake(capsys, *flags) and not output.exists()
+
+
 def test_audit_restores_the_zeros_of_the_key_too(rows: pd.DataFrame, tmp_path: Path, logged: list[str]):
     rows.head(300).to_csv(tmp_path / "coded.csv", index=False)
     key = read(ROOT / "data" / "key.csv")
