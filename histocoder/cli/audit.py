@@ -10,13 +10,14 @@ from tqdm import tqdm
 
 from histocoder.cli.flags import AgreementFlags, AuditFlags, CodedTableFlags
 from histocoder.config import PrepareConfig, settings_of
+from histocoder.data.cells import read_code
 from histocoder.data.example_files import CHECKED_COL, other_cells
 from histocoder.data.examples import LANG_COL
 from histocoder.data.key import read_key
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, check_output, write_frame
 from histocoder.data.prepare import table_files
-from histocoder.errors import UserError
+from histocoder.errors import UserError, counted
 from histocoder.evaluation.scores import agreement, code_sets, to_settle
 from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.formatters import CodeSystem
@@ -80,11 +81,11 @@ def run_audit(config: AuditFlags) -> None:
 
 def run_agreement(config: AgreementFlags) -> None:
     """Print how far two coders agree, and write what they have to settle."""
-    output, by = Path(config.output), ["other" if config.id_col else "key", "lang", "n"]
+    output, by = Path(config.output), ["other"] if config.id_col else ["key", "lang"]
     check_output(output, inputs=config.files, overwrite=config.overwrite)
     tables = [coded_rows(config, path, config.id_col, "id_col") for path in config.files]
-    first, second = (rows.assign(n=rows.groupby(by[:2]).cumcount()) for rows, _ in tables)
-    both = first.merge(second[[*by, "codes"]], on=by, suffixes=("", "_second"))
+    first, second = (rows.assign(n=rows.groupby(by).cumcount()) for rows, _ in tables)
+    both = first.merge(second[[*by, "n", "codes"]], on=[*by, "n"], suffixes=("", "_second"))
     names = " and ".join(config.files)
     if both.empty:
         raise UserError(f"{names} have no row in common; check --input-col, --language-col and --id-col.")
@@ -109,7 +110,8 @@ def run_agreement(config: AgreementFlags) -> None:
 def coded_rows(config: CodedTableFlags, path: str, other: str | None, setting: str) -> tuple[pd.DataFrame, CodeSystem]:
     """Return the rows of a table that have codes, and what these are like.
 
-    They have `key`, `lang`, `codes` (a tuple), `text`, `line` and `other`, the cells of a further column, if named.
+    They have `key`, `lang`, `codes` (a tuple), `text`, `line` and `other`, the cells of a further column, if named. A
+    row without an id is left out, if that column is the `id_col`.
     """
     own = {one.name: getattr(config, one.name) for one in settings_of(PrepareConfig) if hasattr(config, one.name)}
     files = table_files(PrepareConfig(**own | {"dataset": path, "drop_bad_labels": True}))
@@ -120,6 +122,11 @@ def coded_rows(config: CodedTableFlags, path: str, other: str | None, setting: s
     rows = rows.assign(codes=codes, text=examples.texts, line=examples.table["line"].to_numpy())
     if other is not None:
         rows["other"] = other_cells(examples, path, other, setting=setting, sheet=files.sheet).to_pandas()
+    if other is not None and setting == "id_col":
+        rows["other"] = rows["other"].fillna("").map(read_code)
+        number = sum(rows["other"] == "")
+        log.info(f"{path}: {counted(number, 'row without an id is', 'rows without an id are')} left out.")
+        rows = rows[rows["other"] != ""]
     return rows, files.formatter.system
 
 

@@ -118,6 +118,18 @@ def test_agreement_of_two_files(rows: pd.DataFrame, tmp_path: Path, by: tuple[st
     assert list(found)[:5] == ["occ1", "lang", "checked", "hisco_1", "prob_1"]
 
 
+def test_agreement_matches_rows_by_their_ids_alone(rows: pd.DataFrame, tmp_path: Path, logged: list[str]):
+    first = rows.head(100).assign(id=[str(i) if i % 4 else "" for i in range(100)])
+    first.to_csv(tmp_path / "a.csv", index=False)
+    second = first.assign(id=first["id"].where(first["id"] == "", first["id"] + ".0"), lang="unk", occ1="the same")
+    second.sample(frac=1, random_state=0).to_csv(tmp_path / "b.csv", index=False)
+    flags = (*COLUMNS, "--id-col", "id", "--output", tmp_path / "settle.csv")
+    main(["agreement", *map(str, (tmp_path / "a.csv", tmp_path / "b.csv", *flags))])
+    assert f"{tmp_path / 'a.csv'}: 25 rows without an id are left out." in logged
+    assert any("75 rows have codes in both files; 0 and 0 rows" in line for line in logged)
+    assert len(read(tmp_path / "settle.csv")) == 0
+
+
 def test_agreement_needs_two_files_with_the_same_rows(rows: pd.DataFrame, tmp_path: Path, capsys):
     rows.head(20).to_csv(tmp_path / "a.csv", index=False)
     rows.tail(5).assign(occ1="someone else").to_csv(tmp_path / "b.csv", index=False)
