@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import local_folder, read_model_config
-from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of, run_settings
+from histocoder.checkpoints.model_files import WEIGHTS_FILE, local_folder, read_model_config
+from histocoder.checkpoints.run_folder import ARGS_FILE, LOG_FILE, METRICS_FILE, REPORT_FILE, run_of, run_settings
 from histocoder.cli.flags import CompareFlags, EvaluateFlags, KnownCodesFlags, ReviewFlags
 from histocoder.data.codes import rules_of
 from histocoder.data.example_files import other_cells
@@ -37,6 +37,8 @@ def run_evaluate(config: EvaluateFlags) -> None:
     output = Path(config.output)
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; name a folder for the report with --output.")
+    if any((output / name).exists() for name in (ARGS_FILE, WEIGHTS_FILE)):
+        raise UserError(f"{output} holds a run or a model, whose own report stays; choose another --output.")
     if not config.overwrite and any((output / name).exists() for name in (METRICS_FILE, REPORT_FILE)):
         raise UserError(f"{output} already has a report. Add --overwrite to replace it, or choose another --output.")
     folder = local_folder(config.model)

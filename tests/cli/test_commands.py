@@ -178,6 +178,7 @@ def test_evaluate_takes_labels_as_training_does(general: Path, data: Path, capsy
     flags = ("evaluate", "--model", general, "--data", data, "--output")
     assert "Add --overwrite" in mistake(capsys, *flags, data.parent / "evaluation")
     assert "name a folder for the report" in mistake(capsys, *flags, data)
+    assert "holds a run or a model, whose own report stays" in mistake(capsys, *flags, general, "--overwrite")
 
 
 def test_evaluate_tells_groups_apart(model: Path, data: Path, capsys: pytest.CaptureFixture[str]):
