@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Iterable
 from pathlib import Path
 
 from histocoder import distributed
@@ -44,7 +43,7 @@ def run_evaluate(config: EvaluateFlags) -> None:
     folder = local_folder(config.model)
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
     examples = _coded_rows(config, coder)
-    trained = _trained(config, coder, examples, run_of(folder))
+    trained = _trained(config, coder, examples, folder)
     groups = {}
     for name in config.group_col or ():
         cells = other_cells(examples, config.data, name, setting="group_col", sheet=config.sheet)
@@ -64,7 +63,10 @@ def run_compare(config: CompareFlags) -> None:
     device, output = distributed.start(device=config.device), Path(config.output)
     check_output(output, inputs=[config.data], overwrite=config.overwrite)
     first, second = (Coder.from_pretrained(name, str(device), precision=config.precision) for name in config.models)
-    found, changed = compare(first, second, _coded_rows(config, first))
+    examples = _coded_rows(config, first)
+    for name, coder in zip(config.models, (first, second), strict=True):
+        _measured(coder, examples, local_folder(name))
+    found, changed = compare(first, second, examples)
     models = " and ".join(
         f"{percent(found[name]['rows'])} ({percent(found[name]['texts'])}) by {path}"
         for name, path in zip(("first", "second"), config.models, strict=True)
@@ -109,34 +111,39 @@ def _coded_rows(config: KnownCodesFlags, coder: Coder) -> Examples:
     return examples
 
 
-def _trained(config: EvaluateFlags, coder: Coder, examples: Examples, run: Path) -> Baselines | None:
+def _trained(config: EvaluateFlags, coder: Coder, examples: Examples, folder: Path) -> Baselines | None:
     """Read what the model was trained on; None where that is not known."""
-    chunks: Iterable[Examples]
     if config.train_data:
         columns = {"input_col": config.input_col, "language_col": config.language_col}
         files, has_languages = training_files(Path(config.train_data), coder, rules_of(config), **columns)
         chunks = files.chunks(say=log.info)
     else:
-        rows, has_languages = run_rows(run, coder, TRAIN), True
+        rows, has_languages = run_rows(run_of(folder), coder, TRAIN), True
         if rows is None:
             if config.baselines:
-                raise UserError(f"--baselines needs the training data, and {run} has none. Add --train-data FILE.")
+                raise UserError(
+                    f"--baselines needs the training data, and {run_of(folder)} has none. Add --train-data FILE."
+                )
             return None
         chunks = rows.chunks()
     known = Known(languages=coder.model.config.languages, any_language=not has_languages)
     trained = Baselines(examples, known, max_size=math.inf if config.baselines else 0)
-    measured = run_rows(run, coder, VAL, HELD_OUT) if coder.model.config.fitted_to_validation else None
-    if measured is not None:
-        chunks = itertools.chain(chunks, [measured])
-        num_seen = sum(map(set(description_keys(measured.texts)).__contains__, description_keys(examples.texts)))
-        if num_seen:
-            log.info(
-                f"Notice: {num_seen:,} of these {len(examples):,} descriptions are in the run's validation data or "
-                f"held-out corrections, on which the model was trained after {run / REPORT_FILE} had measured it."
-            )
-    for chunk in chunks:
+    for chunk in itertools.chain(chunks, _measured(coder, examples, folder)):
         trained.add(chunk)
     return trained
+
+
+def _measured(coder: Coder, examples: Examples, folder: Path) -> list[Examples]:
+    """Return the rows on which a model was trained after its report, and say how many of `examples` they have."""
+    run = run_of(folder)
+    rows = run_rows(run, coder, VAL, HELD_OUT) if coder.model.config.fitted_to_validation else None
+    keys = set(description_keys(rows.texts)) if rows is not None else ()
+    if num_seen := sum(key in keys for key in description_keys(examples.texts)):
+        log.info(
+            f"Notice: {num_seen:,} of these {len(examples):,} descriptions are in the run's validation data or "
+            f"held-out corrections, on which {folder} was trained after {run / REPORT_FILE} had measured it."
+        )
+    return [rows] if rows is not None else []
 
 
 def run_review(config: ReviewFlags) -> None:

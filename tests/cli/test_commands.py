@@ -225,7 +225,10 @@ def test_simple_methods_learn_all_that_the_model_has(model: Path, data: Path, ca
     data.write_text(f"{TABLE}smith,en,61110\ntailor,en,61110\nminer,en,61110\n")
     found = evaluate(best, data)
     assert found["baselines"]["exact_match"]["rows"] == 0.75 and found["answer"]["by_text_seen"]["0"]["n"] == 1
-    assert "2 of these 4 descriptions are in the run's validation data or held-out" in capsys.readouterr().out
+    said = f"2 of these 4 descriptions are in the run's validation data or held-out corrections, on which {best} was"
+    assert said in capsys.readouterr().out
+    main(["compare", str(model), str(best), "--data", str(data), "--output", str(data.parent / "changed.csv")])
+    assert capsys.readouterr().out.count("of these 4 descriptions") == 1
 
 
 def test_help_shows_a_dozen_flags(capsys: pytest.CaptureFixture[str]):
