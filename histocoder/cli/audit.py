@@ -24,13 +24,12 @@ from histocoder.formatters import CodeSystem
 from histocoder.log import log
 
 _LABEL = ["key", "lang", "codes"]
-_COUNTS = ("code", "rows", "suspect", "share")  # columns of the counts, which a group has beside its own
 
 
 def run_audit(config: AuditFlags) -> None:
     """Write the most suspect labels, and how many there are of each code and group."""
     output, group = Path(config.output), config.group_col or ""
-    group += "_group" if group.casefold() in _COUNTS else ""
+    group += "_group" if group.casefold() in ("code", "rows", "suspect", "share") else ""  # a column beside these
     names = {name: re.sub(r"[^\w. -]", "_", name) for name in ("code", group) if name}
     paths = {name: output.with_name(f"{output.stem}_by_{end}.csv") for name, end in names.items()}
     for path in (output, *paths.values()):
@@ -110,8 +109,7 @@ def run_agreement(config: AgreementFlags) -> None:
 def coded_rows(config: CodedTableFlags, path: str, other: str | None, setting: str) -> tuple[pd.DataFrame, CodeSystem]:
     """Return the rows of a table that have codes, and what these are like.
 
-    They have `key`, `lang`, `codes` (a tuple), `text`, `line` and `other`, the cells of a further column, if named. A
-    row without an id is left out, if that column is the `id_col`.
+    They have `key`, `lang`, `codes` (a tuple), `text`, `line` and `other`, cells of a further column (no blank ids).
     """
     own = {one.name: getattr(config, one.name) for one in settings_of(PrepareConfig) if hasattr(config, one.name)}
     files = table_files(PrepareConfig(**own | {"dataset": path, "drop_bad_labels": True}))
@@ -123,10 +121,9 @@ def coded_rows(config: CodedTableFlags, path: str, other: str | None, setting: s
     if other is not None:
         rows["other"] = other_cells(examples, path, other, setting=setting, sheet=files.sheet).to_pandas()
     if other is not None and setting == "id_col":
-        rows["other"] = rows["other"].fillna("").map(read_code)
-        number = sum(rows["other"] == "")
-        log.info(f"{path}: {counted(number, 'row without an id is', 'rows without an id are')} left out.")
-        rows = rows[rows["other"] != ""]
+        ids = rows["other"].fillna("").map(read_code)
+        rows = rows.assign(other=ids)[ids != ""]
+        log.info(f"{path}: {counted(sum(ids == ''), 'row without an id is', 'rows without an id are')} left out.")
     return rows, files.formatter.system
 
 

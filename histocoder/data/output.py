@@ -41,10 +41,7 @@ class Form:
 def check_output(
     path: Path, *, inputs: Iterable[object] = (), excel: bool = False, num_rows: int = 0, overwrite: bool = True
 ) -> None:
-    """Raise a UserError if a path can't be written to, or a table of so many rows not in the format of its suffix.
-
-    `inputs` are files that are read, which it must not be either.
-    """
+    """Raise a UserError if a path is one of `inputs`, can't be written to, or its format can't hold so many rows."""
     kind = kind_of(path, doing="written")
     if path.exists() and (own := [one for one in inputs if one and is_same_file(path, str(one))]):
         raise UserError(f"--output is the input itself, {own[0]}; choose another.")
