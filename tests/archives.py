@@ -21,19 +21,14 @@ def read_table(path: Path, columns: list[str]) -> Table:
 
 def write_archive(path: Path, rows: int) -> pd.DataFrame:
     """A file of `rows` rows, most of their descriptions distinct, every seventh missing."""
-    frame = pd.DataFrame(
-        {
-            "id": [f"{i:05}" for i in range(rows)],
-            "occ1": [TEXTS[i % 7] and f"{TEXTS[i % 7]} {i % (rows // 3 + 1)}" for i in range(rows)],
-            "lang": ["en" if i % 2 else "da" for i in range(rows)],
-            "prob_note": ["", "x"] * (rows // 2) + [""] * (rows % 2),
-        }
-    )
+    texts = [TEXTS[i % 7] and f"{TEXTS[i % 7]} {i % (rows // 3 + 1)}" for i in range(rows)]
+    cells = [(f"{i:05}", text, ("da", "en")[i % 2], ("", "x")[i % 2]) for i, text in enumerate(texts)]
+    frame = pd.DataFrame(cells, columns=["id", "occ1", "lang", "prob_note"])
     frame.to_csv(path, index=False)
     return frame
 
 
-def config(source: Path, output: Path, **changes: Any) -> PredictConfig:
+def config(source: Path, output: Path, /, **changes: Any) -> PredictConfig:
     return PredictConfig(**{"input": str(source), "output": str(output), "language_col": "lang", **changes})
 
 
@@ -41,6 +36,6 @@ def read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
-def code(model: Path, source: Path, output: Path, *, block_rows: int = 40, **changes: Any) -> None:
+def code(model: Path, source: Path, output: Path, /, *, block_rows: int = 40, **changes: Any) -> None:
     coder = Coder(load_model(model), "cpu")
     predict_file(coder, config(source, output, **changes), model_id="m", block_rows=block_rows, say=lambda _: None)

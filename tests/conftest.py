@@ -6,15 +6,17 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # before torch and transformers are imported, here and in what is forked
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")  # tests share processors, and tiny models need but one
 
 import pytest
-from forked import Forked
+from forked import DEADLINE, Ended, Forked
 from hypothesis import settings
+from models import save_tiny_model
 
 from histocoder.cli.main import main
 from histocoder.log import log
@@ -26,18 +28,12 @@ collect_ignore = ["like_windows"]  # programs', not pytest's
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
-DEADLINE = 240.0
-"""Seconds that any process of a test may take: far more than on a busy machine, less than a silent rank is given."""
+PROGRAMS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+"""PATH on which this Python comes first."""
 
 TITLES = {
-    "farmer": "61110",
-    "shoemaker": "80110",
-    "baker": "77610",
-    "tailor": "79100",
-    "weaver": "75400",
-    "miner": "71105",
-    "soldier": "58340",
-    "carpenter": "95410",
+    **{"farmer": "61110", "shoemaker": "80110", "baker": "77610", "tailor": "79100"},
+    **{"weaver": "75400", "miner": "71105", "soldier": "58340", "carpenter": "95410"},
 }
 NOTES = ["", " (deceased)", " (retired)", "'s apprentice", " and dealer", ", journeyman", " of the parish", " master"]
 
@@ -48,6 +44,11 @@ def shared(path: str) -> Path:
     if not found.exists():
         pytest.skip(f"no {path} beside the project")
     return found
+
+
+def slow(*values: object) -> Any:
+    """Return parameters of a test with which it takes long: `make test-all` runs it, `make test` does not."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture
@@ -63,14 +64,17 @@ def logged() -> Iterator[list[str]]:
 
 def write_table(path: Path, *, two_codes: bool = False, copies: int = 1) -> Path:
     """A table of 64 descriptions (times `copies`) with their codes; every fifth has a second code if asked for."""
-    header = "occ1,lang,hisco_1,hisco_2" if two_codes else "occ1,hisco_1"
-    lines = [header]
-    codes = list(TITLES.values())
+    lines, codes = ["occ1,lang,hisco_1,hisco_2" if two_codes else "occ1,hisco_1"], list(TITLES.values())
     for i, note in enumerate(NOTES * copies):
         for j, (title, code) in enumerate(TITLES.items()):
             second = codes[(j + 1) % len(codes)] if (i + j) % 5 == 0 else ""
             text = f'"{title}{note}{"" if i < len(NOTES) else f" no {i}"}"'
             lines.append(f"{text},en,{code},{second}" if two_codes else f"{text},{code}")
+    return write(path, *lines)
+
+
+def write(path: Path, *lines: str) -> Path:
+    """Write a file of these lines, and return its path."""
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -97,25 +101,29 @@ def table(tmp_path: Path) -> Path:
 
 def environment(**extra: str) -> dict[str, str]:
     """This process's environment, without network, with one thread, so that bits compare."""
-    env = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "WANDB_", "TORCHELASTIC"))
-    }
+    others = ("SLURM_", "WANDB_", "TORCHELASTIC")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return {**env, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", **extra}
 
 
-def run(
-    *args: object, check: bool = True, env: dict[str, str] | None = None, fresh: bool = False
-) -> subprocess.CompletedProcess[str]:
+def run(*args: object, check: bool = True, env: dict[str, str] | None = None, fresh: bool = False) -> Ended:
     """Run a script of the project in its own process: a forked one, or a new Python interpreter if `fresh`."""
-    command, env = [str(arg) for arg in args], env or environment()
     if fresh:
-        result = subprocess.run(
-            [sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False
-        )
-    else:
-        result = Forked(command, cwd=ROOT, env=env).result(DEADLINE)
-    if check and result.returncode != 0:
-        raise AssertionError(f"{args} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}")
+        return program(sys.executable, *args, check=check, env=env)
+    result = Forked([*map(str, args)], cwd=ROOT, env=env or environment()).result()
+    return succeeded(result) if check else result
+
+
+def program(*command: object, check: bool = True, env: dict[str, str] | None = None, **how: Any) -> Ended:
+    """Run any program, by default in the project's folder; `how` is as for `subprocess.run`."""
+    how = {"cwd": ROOT, "env": env or environment(), "timeout": DEADLINE, **how}
+    result = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **how)
+    return succeeded(result) if check else result
+
+
+def succeeded(result: Ended) -> Ended:
+    """Return how a program ended, with status 0."""
+    assert result.returncode == 0, f"{result.args} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
     return result
 
 
@@ -136,6 +144,13 @@ def mistake(capsys: pytest.CaptureFixture[str], *args: object) -> str:
     return said
 
 
+def spied(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, of: Callable[..., list[Any]]) -> list[Any]:
+    """Return a list that `of(*args, **kwargs)` of each call of a function is appended to from now on, one by one."""
+    function, kept = getattr(owner, name), list[Any]()
+    monkeypatch.setattr(owner, name, lambda *args, **how: kept.extend(of(*args, **how)) or function(*args, **how))
+    return kept
+
+
 def free_port() -> int:
     """A port on loopback that nothing listens on."""
     with socket.socket() as listener:
@@ -146,8 +161,6 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny model with random weights, which no test changes."""
-    from models import save_tiny_model
-
     return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 

@@ -15,12 +15,11 @@ from histocoder.inference.coder import Coder
 TOKEN = "0123456789abcdef"
 ADDRESS = "http://127.0.0.1:8000"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+Served = Iterator[TestClient]
 
 
 @contextmanager
-def served(
-    folder: Path, coder: tuple[Coder, Path] | None = None, *, data: Path | None = None, **options: Any
-) -> Iterator[TestClient]:
+def served(folder: Path, coder: tuple[Coder, Path] | None = None, data: Path | None = None, **options: Any) -> Served:
     """A client of a desk with a model, by default those of its folder; `data` is to be reviewed from the start."""
     models = Models(folder / "models", device="cpu", precision="auto")
     if coder is None:

@@ -57,9 +57,8 @@ def break_change(part: str, number: str) -> None:
     def hook(event: str, args: tuple[Any, ...]) -> None:
         nonlocal left
         is_change = event in CHANGES or (event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-        if is_change and any(
-            part in os.fsdecode(arg) for arg in args[:2] if isinstance(arg, str | bytes | os.PathLike)
-        ):
+        paths = [os.fsdecode(arg) for arg in args[:2] if isinstance(arg, str | bytes | os.PathLike)]
+        if is_change and any(part in path for path in paths):
             left -= 1
             if not left:
                 die()
@@ -68,27 +67,19 @@ def break_change(part: str, number: str) -> None:
 
 
 def break_loss(kind: str, rank: str, steps: str) -> None:
-    """Multiply a rank's loss by NaN, or add infinity to it, which leaves its gradients finite."""
-    first, last = map(int, steps.split("-"))
-    break_number = {"nan": lambda loss: loss * float("nan"), "inf": lambda loss: loss + float("inf")}[kind]
-    if os.environ.get("RANK", "0") == rank:
-        wrap(
-            "histocoder.training.learner.mixed_loss",
-            lambda f, number, *args: break_number(f(*args)) if first <= number <= last else f(*args),
-        )
-
-
-def break_memory(rank: str, step: str) -> None:
-    """Have a rank ask for a petabyte."""
+    """Multiply a rank's loss by NaN, add infinity to it, which leaves its gradients finite, or ask for a petabyte."""
     import torch
 
+    broken = {
+        "nan": lambda loss: loss * float("nan"),
+        "inf": lambda loss: loss + float("inf"),
+        "memory": lambda loss: loss + torch.empty(10**15, dtype=torch.uint8)[0],
+    }[kind]
+    first, _, last = steps.partition("-")
+    wrong = range(int(first), int(last or first) + 1)
     if os.environ.get("RANK", "0") == rank:
-        wrap(
-            "histocoder.training.learner.mixed_loss",
-            lambda f, number, *args: (
-                f(*args) + (torch.empty(10**15, dtype=torch.uint8)[0] if number == int(step) else 0)
-            ),
-        )
+        mixed_loss = "histocoder.training.learner.mixed_loss"
+        wrap(mixed_loss, lambda f, number, *args: broken(f(*args)) if number in wrong else f(*args))
 
 
 def break_worker(number: str, signal_name: str) -> None:
@@ -123,21 +114,19 @@ class Service:
         return self
 
 
-def break_wandb(call: str) -> None:
-    """Put the stand-in in W&B's place."""
-    sys.modules["wandb"] = Service(call)  # type: ignore[assignment]
-
-
 def install(fault: str) -> None:
     """Have a fault happen later on."""
     kind, *rest = fault.split(":")
     if kind == "room":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(rest[0]), resource.RLIM_INFINITY))
         return
-    if kind in ("nan", "inf"):
+    if kind in ("nan", "inf", "memory"):
         break_loss(kind, *rest)
         return
-    breaks = {"change": break_change, "memory": break_memory, "worker": break_worker, "wandb": break_wandb}
+    if kind == "wandb":
+        sys.modules["wandb"] = Service(*rest)  # type: ignore[assignment]
+        return
+    breaks = {"change": break_change, "worker": break_worker}
     if kind in breaks:
         breaks[kind](*rest)
         return

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from faulty import run_program
 
+DEADLINE = 240.0
+"""Seconds that any process of a test may take: far more than on a busy machine, less than a silent rank is given."""
+Ended = subprocess.CompletedProcess[str]
 _SERVER = multiprocessing.get_context("forkserver")
 _OURS = ["histocoder.training.train", "histocoder.inference.predict_file"]
 _SERVER.set_forkserver_preload([*_OURS, "torch.distributed.run", "transformers.modeling_utils"])
@@ -39,31 +42,25 @@ class Forked:
     def stderr(self) -> str:
         return self.err.read_text()
 
-    @property
-    def pid(self) -> int:
-        """Its number."""
-        assert self.process.pid is not None
-        return self.process.pid
-
     def is_running(self) -> bool:
         return self.process.is_alive()
 
     def send(self, signum: int) -> None:
         """Signal it."""
-        os.kill(self.pid, signum)
+        os.kill(self.process.pid, signum)
 
     def kill(self) -> None:
         """End it, if it has not ended."""
         self.process.kill()
         self.process.join()
 
-    def result(self, timeout: float) -> subprocess.CompletedProcess[str]:
+    def result(self) -> Ended:
         """How it ended, once it has; killed at the deadline."""
-        self.process.join(timeout)
+        self.process.join(DEADLINE)
         if self.process.exitcode is None:
             self.kill()
-            raise subprocess.TimeoutExpired(self.args, timeout, self.stdout, self.stderr)
-        return subprocess.CompletedProcess(self.args, self.process.exitcode, self.stdout, self.stderr)
+            raise subprocess.TimeoutExpired(self.args, DEADLINE, self.stdout, self.stderr)
+        return Ended(self.args, self.process.exitcode, self.stdout, self.stderr)
 
 
 def _be(args: list[str], cwd: Path, env: dict[str, str], stdout: Path, stderr: Path) -> None:

@@ -1,8 +1,5 @@
 """Runs that faults are done to: one process, two ranks that are forked, or two under torchrun."""
 
-from __future__ import annotations
-
-import contextlib
 import csv
 import json
 import os
@@ -11,30 +8,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from conftest import DEADLINE, ROOT, environment, free_port, write_table
-from forked import Forked
+from forked import Ended, Forked
 from safetensors.torch import load_file
 
 from histocoder.checkpoints.training_state import list_checkpoints
 
-FAULTY = Path(__file__).with_name("faulty.py")
-TINY = (
-    *("--encoder", "tiny", "--learning-rate", "1e-3", "--precision", "fp32"),
-    *("--log-interval", "1", "--no-report", "--no-experts"),
-)
+TINY = "--encoder tiny --learning-rate 1e-3 --precision fp32 --log-interval 1 --no-report --no-experts".split()
 STEPS = 24
-MEASURED = {"samples_per_sec"}
+MEASURED = "samples_per_sec"
 
 
 def finetune(table: Path, out: Path, *extra: object) -> list[str]:
     flags = ("--target-cols", "hisco_1", *TINY, "--no-refit", "--titles", "none", *extra)
-    args = ("--dataset", table, "--save-path", out, *flags)
-    return [str(arg) for arg in ("finetune.py", *args)]
+    return [*map(str, ("finetune.py", "--dataset", table, "--save-path", out, *flags))]
 
 
 def training(out: Path, *extra: object, batch_size: int = 4, steps: int = STEPS) -> list[str]:
@@ -48,23 +40,17 @@ def training(out: Path, *extra: object, batch_size: int = 4, steps: int = STEPS)
 
 def faulty(args: list[str], *faults: str) -> list[str]:
     """The same with faults: see `faulty.py`."""
-    return [str(FAULTY), *faults, "--", *args]
-
-
-def end_of(process: Forked) -> subprocess.CompletedProcess[str]:
-    return process.result(DEADLINE)
+    return [str(Path(__file__).with_name("faulty.py")), *faults, "--", *args]
 
 
 @contextmanager
 def ranks(*commands: Sequence[object], each_a_node: bool = False) -> Iterator[list[Forked]]:
     """Processes that train together, one for each command; none is left in the end."""
-    env = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    env = environment() | env
-    started = [
-        Forked([*map(str, command)], cwd=ROOT, env={**env, "RANK": str(rank), "LOCAL_RANK": str(local_rank)})
-        for rank, command in enumerate(commands)
-        for local_rank in [0 if each_a_node else rank]
-    ]
+    env = environment(WORLD_SIZE=str(len(commands)), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    started = []
+    for rank, command in enumerate(commands):
+        place = {"RANK": str(rank), "LOCAL_RANK": "0" if each_a_node else str(rank)}
+        started.append(Forked([*map(str, command)], cwd=ROOT, env=env | place))
     try:
         yield started
     finally:
@@ -72,12 +58,10 @@ def ranks(*commands: Sequence[object], each_a_node: bool = False) -> Iterator[li
             process.kill()
 
 
-def two_ranks(
-    args: Sequence[object], others: Sequence[object] = (), *, check: bool = True, each_a_node: bool = False
-) -> list[subprocess.CompletedProcess[str]]:
+def two_ranks(args: Sequence, others: Sequence = (), *, check: bool = True, each_a_node: bool = False) -> list[Ended]:
     """How two processes ended that trained together; `others` are the arguments of rank 1, by default the same."""
     with ranks(args, others or args, each_a_node=each_a_node) as started:
-        ended = [end_of(process) for process in started]
+        ended = [process.result() for process in started]
     assert not check or [one.returncode for one in ended] == [0, 0], [one.stderr for one in ended]
     return ended
 
@@ -94,38 +78,24 @@ def wait_for_step(process: Forked, step: int) -> None:
     assert process.is_running(), process.stderr
 
 
-class Torchrun:
-    """Two ranks under torchrun, each in a new Python interpreter."""
+@contextmanager
+def torchrun(args: list[str], *options: str) -> Iterator[Forked]:
+    """Two ranks under torchrun, each in a new Python interpreter; none is left in the end."""
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", *options)
+    process = Forked([*launcher, *args], cwd=ROOT, env=environment())
+    try:
+        yield process
+    finally:
+        left = workers(process)
+        process.kill()
+        for pid in filter(is_alive, left):
+            os.kill(pid, signal.SIGKILL)
 
-    def __init__(self, args: list[str], *options: str) -> None:
-        launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", *options)
-        self.process = Forked([*launcher, *args], cwd=ROOT, env=environment())
 
-    def __enter__(self) -> Torchrun:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        workers = self.workers()
-        self.process.kill()
-        for pid in workers:
-            if is_alive(pid):
-                os.kill(pid, signal.SIGKILL)
-
-    def wait_for_step(self, step: int) -> None:
-        wait_until(lambda: f"\nstep {step}/" in self.process.stdout)
-
-    def workers(self) -> list[int]:
-        """Their process ids, by rank."""
-        pids = [pid for pid in children_of(self.process.pid) if "RANK" in variables(pid)]
-        return sorted(pids, key=lambda pid: int(variables(pid)["RANK"]))
-
-    def end(self) -> int:
-        """How it ended."""
-        return self.process.result(DEADLINE).returncode
-
-    @property
-    def output(self) -> str:
-        return self.process.stdout + self.process.stderr
+def workers(launcher: Forked) -> list[int]:
+    """Process ids of the ranks that torchrun has started, by rank."""
+    ranks = {variables(pid).get("RANK"): pid for pid in children_of(launcher.process.pid)}
+    return [ranks[rank] for rank in "01" if rank in ranks]
 
 
 @contextmanager
@@ -143,12 +113,12 @@ def serving(model: Path | None, *flags: object) -> Iterator[tuple[subprocess.Pop
         started.wait()
 
 
-def children_of(pid: int) -> list[int]:
+def children_of(pid: int | None) -> list[int]:
     """The processes that one has started, from any of its threads, as Java does."""
-    found = []
+    found = list[int]()
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(child) for child in path.read_text().split()]
+        with suppress(OSError):
+            found += map(int, path.read_text().split())
     return found
 
 
@@ -171,13 +141,12 @@ def is_alive(pid: int) -> bool:
 
 def logs(out: Path) -> list[dict[str, str]]:
     with (out / "logs.csv").open(newline="") as file:
-        return [{name: cell for name, cell in row.items() if name not in MEASURED} for row in csv.DictReader(file)]
+        return [{name: cell for name, cell in row.items() if name != MEASURED} for row in csv.DictReader(file)]
 
 
 def logged(out: Path, column: str) -> list[float]:
     """The numbers of one column."""
-    with (out / "logs.csv").open(newline="") as file:
-        return [float(row[column]) for row in csv.DictReader(file) if row[column]]
+    return [float(row[column]) for row in logs(out) if row[column]]
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -185,18 +154,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_weights(one: Path, other: Path, *, tolerance: float = 0.0) -> None:
-    for name, tensor in weights(one).items():
-        torch.testing.assert_close(
-            weights(other)[name], tensor, atol=tolerance, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
-        )
-
-
-def assert_complete(result: subprocess.CompletedProcess[str], out: Path, service: str, why: str) -> None:
-    """One warning; everything else as in a run without the service."""
-    warnings = [line for line in result.stderr.splitlines() if f"Warning: {service}" in line]
-    assert len(warnings) == 1 and why in warnings[0], result.stderr
-    assert (out / "model.safetensors").exists()
-    assert logged(out, "step") == [1, 2, 3, 4, 4] and len(logged(out, "train_loss")) == 4
+    torch.testing.assert_close(weights(other), weights(one), atol=tolerance, rtol=0)
 
 
 def assert_same_end(one: Path, other: Path) -> None:
@@ -205,8 +163,7 @@ def assert_same_end(one: Path, other: Path) -> None:
     assert last[0].name == last[1].name
     for name in ("model.safetensors", "optimizer.pt"):
         assert (last[0] / name).read_bytes() == (last[1] / name).read_bytes(), name
-    rng, others = (load_file(path / "ranks.safetensors")["rng"] for path in last)
-    assert torch.equal(rng, others)
+    assert torch.equal(*(load_file(path / "ranks.safetensors")["rng"] for path in last))
     assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
     assert logs(one) == logs(other)
 

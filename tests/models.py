@@ -34,13 +34,8 @@ def some_ids(lengths: list[int], width: int) -> torch.Tensor:
 
 def config_of(encoder: nn.Module, formatter: Formatter, codes: Sequence[str], **settings: Any) -> ModelConfig:
     """The config of a model of an encoder and a formatter, of 64 positions unless it is said."""
-    return ModelConfig(
-        encoder=encoder.config.to_diff_dict(),
-        formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size + 1,
-        codes=tuple(codes),
-        **{"max_len": 64, **settings},
-    )
+    form = {"formatter": formatter.to_config(), "vocab_size": formatter.vocab_size + 1, "codes": tuple(codes)}
+    return ModelConfig(encoder=encoder.config.to_diff_dict(), **form, **{"max_len": 64, **settings})
 
 
 def tiny_model(num_blocks: int = 2, *, codes: Sequence[str] = CODES, **changes: Any) -> MixerModel:
@@ -50,8 +45,7 @@ def tiny_model(num_blocks: int = 2, *, codes: Sequence[str] = CODES, **changes: 
     formatter = build_formatter("hisco", num_blocks=num_blocks)
     settings = {"descriptions": {"61110": "Farmer", "77610": "Baker"}, "languages": ("da", "en", "unk"), **changes}
     target_cols = tuple(f"hisco_{i + 1}" for i in range(num_blocks))
-    config = config_of(encoder, formatter, codes, target_cols=target_cols, **settings)
-    model = MixerModel(config, encoder)
+    model = MixerModel(config_of(encoder, formatter, codes, target_cols=target_cols, **settings), encoder)
     torch.nn.init.normal_(model.decoder.head.weight, std=0.5)
     torch.nn.init.normal_(model.linear_decoder.weight, std=0.3)
     return model.eval()

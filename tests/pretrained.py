@@ -4,6 +4,7 @@ import string
 from pathlib import Path
 
 import torch
+import transformers as hf
 from conftest import NOTES, TITLES
 from models import config_of
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -25,68 +26,43 @@ def save_pretrained(kind: str, folder: Path, *, dropout: float = 0.0, num_positi
 
 
 def _sizes(dropout: float, num_positions: int) -> dict[str, float]:
-    return {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "max_position_embeddings": num_positions,
-        "hidden_dropout_prob": dropout,
-        "attention_probs_dropout_prob": dropout,
-    }
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), dropout)
+    return {**sizes, **dropouts, "max_position_embeddings": num_positions}
 
 
 def _save_canine(folder: Path, dropout: float, num_positions: int) -> None:
-    from transformers import CanineConfig, CanineModel
-
-    sizes = {**_sizes(dropout, num_positions), "num_hash_buckets": num_positions}
-    CanineModel(CanineConfig(**sizes)).save_pretrained(folder)
+    config = hf.CanineConfig(**_sizes(dropout, num_positions), num_hash_buckets=num_positions)
+    hf.CanineModel(config).save_pretrained(folder)
 
 
 def _save_bert(folder: Path, dropout: float, num_positions: int) -> None:
-    from transformers import BertConfig, BertModel
-
     starts = sorted({*_WORDS, *_LETTERS})
-    pieces = [*starts, *(f"##{piece}" for piece in starts)]
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces]
-    BertModel(BertConfig(vocab_size=len(vocabulary), **_sizes(dropout, num_positions))).save_pretrained(folder)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *[*starts, *(f"##{piece}" for piece in starts)]]
+    hf.BertModel(hf.BertConfig(vocab_size=len(vocabulary), **_sizes(dropout, num_positions))).save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
 
 
 def _save_xlm_r(folder: Path, dropout: float, num_positions: int) -> None:
-    from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
-
     special = ["<s>", "<pad>", "</s>", "<unk>"]
     pieces = [(f"▁{word}", -3.0) for word in _WORDS] + [(letter, -6.0) for letter in ("▁", *_LETTERS)]
     tokenizer = Tokenizer(models.Unigram([*((piece, 0.0) for piece in special), *pieces], unk_id=3))
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        cls_token="<s>",
-        bos_token="<s>",
-        pad_token="<pad>",
-        sep_token="</s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-    )
+    forms = {"single": "<s> $A </s>", "pair": "<s> $A </s> </s> $B </s>"}
+    tokenizer.post_processor = processors.TemplateProcessing(**forms, special_tokens=[("<s>", 0), ("</s>", 2)])
+    names = {"cls_token": "<s>", "bos_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "eos_token": "</s>"}
+    fast = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names, unk_token="<unk>")
     fast.save_pretrained(folder)
     sizes = {"vocab_size": len(fast), "pad_token_id": 1, **_sizes(dropout, num_positions)}
-    XLMRobertaModel(XLMRobertaConfig(**sizes)).save_pretrained(folder)
+    hf.XLMRobertaModel(hf.XLMRobertaConfig(**sizes)).save_pretrained(folder)
 
 
 def _save_byt5(folder: Path, dropout: float, _num_positions: int) -> None:
-    from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration
-
-    config = T5Config(
-        vocab_size=384, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, dropout_rate=dropout,
-        feed_forward_proj="gated-gelu",
-    )  # fmt: skip
-    T5ForConditionalGeneration(config).save_pretrained(folder)  # as on the hub, with the decoder that is not needed
-    ByT5Tokenizer().save_pretrained(folder)
+    sizes = {"vocab_size": 384, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+    config = hf.T5Config(**sizes, dropout_rate=dropout, feed_forward_proj="gated-gelu")
+    hf.T5ForConditionalGeneration(config).save_pretrained(folder)  # as on the hub, with the decoder that is not needed
+    hf.ByT5Tokenizer().save_pretrained(folder)
 
 
 TEXTS = [f"{title}{note}" for title in TITLES for note in NOTES]

@@ -3,11 +3,10 @@
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import DEADLINE, ROOT, environment, run
+from conftest import PROGRAMS, ROOT, environment, program, run
 from jobs import serving
 from models import save_tiny_model
 
@@ -38,15 +37,12 @@ def test_r_page(tmp_path: Path):
     blocks = dict(re.findall(r"### ([^\n]+)\n(?:(?!###).)*?```r\n(.*?)```", page, re.DOTALL))
     assert blocks.keys() == CHECKS.keys()
     save_tiny_model(tmp_path / "out" / "best")
-    programs = f"{Path(sys.executable).parent}:{environment()['PATH']}"
 
     def follow(section: str, port: int = 8000, **variables: str) -> None:
         code = "\n".join([blocks[section], CHECKS[section]]).replace(":8000", f":{port}")
         script = tmp_path / "script.R"
         script.write_text(code, encoding="utf-8")
-        how = {"cwd": tmp_path, "env": environment(PATH=programs, **variables), "timeout": DEADLINE}
-        result = subprocess.run(["Rscript", "--vanilla", script], check=False, capture_output=True, text=True, **how)
-        assert result.returncode == 0, f"{section}: {result.stdout}{result.stderr}"
+        program("Rscript", "--vanilla", script, cwd=tmp_path, env=environment(PATH=PROGRAMS, **variables))
 
     follow("Through files")
     follow("Stata files in R")

@@ -1,6 +1,13 @@
 """Ray and Spark on this machine: rows as one process codes them, lost workers, broken files."""
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,15 +16,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import NOTES, TITLES, run, write_table
-from jobs import assert_same_weights, finetune, training
-from watched import has_torch, runs, watch
+from conftest import NOTES, ROOT, TITLES, environment, run, write_table
+from jobs import assert_same_weights, children_of, finetune, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.engines]
 with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray; make test-engines installs it")
-with_spark = pytest.mark.skipif(
-    find_spec("pyspark") is None or shutil.which("java") is None, reason="needs PySpark and Java; see make test-engines"
-)
+has_spark = find_spec("pyspark") is not None and shutil.which("java") is not None
+with_spark = pytest.mark.skipif(not has_spark, reason="needs PySpark and Java; see make test-engines")
 
 RAY = """
 import sys
@@ -56,11 +61,8 @@ def fit(flags):
 
     train(parse(FinetuneConfig, flags))
 
-trainer = TorchTrainer(
-    fit, train_loop_config=sys.argv[2:], scaling_config=ScalingConfig(num_workers=2),
-    run_config=RunConfig(storage_path=sys.argv[1])
-)
-trainer.fit()
+how = {"scaling_config": ScalingConfig(num_workers=2), "run_config": RunConfig(storage_path=sys.argv[1])}
+TorchTrainer(fit, train_loop_config=sys.argv[2:], **how).fit()
 """
 TORCH_DISTRIBUTOR = """
 import sys
@@ -70,6 +72,44 @@ from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 TorchDistributor(num_processes=2, local_mode=True, use_gpu=False).run(*sys.argv[1:])
 """
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it has started, and these."""
+    return [pid, *(other for child in children_of(pid) for other in family(child))]
+
+
+def watch(*args: object, victim: Callable[[int], bool] = lambda _: False) -> tuple[int, str, bool]:
+    """Run a Python with these arguments to its end, and kill the first process of its own for which `victim` holds.
+
+    Returns its status, its output and errors, and whether a process was found to kill.
+    """
+    env = environment(PYTHONPATH=str(ROOT), PYSPARK_PYTHON=sys.executable, RAY_USAGE_STATS_ENABLED="0")
+    deadline, was_killed = time.monotonic() + 900, False
+    with tempfile.TemporaryFile("w+") as output:
+        how = {"stdout": output, "stderr": subprocess.STDOUT, "cwd": ROOT, "env": env}
+        program = subprocess.Popen([sys.executable, *map(str, args)], **how)
+        try:
+            while program.poll() is None and time.monotonic() < deadline:
+                for pid in filter(victim, [] if was_killed else family(program.pid)):
+                    os.kill(pid, signal.SIGKILL)
+                    was_killed = True
+                    break
+                time.sleep(0.2)
+        finally:
+            for pid in family(program.pid) if program.poll() is None else ():
+                os.kill(pid, signal.SIGKILL)
+        output.seek(0)
+        return program.wait(), output.read(), was_killed
+
+
+def shows(pid: int, name: str, *words: str) -> bool:
+    """Return whether a file of a process in /proc, such as its command, contains all these words."""
+    try:
+        text = Path(f"/proc/{pid}/{name}").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return False
+    return all(word in text for word in words)
 
 
 @pytest.fixture(scope="module")
@@ -144,38 +184,41 @@ def test_spark_codes_a_sample(village: Path, model: Path, coded_village: Path, t
 
 @with_ray
 def test_ray_loses_nothing_with_a_worker(village: Path, model: Path, coded_village: Path, tmp_path: Path):
-    command = ["-c", RAY, village, model, tmp_path / "out", 1.0]
-    ended = watch(command, victim=lambda pid: runs(pid, "ray::MapWorker(", "MapBatches(BlockCoder)).submit"))
-    assert ended.was_killed and ended.status == 0, ended.output
+    victim = ("cmdline", "ray::MapWorker(", "MapBatches(BlockCoder)).submit")
+    command = ("-c", RAY, village, model, tmp_path / "out", 1.0)
+    status, output, was_killed = watch(*command, victim=lambda pid: shows(pid, *victim))
+    assert was_killed and status == 0, output
     assert_codes_agree(tmp_path / "out", coded_village)
 
 
 @with_spark
 def test_spark_loses_nothing_with_a_worker(village: Path, model: Path, coded_village: Path, tmp_path: Path):
-    command = ["-c", SPARK, village, model, tmp_path / "out", "true"]
-    ended = watch(command, victim=lambda pid: runs(pid, "pyspark.daemon") and has_torch(pid))
-    assert ended.was_killed and ended.status == 0, ended.output
+    def works(pid: int) -> bool:
+        return shows(pid, "cmdline", "pyspark.daemon") and shows(pid, "maps", "libtorch_cpu")
+
+    status, output, was_killed = watch("-c", SPARK, village, model, tmp_path / "out", "true", victim=works)
+    assert was_killed and status == 0, output
     assert_codes_agree(tmp_path / "out", coded_village)
 
 
 @with_spark
 def test_spark_names_a_broken_file(village: Path, model: Path, tmp_path: Path):
-    folder = Path(shutil.copytree(village, tmp_path / "broken"))
-    (folder / "part-2.parquet").write_bytes((folder / "part-2.parquet").read_bytes()[:5000])
-    ended = watch(["-c", SPARK, folder, model, tmp_path / "out", "true"])
-    assert ended.status == 1 and "part-2.parquet" in ended.output
+    part = shutil.copytree(village, tmp_path / "broken") / "part-2.parquet"
+    part.write_bytes(part.read_bytes()[:5000])
+    status, output, _ = watch("-c", SPARK, part.parent, model, tmp_path / "out", "true")
+    assert status == 1 and "part-2.parquet" in output
     assert not (tmp_path / "out" / "_SUCCESS").exists()
 
 
 @with_ray
 def test_ray_train_trains_as_torchrun_does(together: Path, tmp_path: Path):
-    ended = watch(["-c", TRAIN, tmp_path / "ray", *training(tmp_path / "out")[1:]])
-    assert ended.status == 0, ended.output
+    status, output, _ = watch("-c", TRAIN, tmp_path / "ray", *training(tmp_path / "out")[1:])
+    assert status == 0, output
     assert_same_weights(tmp_path / "out", together)
 
 
 @with_spark
 def test_torch_distributor_trains_as_torchrun_does(together: Path, tmp_path: Path):
-    ended = watch(["-c", TORCH_DISTRIBUTOR, *training(tmp_path / "out")])
-    assert ended.status == 0, ended.output
+    status, output, _ = watch("-c", TORCH_DISTRIBUTOR, *training(tmp_path / "out"))
+    assert status == 0, output
     assert_same_weights(tmp_path / "out", together)

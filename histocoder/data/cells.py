@@ -107,14 +107,21 @@ def descriptions_in(header: Collection[str]) -> str | None:
 def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -> int:
     """Return the index of the header, which titles may precede: the fullest row that has all columns.
 
-    If there is none, it is the first row with three quarters as many cells as the fullest.
+    If there is none, it is the first row with three quarters as many cells as the fullest, or the first cell alone
+    blank, as programs write numbers of rows, or with a usual name of descriptions.
     """
     cells = [[cell for cell in row if cell and cell.strip()] for row in rows]
     wanted = set(map(plain, columns))
     found = [i for i, row in enumerate(cells) if wanted and wanted <= set(map(plain, row))]
     if found:
         return max(found, key=lambda i: len(cells[i]))
-    return next(i for i, row in enumerate(cells) if 4 * len(row) >= 3 * max(map(len, cells)))
+    most = max(map(len, cells))
+
+    def is_header(i: int) -> bool:
+        is_numbered = len(cells[i]) == most - 1 and not (rows[i][0] or "").strip()
+        return 4 * len(cells[i]) >= 3 * most or is_numbered or not set(map(plain, cells[i])).isdisjoint(_DESCRIPTIONS)
+
+    return next(i for i in range(len(rows)) if is_header(i))
 
 
 def below_titles(path: object, unit: str, number: int) -> str:

@@ -72,7 +72,7 @@ class CsvFile:
         unchanged = {"column_types": dict.fromkeys(names, pa.string()), "strings_can_be_null": False, "null_values": []}
         try:
             for batch in pa.csv.open_csv(
-                self.path,
+                pa.input_stream(self.path, compression="gzip" if self.path.suffix.lower() == ".gz" else None),
                 pa.csv.ReadOptions(use_threads=False, encoding=self._encoding.removesuffix("-sig"), **read),
                 pa.csv.ParseOptions(ignore_empty_lines=False, **parse),
                 pa.csv.ConvertOptions(**unchanged),

@@ -69,6 +69,7 @@ class Improvement(BaseModel):
 
     corrections: int
     next_step: str
+    learned: bool  # whether a model has learned them already
 
 
 class Desk:
@@ -105,12 +106,13 @@ class Desk:
         if self.models.in_use is None:
             return About(model=None, languages=named_languages(map(Language, NAMES)), **server)
         coding, coder = self.models.coding, self.models.coding.coder
+        has_none = coder.system == "hisco" or NO_OCCUPATION in coder.codes
         return About(
             model=coding.name,
             system=coder.system,
             num_codes=len(coder.codes),
             most_codes=coder.formatter.num_blocks,
-            no_occupation=coding.titled(NO_OCCUPATION) if NO_OCCUPATION in coder.codes else None,
+            no_occupation=coding.titled(NO_OCCUPATION) if has_none else None,
             languages=named_languages(set(coder.model.config.languages) - {"unk"} or map(Language, NAMES)),
             sure=coding.sure,
             **server,
@@ -151,7 +153,7 @@ class Desk:
         number, model = self._write(self._file, raw=raw), self.models.in_use
         assert model is not None  # else there are no corrections
         next_one = next_step(str(self.models.best(model.id)), self._file, self.models.run(model.id))
-        return Improvement(corrections=number, next_step=next_one)
+        return Improvement(corrections=number, next_step=next_one, learned=self.models.has_learned(self._file))
 
     def _write(self, path: Path, *, raw: bool = True) -> int:
         """Write the settled descriptions to a file, and return their number."""

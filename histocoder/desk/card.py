@@ -28,6 +28,7 @@ class Card(BaseModel):
     status: Literal["open", "settled", "unsure", "disputed"]
     codes: list[str] | None  # codes that were decided on; None where none were
     who: str | None
+    at: float | None = None  # when they were
     row: dict[str, str] = {}  # other columns of the first of its rows
     double: bool = False  # whether two people decide on it, without seeing each other's decisions
     opinions: list["Opinion"] = []  # their decisions, once both have decided

@@ -1,6 +1,8 @@
 """Review coded files card by card: each distinct description is a card, and each decision is kept in SQLite."""
 
+import itertools
 import json
+import math
 import re
 import sqlite3
 import threading
@@ -15,6 +17,7 @@ from fastapi import Body, Query, Request
 from pydantic import Field
 
 from histocoder.data.example_files import CHECKED_COL
+from histocoder.data.languages import Language
 from histocoder.desk.card import AND, Accepted, Card, Conflict, Decision, Evidence, Filter, Number, Source, Who, user_of
 from histocoder.desk.models import Models
 from histocoder.desk.trust import FEWEST, Trust, order_of_review, share_right
@@ -45,6 +48,7 @@ class Cards:
         self.lock = threading.RLock()
         self._db = sqlite3.connect(path, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
+        self._db.create_function("casefold", 1, str.casefold)  # SQLite's own knows ASCII alone
         self._db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; {_TABLES.read_text()}")
         for table, columns in _LATER_COLUMNS.items():
             names = {row["name"] for row in self._rows(f"PRAGMA table_info({table})")}
@@ -64,17 +68,19 @@ class Cards:
         """Make cards of what `histocoder predict` wrote; return their source.
 
         They are in the order of `histocoder review`, with a random sample among them; see `order_of_review`. A file
-        with the content of an earlier one has that one's source.
+        with the content and the columns of an earlier one has that one's source.
         """
-        digest = sha256(path)
-        if known := self._rows("SELECT id FROM sources WHERE sha256 = ?", digest):
+        digest, targets = sha256(path), json.dumps(list(columns.target_cols))
+        key = f"{digest} {columns.input_col} {columns.language_col} {targets}"
+        if known := self._rows("SELECT id FROM sources WHERE sha256 = ?", key):
             return next(source for source in self.sources() if source.id == known[0]["id"])
         file = open_coded(path, columns)
         own = file.header[: file.header.index(next(iter(code_columns(file.header)), file.header[-1]))]
-        beside = [name for name in own if name not in (columns.input_col, columns.language_col, "lang")][:_MOST_SHOWN]
+        used = (columns.input_col, columns.language_col, "lang")
+        beside = [name for name in own if name not in used and own.count(name) == 1][:_MOST_SHOWN]
         cards = in_order_of_worth(file, columns, beside=beside)
         lang_col = cards.columns[1]
-        langs = cards[lang_col].fillna("unk").astype(str) if lang_col != CHECKED_COL else ["unk"] * len(cards)
+        langs = cards[lang_col].fillna("unk").map(Language) if lang_col != CHECKED_COL else ["unk"] * len(cards)
         codes = cards[list(columns.target_cols)].to_numpy(dtype=object)
         predicted = [json.dumps([code for code in row if not pd.isna(code) and code]) for row in codes]
         texts = cards[columns.input_col].fillna("").astype(str)
@@ -86,7 +92,7 @@ class Cards:
         order, draws = order_of_review(cards["times"].to_numpy(), int(digest, 16))
         places = {card: place for place, card in enumerate(order)}
         with self.lock, self._db as db:
-            row = (name, digest, time.time(), json.dumps(list(columns.target_cols)))
+            row = (name, key, time.time(), targets)
             added = db.execute("INSERT INTO sources (name, sha256, at, targets) VALUES (?, ?, ?, ?)", row).lastrowid
             db.executemany(
                 "INSERT INTO cards (source, place, text, lang, predicted, conf, times, row, double) "
@@ -128,9 +134,9 @@ class Cards:
 
     def listing(self, request: Request, source: Number, wanted: Annotated[Filter, Query()]) -> dict[str, Any]:
         """List the cards that a filter finds, as a reviewer may see them, with the titles of their codes."""
-        where = """source = ? AND text LIKE ? ESCAPE '\\' AND coalesce(codes, predicted) LIKE ? ESCAPE '\\'
+        where = """source = ? AND casefold(text) LIKE ? ESCAPE '\\' AND coalesce(codes, predicted) LIKE ? ESCAPE '\\'
                    AND lang LIKE ? AND status LIKE ? AND conf BETWEEN ? AND ?"""
-        text, prefix = (re.sub(r"([%_\\])", r"\\\1", one) for one in (wanted.q, wanted.code))
+        text, prefix = (re.sub(r"([%_\\])", r"\\\1", one) for one in (wanted.q.casefold(), wanted.code))
         given = (f"%{text}%", f'%"{prefix}%', wanted.lang or "%", wanted.status or "%", wanted.low, wanted.high)
         order, who = f"ORDER BY {_SORTS[wanted.sort]} LIMIT ? OFFSET ?", user_of(request, wanted.who)
         with self.lock:
@@ -168,12 +174,14 @@ class Cards:
 
     def decide(self, request: Request, card: Number, decision: Decision) -> Card:
         """Decide on a card. Status 409: another reviewer has in the meantime; `card` is its present state."""
+        self._check_targets([card])
         codes = None if decision.codes is None else self._models.coding.check_codes(decision.codes)
         return self._decide(card, decision.version, user_of(request, decision.who), codes)
 
     def accept(self, request: Request, batch: Accepted) -> list[Card]:
         """Accept the predicted codes of several cards, all or, if another reviewer has decided on one, none."""
         who = user_of(request, batch.who)
+        self._check_targets([*batch.cards])
         with self.lock:
             before = [self._card(card) for card in batch.cards]
             for card in before:
@@ -182,6 +190,17 @@ class Cards:
                 self._models.coding.check_codes(card.predicted)
             last = self._rows("SELECT coalesce(max(id), 0) AS last FROM decisions")[0]["last"]
             return [self._decide(card.id, card.version, who, card.predicted, batch=last + 1) for card in before]
+
+    def _check_targets(self, cards: Sequence[int]) -> None:
+        """Raise a UserError if cards are of a file that was coded in another classification than that in use."""
+        wanted = list(self._models.coding.coder.model.config.target_cols)
+        query = "SELECT s.targets FROM cards c JOIN sources s ON s.id = c.source WHERE c.id = ?"
+        for row in itertools.chain.from_iterable(self._rows(query, card) for card in cards):
+            if row["targets"] and (own := json.loads(row["targets"])) != wanted:
+                raise UserError(
+                    f"This file was coded with {', '.join(own)}, and the model in use gives {', '.join(wanted)}. "
+                    "Switch to a model of this file's codes under Models first."
+                )
 
     def _decide(self, card: int, version: int, who: str, codes: _Codes, *, batch: int | None = None) -> Card:
         with self.lock:
@@ -210,7 +229,7 @@ class Cards:
             undone = self._rows(f"{mine} AND (d.id = ? OR d.batch = ?) ORDER BY d.id DESC", source, who, *last)
             cards = {row["card"]: self._card(row["card"]) for row in undone}
             for card in cards.values():
-                if card.who is not None and who not in card.who.split(AND):
+                if card.who is not None and f"{AND}{who}{AND}" not in f"{AND}{card.who}{AND}":
                     raise Conflict(self._seen(card, who))
             back = []
             for row in undone:
@@ -227,9 +246,9 @@ class Cards:
     ) -> Card:
         """Give a card another status, other codes and who decided `by` them, and add what was `said` as a decision."""
         now, kept, is_open = time.time(), after["codes"] and json.dumps(after["codes"]), after["status"] == "open"
-        before = {"status": card.status, "codes": card.codes, "by": card.who}
+        before = {"status": card.status, "codes": card.codes, "by": card.who, "at": card.at}
         is_changed = not (card.double and is_open and card.status == "open")  # else it waits for a second opinion
-        by = (None, None) if is_open else (after["by"], now)
+        by = (None, None) if is_open else (after["by"], after.get("at") or now)
         decided = {"status": after["status"], "codes": said}
         with self._db as db:
             db.execute(
@@ -254,13 +273,13 @@ class Cards:
         Of cards for two it has those on which both have decided.
         """
         query = f"""SELECT s.name AS file, c.text, c.lang, c.double AS for_two, d.who, d.at, d.action, d.after AS codes,
-                    c.status, c.codes AS settled FROM decisions d JOIN cards c ON c.id = d.card
+                    c.status, coalesce(c.codes, '[]') AS settled FROM decisions d JOIN cards c ON c.id = d.card
                     JOIN sources s ON s.id = c.source WHERE {_LIVE} AND NOT (c.double AND c.status = 'open')
                     ORDER BY s.id, c.place, d.id"""
         with self.lock:
             found = pd.read_sql_query(query, self._db)
         found["codes"] = [" & ".join(json.loads(one)["codes"] or []) for one in found["codes"]]
-        found["settled"] = [" & ".join(json.loads(one or "[]")) for one in found["settled"]]
+        found["settled"] = [" & ".join(json.loads(one)) for one in found["settled"]]
         found["at"] = [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) for at in found["at"]]
         return found.astype(str)
 
@@ -268,8 +287,9 @@ class Cards:
         """Return how far two people agree on a file's cards for two: their number, and those both decided on."""
         with self.lock:
             cards = [_card(row) for row in self._rows("SELECT * FROM cards WHERE source = ? AND double", source)]
-            pairs = [(card.text, *self._opinions(card.id).values()) for card in cards if card.status != "open"]
-        decided = [(text, one, other) for text, one, other, *_ in pairs if one is not None and other is not None]
+            pairs = [(card.text, self._opinions(card.id)) for card in cards if card.status != "open"]
+        by_name = [(text, *(opinions[who] for who in sorted(opinions))) for text, opinions in pairs]
+        decided = [(text, one, other) for text, one, other, *_ in by_name if one is not None and other is not None]
         numbers = {"cards": len(cards), "both": len(pairs), "disputed": sum(one.status == "disputed" for one in cards)}
         if not decided:
             return numbers | {"by_digits": []}
@@ -279,18 +299,31 @@ class Cards:
         return numbers | {"by_digits": agreement(firsts, seconds, texts, digits=digits, separator=system.separator)}
 
     def trust(self, source: Number) -> Trust:
-        """Return how much of a file is settled, and how many of its rows are right."""
+        """Return how much of a file is settled, and how many of its rows are right.
+
+        The sample ends before the first card drawn that is not decided. Cards for two, which were drawn at random as
+        well and take longer, are a sample of their own.
+        """
         counts = """SELECT count(*) AS cards, total(times) AS rows, total(times * (status = 'settled')) AS rows_settled,
                     total(status = 'settled') AS cards_settled, total(status = 'unsure') AS cards_unsure,
                     max(place * (status != 'open')) AS last FROM cards WHERE source = ?"""
-        drawn = """SELECT c.id, c.predicted, c.codes FROM draws d JOIN cards c USING (source, place)
-                   WHERE source = ? AND d.due <= ? AND c.status = 'settled'"""
+        drawn = "SELECT c.*, d.due FROM draws d JOIN cards c USING (source, place) WHERE source = ? ORDER BY d.due"
         with self.lock:
-            found = dict(self._rows(counts, source)[0])
-            sample = self._rows(drawn, source, found.pop("last"))
+            found, draws = dict(self._rows(counts, source)[0]), self._rows(drawn, source)
+        last, ends = found.pop("last"), {}
+        for row in reversed(draws):
+            if row["status"] in ("open", "disputed"):
+                ends[row["double"]] = row
+        dues = {double: row["due"] for double, row in ends.items()}
+        sample = [row for row in draws if row["status"] == "settled" and row["due"] < dues.get(row["double"], math.inf)]
         num_random = len({row["id"] for row in sample})
         right = [set(json.loads(row["codes"])) == set(json.loads(row["predicted"])) for row in sample]
-        return Trust(**found, random_cards=num_random, right=share_right(right) if num_random >= FEWEST else None)
+        return Trust(
+            **found,
+            random_cards=num_random,
+            skipped=ends[0]["id"] if 0 in ends and ends[0]["place"] < last else None,
+            right=share_right(right) if num_random >= FEWEST else None,
+        )
 
 
 def _card(row: sqlite3.Row) -> Card:

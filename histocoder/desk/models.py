@@ -22,7 +22,7 @@ from histocoder.desk.coding import Coding
 from histocoder.desk.sample import TITLES
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import words_to_correct
-from histocoder.files import make_folder, write_text
+from histocoder.files import make_folder, sha256, write_text
 from histocoder.inference.coder import Coder
 
 GIVEN = "given"  # the model of `serve --model`
@@ -141,7 +141,8 @@ class Models:
             values = [] if value is True else value if isinstance(value, list) else [value]
             words += [f"--{name.replace('_', '-')}", *map(str, values)] if value not in (None, False) else []
         of_titles = dataset.name == TITLES
-        return self._add(self._free(dataset.stem), words, file=file, table=dataset.name, of_titles=of_titles)
+        with self._lock:
+            return self._add(self._free(dataset.stem), words, file=file, table=dataset.name, of_titles=of_titles)
 
     def correct(self, model: str, write: Callable[[Path], int]) -> Model:
         """Train a model further on corrections, which `write` writes to a file and counts."""
@@ -149,15 +150,25 @@ class Models:
         settings = run_settings(run)
         if base.state != "done" or not settings.get("dataset"):
             raise UserError(f"{model} has no training data here; train it further where it was trained.")
-        name = self._free(re.sub(r"-\d+$", "", run.name))
-        path = self._folder / f"{name}.corrections.csv"
-        if not (number := write(path)):
-            raise UserError("Nothing is checked yet. Check codes under Review first.")
-        # the decisions of this desk are all in the new file
-        others = [one for one in settings.get("corrections") or [] if Path(one).parent != self._folder]
-        words = words_to_correct(self.best(model), [*others, path], run)
-        more = {"file": base.file, "table": base.table, "of_titles": base.of_titles}
-        return self._add(name, words, **more, base=model, corrections=number)
+        with self._lock:
+            name = self._free(re.sub(r"-\d+$", "", run.name))
+            path = self._corrections(name)
+            if not (number := write(path)):
+                raise UserError("Nothing is checked yet. Check codes under Review first.")
+            # the decisions of this desk are all in the new file
+            others = [one for one in settings.get("corrections") or [] if Path(one).parent != self._folder]
+            words = words_to_correct(self.best(model), [*others, path], run)
+            more = {"file": base.file, "table": base.table, "of_titles": base.of_titles}
+            return self._add(name, words, **more, base=model, corrections=number)
+
+    def has_learned(self, corrections: Path) -> bool:
+        """Return whether the model in use, or one trained further from it, was trained on just these corrections."""
+        now = [one.id for one in self._models.values() if one.in_use]
+        files = (self._corrections(one.id) for one in self._models.values() if one.in_use or one.base in now)
+        return any(path.is_file() and sha256(path) == sha256(corrections) for path in files)
+
+    def _corrections(self, model: str) -> Path:
+        return self._folder / f"{model}.corrections.csv"
 
     def _free(self, stem: str) -> str:
         name = re.sub(r"[^\w-]+", "-", stem, flags=re.ASCII).strip("-")[:40] or "model"
@@ -190,6 +201,8 @@ class Models:
         with self._lock:
             if self._models[model].in_use or model == GIVEN or self._models[model].state == "running":
                 raise UserError(f"{model} is in use. Stop it, or switch to another model, first.")
+            if others := [one.id for one in self._models.values() if one.base == model and one.state != "done"]:
+                raise UserError(f"The training of {others[0]} continues from {model}. Finish or delete it first.")
             del self._models[model]
             for suffix in (".json", ".log", ".corrections.csv"):
                 (self._folder / f"{model}{suffix}").unlink(missing_ok=True)

@@ -27,7 +27,8 @@ class Trust(BaseModel):
     cards: int
     cards_settled: int
     cards_unsure: int
-    random_cards: int  # settled cards of the random sample
+    random_cards: int  # settled cards of the random sample, up to the first that is not decided
+    skipped: int | None = None  # that card, where later ones are decided
     random_cards_needed: int = FEWEST  # number of them before which there is no estimate
     right: Estimate | None  # share of the file's rows that are right as the model coded them
 

@@ -18,6 +18,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from histocoder.checkpoints.run_folder import run_of
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.config.prediction import ClassOptions
 from histocoder.data.cells import descriptions_in
@@ -39,7 +40,7 @@ from histocoder.log import log
 
 _RECORD = "file.json"  # what is known of a file, in its folder
 _PREVIEW_ROWS, _PREVIEW_CHARACTERS, _GUESS_ROWS = 8, 120, 300
-_NAME_CHARACTERS = 80  # maximum number of characters of a file's name, which may have 255 bytes on disk
+_NAME_BYTES = 160  # maximum size of a file's name, which may have 255 bytes on disk, with what is added
 _FAILED = "The program failed; the output of histocoder serve says why."
 
 
@@ -78,6 +79,7 @@ class File(BaseModel):
     sheet: str | None = None  # sheet of an Excel workbook; by default the only one that holds anything
     state: Literal["new", "queued", "running", "done", "failed", "cancelled"] = "new"  # "cancelled": formerly
     options: Options | None = None
+    target_cols: list[str] = []  # columns of codes of the model that coded it
     num_rows: int | None = None
     rows_done: float = 0
     message: str = ""
@@ -116,8 +118,8 @@ class Uploads:
     ) -> File:
         """Send a file as the body of the request; `name` tells its form by its suffix, `sheet` one of a workbook."""
         name = "".join(char for char in re.split(r"[/\\]", name)[-1] if char.isprintable() and char not in ':*?"<>|')
-        name = name[-_NAME_CHARACTERS:]
-        kind_of(Path(name), doing="written")  # raises an error if the coded table could not be
+        name = name.encode()[-_NAME_BYTES:].decode(errors="ignore")
+        kind_of(Path(name), doing="written" if use == "code" else "read")  # raises an error if it can't be
         file = File(id=secrets.token_hex(8), name=name, sent=time.time(), sheet=sheet, use=use)
         path = self._path(file)
         try:
@@ -169,12 +171,13 @@ class Uploads:
         wanted = [*filter(None, (input_col, language_col)), "occ1", "lang"]
         table = open_table(self._path(sent), (), optional=wanted, sheet=sent.sheet)
         chunk = next(iter(table.chunks(chunk_rows=_GUESS_ROWS)))
-        columns = {name: strings(chunk[name]).fill_null("").to_pylist() for name in table.header}
+        texts_of = (strings(column).fill_null("").to_pylist() for column in chunk.columns)
+        columns = dict(zip(table.header, texts_of, strict=True))  # of several with one name, the last
         cells, (fewest, most) = pd.DataFrame(columns, dtype=object), CATEGORIES
         langs = (name for name in (language_col, "lang", "language") if name and table.has(name))
         texts = table.column(input_col) if input_col and table.has(input_col) else descriptions_in(table.header)
         return Preview(
-            columns=table.header,
+            columns=[*columns],
             rows=[[cell[:_PREVIEW_CHARACTERS] for cell in row] for row in cells[:_PREVIEW_ROWS].to_numpy().tolist()],
             input_col=texts,
             language_col=next(map(table.column, langs), None),
@@ -210,6 +213,9 @@ class Uploads:
         """Delete a file and its codes, and stop coding it; return the other files."""
         if users := [model.id for model in self._models.all() if model.file == file]:
             raise UserError(f"{users[0]} is trained on this table. Delete the model first.")
+        busy = [one for one in self._files.values() if one.options and one.state in ("queued", "running")]
+        if users := [one.name for one in busy if one.options and one.options.classes == file]:
+            raise UserError(f"{users[0]} is being coded with these classes. Delete it first, or wait.")
         with self._lock:
             if self._files.pop(file).state != "running":  # else the worker deletes it
                 shutil.rmtree(self._folder / file, ignore_errors=True)
@@ -229,7 +235,8 @@ class Uploads:
         """Make cards of a coded file."""
         path, options = self._coded(file), self.get(file).options
         assert options is not None
-        columns = Columns(options.input_col, options.language_col, self._models.coding.coder.model.config.target_cols)
+        targets = self.get(file).target_cols or self._models.coding.coder.model.config.target_cols
+        columns = Columns(options.input_col, options.language_col, targets)
         return self._cards.add_source(path, path.name, columns)
 
     def as_sent(self, message: str) -> str:
@@ -304,14 +311,15 @@ class Uploads:
             config = self._config(file, file.options)
             told = predict_file(coding.coder, config, **how, progress=count)
             told = facts_of(coding.coder, config, coding.folder, name=coding.name) | told
-            command = ["predict", "--model", coding.name, *(["--known", "auto"] if known else [])]
+            model = str(coding.folder.relative_to(run_of(coding.folder).parent))
+            command = ["predict", "--model", model, *(["--known", "auto"] if known else [])]
             write_provenance(command, config, told, as_sent=self.as_sent)
             file.rows_done = file.num_rows or 0
             name, sure = f"{config.columns}conf", coding.sure
             cells = open_table(self._output(file), (name,)).read([name]).columns[name]
-            conf = pd.to_numeric(cells.to_pandas(), errors="coerce")
+            conf = pd.to_numeric(cells.to_pandas().str.replace(",", "."), errors="coerce")
             counts = {"rows": len(conf), "blank": int(conf.isna().sum()), "unsure": int((conf < sure).sum())}
-            file.summary = {**counts, "sure": sure}
+            file.summary, file.target_cols = {**counts, "sure": sure}, [*coding.coder.model.config.target_cols]
             state, message, file.notices = "done", "", self.as_sent("\n".join(said)).splitlines()
         except Cancelled:
             state, message = "queued", ""

@@ -1,6 +1,7 @@
 """Choose what a person should check first in a coded file."""
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,8 @@ def in_order_of_worth(file: TableFile, columns: Columns, *, beside: Sequence[str
     pairs = attribute_columns(name for name in file.header if name.startswith(prefix)).items()
     names = [*itertools.chain(*pairs), *(name for name in file.header if name.startswith(f"{prefix}alt_"))]
     alternatives = {name: name.removeprefix(prefix) for name in names}
-    languages = (columns.language_col, "pred_lang", f"{prefix}lang", "lang", columns.run_language_col)
+    added = [name for name in file.header if re.fullmatch("(pred_)*lang", name)][-1:]  # by predict --language
+    languages = (columns.language_col, *added, columns.run_language_col)
     by = [columns.input_col, *[name for name in languages if name and file.has(name)][:1]]
     own = (CHECKED_COL, "conf", "times", *answers.values())
     if columns.input_col in own:
@@ -97,13 +99,13 @@ def in_order_of_worth(file: TableFile, columns: Columns, *, beside: Sequence[str
     parts = []
     for table in file.tables([*dict.fromkeys([*by, *answers, *alternatives, f"{prefix}conf", *beside])]):
         frame = pd.DataFrame({name: column.to_pandas() for name, column in table.columns.items()}, dtype=object)
-        cells = frame.pop(f"{prefix}conf")
-        frame["conf"] = pd.to_numeric(cells.str.replace(",", "."), errors="coerce")
-        if len(bad := np.flatnonzero(~frame["conf"].between(0, 1) & cells.notna())):
+        cells = frame[f"{prefix}conf"]
+        conf = pd.to_numeric(cells.str.replace(",", "."), errors="coerce")
+        if len(bad := np.flatnonzero(~conf.between(0, 1) & cells.notna())):
             where = f"{file.path}, line {table.lines(bad[:1])[0]}, {prefix}conf"
             raise UserError(f"{where}: {shown(cells[bad[0]])} is not a number from 0 to 1.")
-        frame = frame.assign(**{f"row_{name}": frame[name] for name in beside}, times=1)
-        frame = frame[frame["conf"].notna()]
+        others = {f"row_{name}": frame[name] for name in beside}
+        frame = frame[[*by, *answers, *alternatives]].assign(**others, conf=conf, times=1)[conf.notna()]
         parts.append(_distinct(frame, frame[by]))
     found = pd.concat(parts, ignore_index=True)
     found = _one_spelling(_distinct(found, found[by]), by, [*answers])

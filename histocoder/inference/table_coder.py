@@ -172,8 +172,13 @@ class BlockCoder:
         coder = _open(self)
         for start in range(0, max(len(block), 1), coder.block_rows):
             part = block.slice(start, coder.block_rows)
-            new = coder.find(part)
-            yield coder.append(part, [coder.code(new)], new.rows)
+            try:
+                new = coder.find(part)
+                coded = coder.append(part, [coder.code(new)], new.rows)
+            except BaseException:
+                _open.cache_clear()  # it remembers descriptions that it has no codes of
+                raise
+            yield coded
 
 
 @cache

@@ -134,6 +134,12 @@ def fit(
     if checkpoint is None and (config.initial_checkpoint is None or config.only_encoder):
         set_directions(model, train_data, device)
     trainer = Trainer(model, train_data, val_data, scaled, device=device, run=run, settings=settings)
+    start_step = 0 if checkpoint is None else checkpoint.state.step
+    if start_step > trainer.total_steps:
+        raise UserError(
+            f"The run in {run.path} has taken {start_step:,} steps, and these settings ask for {trainer.total_steps:,}. "
+            "Choose another folder, or add --overwrite to delete that run."
+        )
 
     def begin() -> None:
         """Prepare the run's folder, after all checks."""
@@ -143,7 +149,6 @@ def fit(
 
     distributed.run_on_primary(begin, doing="opening the run's folder")
     log_banner(trainer, encoder=config.encoder, num_distinct=data.record["num_distinct"][TRAIN])
-    start_step = 0 if checkpoint is None else checkpoint.state.step
     tracker = open_tracker(config, run, start_step=start_step, system=model.config.system)
     try:
         if checkpoint is not None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from models import tiny_model
+from models import save_tiny_model, tiny_model
 
 from histocoder import Coder
 from histocoder.checkpoints import model_files
@@ -11,39 +11,32 @@ from histocoder.errors import UserError
 
 def test_a_card_says_what_the_model_is():
     config = tiny_model().config
-    card = model_files.model_card(
-        config, num_train=1200, num_val=2000, metrics={"greedy_seq_acc": 81.25, "flat_acc": 40.0}
-    )
+    metrics = {"greedy_seq_acc": 81.25, "flat_acc": 40.0}
+    card = model_files.model_card(config, num_train=1200, num_val=2000, metrics=metrics)
     for words in ("language:\n- da\n- en\n", "8 codes", "1,200 descriptions", "81.2 %", "1,024 of"):
         assert words in card
     assert "{" not in card.replace("{}", "") and "## Accuracy" not in model_files.model_card(config)
 
 
 def test_a_card_stays_with_its_model(tmp_path: Path):
-    coder = Coder(tiny_model(), "cpu")
-    coder.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "README.md").write_text("# A card of one's own\n")
-    Coder.from_pretrained(tmp_path / "model", "cpu").save_pretrained(tmp_path / "again")
+    model = save_tiny_model(tmp_path / "model")
+    (model / "README.md").write_text("# A card of one's own\n")
+    Coder.from_pretrained(model, "cpu").save_pretrained(tmp_path / "again")
     assert (tmp_path / "again" / "README.md").read_text() == "# A card of one's own\n"
 
 
 def test_a_model_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    coder = Coder(tiny_model(), "cpu")
-    coder.save_pretrained(tmp_path / "somebody" / "model")
+    save_tiny_model(tmp_path / "somebody" / "model")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, local_files_only: str(tmp_path / name))
     monkeypatch.setattr(model_files, "hub_answers", lambda: True)
     fetched = Coder.from_pretrained("hf://somebody/model", "cpu")
-    assert fetched.predict("baker", "en").equals(coder.predict("baker", "en"))
+    assert fetched.predict("baker", "en").equals(Coder(tiny_model(), "cpu").predict("baker", "en"))
 
 
 def test_path_is_never_looked_up_on_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UserError, match="hub can't be reached"):
+        model_files.local_folder("hf://somebody/no-such-model")
     monkeypatch.chdir(tmp_path)  # the project's folder may hold the demo
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
     with pytest.raises(UserError, match=r"no model folder demo/best\. .* write hf://demo/best"):
         model_files.local_folder("demo/best")
-
-
-def test_no_hub_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match="hub can't be reached"):
-        model_files.local_folder("hf://somebody/no-such-model")

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from archives import read
-from conftest import ROOT, mistake, run
+from conftest import ROOT, mistake, run, write
 
 from histocoder.cli.main import main
 from histocoder.data.example_files import ExampleFiles
@@ -40,8 +40,7 @@ def test_audit_finds_planted_codes(audited: tuple[Path, str], rows: pd.DataFrame
     folder, said = audited
     found = read(folder / "audit.csv")
     lines = {int(line) for cell in found["lines"] for line in cell.split()}
-    planted = set(rows.index[rows["planted"]] + 2)
-    assert len(planted & lines) >= 10 and "Wrote the 40 most suspect labels" in said
+    assert len({*rows.index[rows["planted"]] + 2} & lines) >= 10 and "Wrote the 40 most suspect labels" in said
     suspect = found[(found["hisco_1"] == "33110") & (found["alt_code_3"].isin(["61110", "80110"]))].iloc[0]
     assert float(suspect["conf"]) < 0.5 < float(suspect["alt_prob_3"])
     by_coder = read(folder / "audit_by_coder.csv").set_index("coder")["suspect"].astype(float)
@@ -96,8 +95,8 @@ def test_audit_restores_the_zeros_of_the_key_too(rows: pd.DataFrame, tmp_path: P
 
 
 def test_audit_refuses_what_it_can_not_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "coded.csv").write_text("occ1,hisco_1\nfarmer,61110\nbaker,61110\n")
-    flags = ("--dataset", tmp_path / "coded.csv", "--target-cols", "hisco_1", "--output", tmp_path / "audit.csv")
+    coded = write(tmp_path / "coded.csv", "occ1,hisco_1", "farmer,61110", "baker,61110")
+    flags = ("--dataset", coded, "--target-cols", "hisco_1", "--output", tmp_path / "audit.csv")
     assert "nothing to compare labels with" in mistake(capsys, "audit", *flags)
     (tmp_path / "audit.csv").write_text("filled in")
     assert "Add --overwrite" in mistake(capsys, "audit", *flags)
@@ -131,8 +130,8 @@ def test_agreement_matches_rows_by_their_ids_alone(rows: pd.DataFrame, tmp_path:
 
 
 def test_agreement_needs_two_files_with_the_same_rows(rows: pd.DataFrame, tmp_path: Path, capsys):
-    rows.head(20).to_csv(tmp_path / "a.csv", index=False)
-    rows.tail(5).assign(occ1="someone else").to_csv(tmp_path / "b.csv", index=False)
-    flags = (*COLUMNS, "--output", tmp_path / "settle.csv")
-    assert "have no row in common" in mistake(capsys, "agreement", *tmp_path.glob("*.csv"), *flags)
-    assert "Name two files" in mistake(capsys, "agreement", tmp_path / "a.csv", *flags)
+    one, other = tmp_path / "a.csv", tmp_path / "b.csv"
+    rows.head(20).to_csv(one, index=False)
+    rows.tail(5).assign(occ1="someone else").to_csv(other, index=False)
+    for files, message in (((one, other), "have no row in common"), ((one,), "Name two files")):
+        assert message in mistake(capsys, "agreement", *files, *COLUMNS, "--output", tmp_path / "settle.csv")

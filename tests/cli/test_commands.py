@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DEADLINE, ROOT, environment, mistake, run, shared, write_table
+from conftest import DEADLINE, ROOT, environment, mistake, run, shared, write, write_table
 from jobs import finetune
 from models import CODES, tiny_model
 
@@ -23,7 +23,7 @@ from histocoder.cli.main import main
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel
 
-TABLE = "occ1,lang,hisco_1\nfarmer,en,61110\n"
+TABLE = "occ1,lang,hisco_1\nfarmer,en,61110"
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,9 @@ def test_a_closed_pipe_ends_training_cleanly(table: Path, tmp_path: Path):
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, *finetune(table, tmp_path / "out", "--batch-size", 8)]
+    how = {"stderr": subprocess.PIPE, "cwd": ROOT, "env": environment(), "text": True, "timeout": DEADLINE}
     with open(writing, "w") as pipe:
-        how = {"cwd": ROOT, "env": environment(), "text": True, "timeout": DEADLINE}
-        ended = subprocess.run(command, check=False, stdout=pipe, stderr=subprocess.PIPE, **how)
+        ended = subprocess.run(command, check=False, stdout=pipe, **how)
     assert ended.returncode == 128 + signal.SIGPIPE
     assert ended.stderr == "Stopped, because the program that read the output has ended.\n"
 
@@ -110,26 +110,18 @@ def test_mistakes_end_in_a_sentence(args: tuple[str, ...], message: str, monkeyp
 @pytest.mark.parametrize("more", [(), ("--overwrite",)], ids=str)
 def test_no_command_replaces_its_input(words: str, more: tuple[str, ...], model: Path, data: Path, monkeypatch, capsys):
     monkeypatch.chdir(data.parent)
-    Path("other.csv").write_text(TABLE)
+    write(Path("other.csv"), TABLE)
     given = [str(model) if word == "MODEL" else word for word in words.split()]
     said = mistake(capsys, *given, "--output", "t.csv", *more)
     assert said == "error: --output is the input itself, t.csv; choose another."
-    assert data.read_text() == TABLE
-
-
-_IMPORTS = """
-import sys
-from histocoder.cli.main import main
-try:
-    main(sys.argv[1:])
-finally:
-    print("torch" in sys.modules)
-"""
+    assert data.read_text() == f"{TABLE}\n"
 
 
 @pytest.mark.parametrize("words", ["--help", "predict --help", "finetune --help-all", "predict --modell x"])
 def test_help_and_misspelt_flags_import_no_torch(words: str):
-    result = run("-c", _IMPORTS, *words.split(), fresh=True, check=False)
+    script = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules))"
+    script += "; from histocoder.cli.main import main; main(sys.argv[1:])"
+    result = run("-c", script, *words.split(), fresh=True, check=False)
     assert result.stdout.splitlines()[-1] == "False" and "Traceback" not in result.stderr
 
 
@@ -148,19 +140,17 @@ def test_convert_there_and_back(tmp_path: Path):
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A table of one row."""
-    (tmp_path / "t.csv").write_text(TABLE)
-    return tmp_path / "t.csv"
+    return write(tmp_path / "t.csv", TABLE)
 
 
 def evaluate(model: Path | str, data: Path, *args: object) -> dict[str, Any]:
     """Evaluate as the command does, with the report beside the data; return its metrics."""
-    main([str(arg) for arg in evaluation(model, data, *args)])
+    main([*map(str, evaluation(model, data, *args))])
     return json.loads((data.parent / "evaluation" / "metrics.json").read_text())
 
 
 def evaluation(model: Path | str, data: Path, *args: object) -> tuple[object, ...]:
-    given = ("--model", model, "--data", data, "--output", data.parent / "evaluation", *args)
-    return "evaluate", "--overwrite", *given
+    return "evaluate", "--overwrite", "--model", model, "--data", data, "--output", data.parent / "evaluation", *args
 
 
 def test_evaluate_takes_labels_as_training_does(general: Path, data: Path, capsys: pytest.CaptureFixture[str]):
@@ -175,15 +165,15 @@ def test_evaluate_takes_labels_as_training_does(general: Path, data: Path, capsy
     data.write_text("occ1,lang,hisco_1,Hisco_2\nfarmer,en,61110,71105\n")
     assert "no column 'hisko_2'" in mistake(capsys, *evaluation(general, data, "--target-cols", "hisco_1", "hisko_2"))
     evaluate(general, data, "--target-cols", "hisco_1", "hisco_2")  # however they are capitalised
-    flags = ("evaluate", "--model", general, "--data", data, "--output")
-    assert "Add --overwrite" in mistake(capsys, *flags, data.parent / "evaluation")
-    assert "name a folder for the report" in mistake(capsys, *flags, data)
-    assert "holds a run or a model, whose own report stays" in mistake(capsys, *flags, general, "--overwrite")
+    assert "name a folder for the report" in mistake(capsys, *evaluation(general, data, "--output", data))
+    assert "holds a run or a model, whose own" in mistake(capsys, *evaluation(general, data, "--output", general))
+    given = [arg for arg in evaluation(general, data) if arg != "--overwrite"]
+    assert "Add --overwrite" in mistake(capsys, *given)
 
 
 def test_evaluate_tells_groups_apart(model: Path, data: Path, capsys: pytest.CaptureFixture[str]):
     rows = [f"farmer{i},en,61110,{1800 + i},{'' if i else 'x'}" for i in range(50)]
-    data.write_text("\n".join(["occ1,lang,hisco_1,year,parish", *rows]))
+    write(data, "occ1,lang,hisco_1,year,parish", *rows)
     found = evaluate(model, data, "--group-col", "Year", "parish")
     assert [one["n"] for one in found["by_group"]["Year"]] == [10] * 5
     assert {one["group"]: one["n"] for one in found["by_group"]["parish"]} == {"x": 1, "(blank)": 49}
@@ -193,7 +183,7 @@ def test_evaluate_tells_groups_apart(model: Path, data: Path, capsys: pytest.Cap
 
 
 def test_compare_lists_what_changed(model: Path, general: Path, data: Path, capsys: pytest.CaptureFixture[str]):
-    data.write_text("occ1,lang,hisco_1\nfarmer,en,61110\nminer,en,71105\ncook,en,53100\n")
+    write(data, TABLE, "miner,en,71105", "cook,en,53100")
     given = ("--data", data, "--output", data.parent / "changed.csv")
     main([str(arg) for arg in ("compare", model, general, *given)])
     said = capsys.readouterr().out
@@ -221,8 +211,8 @@ def test_simple_methods_learn_all_that_the_model_has(model: Path, data: Path, ca
     best = shutil.copytree(model, data.parent / "run" / "best")
     save_config(best, replace(tiny_model().config, fitted_to_validation=True))
     for name, text in (("train", "farmer"), ("val", "smith"), ("held_out", "tailor")):
-        (best.parent / f"data_{name}.csv").write_text(TABLE.replace("farmer", text))
-    data.write_text(f"{TABLE}smith,en,61110\ntailor,en,61110\nminer,en,61110\n")
+        write(best.parent / f"data_{name}.csv", TABLE.replace("farmer", text))
+    write(data, TABLE, "smith,en,61110", "tailor,en,61110", "miner,en,61110")
     found = evaluate(best, data)
     assert found["baselines"]["exact_match"]["rows"] == 0.75 and found["answer"]["by_text_seen"]["0"]["n"] == 1
     said = f"2 of these 4 descriptions are in the run's validation data or held-out corrections, on which {best} was"

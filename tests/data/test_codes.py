@@ -16,19 +16,17 @@ GENERAL = build_formatter("general", num_blocks=1)
 
 
 def codes_of(path: Path, cells: list[str], *, formatter=GENERAL, key=None, **rules) -> list[str]:
-    frame = pd.DataFrame({"occ1": [f"title {i}" for i in range(len(cells))], "lang": "en", "h": cells})
-    frame.to_csv(path, index=False)
-    files = ExampleFiles((path,), ("h",), formatter, key=key, rules=LabelRules(**rules))
-    return files.read().codes["h"].tolist()
+    texts = [f"title {i}" for i in range(len(cells))]
+    pd.DataFrame({"occ1": texts, "lang": "en", "h": cells}).to_csv(path, index=False)
+    return ExampleFiles((path,), ("h",), formatter, key=key, rules=LabelRules(**rules)).read().codes["h"].tolist()
 
 
 @pytest.mark.parametrize("zero_pad", [True, False])
 def test_marks_of_missing_codes_are_no_codes(tmp_path: Path, zero_pad: bool):
     marks = ["NA", "NaN", "nan", "NULL", "null", "None", "N/A", "n/a", "#N/A", "<NA>", "."]
-    found = codes_of(tmp_path / "t.csv", ["61110", *marks, "NA"], zero_pad=zero_pad)
-    assert found == ["61110"]
-    key = Key(("61110", "NA"))
-    assert codes_of(tmp_path / "t.csv", ["61110", "NA"], key=key, allow_short=True) == ["61110", "NA"]
+    assert codes_of(tmp_path / "t.csv", ["61110", *marks, "NA"], zero_pad=zero_pad) == ["61110"]
+    codes = ("61110", "NA")
+    assert codes_of(tmp_path / "t.csv", codes, key=Key(codes), allow_short=True) == [*codes]
 
 
 @pytest.mark.parametrize("formatter", [HISCO, GENERAL], ids=["hisco", "general"])

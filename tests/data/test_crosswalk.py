@@ -1,19 +1,16 @@
 """Classes of codes: each row gets what the most specific row of a table says, and every blank is counted."""
 
-import csv
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet
 import pytest
-from conftest import DEADLINE, ROOT, environment, mistake, shared
+from archives import read
+from conftest import PROGRAMS, ROOT, environment, mistake, program, shared, write
 
 from histocoder.cli.main import main
 from histocoder.config.prediction import ClassOptions
@@ -43,20 +40,13 @@ def crosswalk(tmp_path: Path) -> Path:
     return write(tmp_path / "crosswalk.csv", HEADER, *ROWS)
 
 
-def write(path: Path, *lines: str) -> Path:
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-def classes(table: Path, data: Path, *flags: object, name: str = "out.csv") -> tuple[list[dict[str, str]], Any]:
+def classes(table: Path, data: Path, *flags: object) -> tuple[list[dict[str, str]], Any]:
     """Return the rows that the command writes, and what it says of them in JSON, which must add up to them."""
-    output = data.with_name(name)
-    main([str(arg) for arg in ("classes", "--table", table, "--input", data, "--output", output, *flags)])
+    output = data.with_name("out.csv")
+    main([*map(str, ("classes", "--table", table, "--input", data, "--output", output, *flags))])
     whole = json.loads(provenance_file(output).read_text())
-    told = whole["classes"][0]
-    with output.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert whole["output"] == name and whole["input"] == {"file": data.name, "sha256": fingerprint(data)}
+    told, rows = whole["classes"][0], read(output).to_dict("records")
+    assert whole["output"] == output.name and whole["input"] == {"file": data.name, "sha256": fingerprint(data)}
     for column, counts in told["counts"].items():
         without = "ambiguous", "no value in the table", "code not in the table", "no code"
         assert sum(counts.values()) == len(rows)
@@ -67,8 +57,7 @@ def classes(table: Path, data: Path, *flags: object, name: str = "out.csv") -> t
 def by_brute_force(code: str, given: tuple[str, ...], column: str) -> str:
     """Return the value of the best of all rows that match; status weighs most, and product least."""
     rows = [dict(zip(HEADER.split(","), row.split(","), strict=True)) for row in ROWS]
-    none = ("", "-9")
-    of_code = [row for row in rows if row["hisco"].zfill(5) == code or row["hisco"] == code]
+    of_code, none = [row for row in rows if code in (row["hisco"].zfill(5), row["hisco"])], ("", "-9")
     best: dict[tuple[bool, ...], set[str]] = {}
     for row in of_code:
         own = [row[name] for name in ("status", "relation", "product")]
@@ -86,10 +75,9 @@ def test_matching_is_that_of_brute_force(crosswalk: Path, tmp_path: Path):
     lines = [",".join(("text", *cells[i])) for i in (*range(len(cells)), *order)]
     data = write(tmp_path / "data.csv", "occ1,hisco_1,status,relation,product", *lines)
     rows, told = classes(crosswalk, data)
-    for row, line in zip(rows, lines, strict=True):
+    for (row, line), column in itertools.product(zip(rows, lines, strict=True), ("hisclass", "socpo")):
         _, code, *given = line.split(",")
-        for column in ("hisclass", "socpo"):
-            assert row[column] == by_brute_force(code, tuple(given), column), line
+        assert row[column] == by_brute_force(code, tuple(given), column), line
     ways = {"exact", "without product", "without relation, product", "all rows of the code agree"}
     assert ways <= {*told["counts"]["socpo"]}
 
@@ -134,14 +122,7 @@ def test_a_table_of_codes_alone(tmp_path: Path, logged: list[str]):
         ("hisco_1,x", ("--output", "out.doc"), ".doc files can't be written"),
     ],
 )
-def test_mistakes_are_one_sentence(
-    header: str,
-    flags: tuple[str, ...],
-    message: str,
-    crosswalk: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_mistakes_are_one_sentence(header: str, flags: tuple, message: str, crosswalk: Path, monkeypatch, capsys):
     monkeypatch.chdir(crosswalk.parent)
     write(Path("data.csv"), header, "61110,1")
     write(Path("old.csv"), "mine")
@@ -155,8 +136,7 @@ def test_groups_of_occ1950_are_added_without_a_table(tmp_path: Path, capsys: pyt
     data = write(tmp_path / "data.csv", "id,occ1950_1,status", "a,070,21", "b,690,", "c,,", "d,999,")
     given = ("classes", "--input", str(data), "--output", str(tmp_path / "out.csv"))
     main([*given, "--levels", "major"])
-    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
-        assert [row["major"] for row in csv.DictReader(file)] == ["000-099", "600-690", "", "980-999"]
+    assert read(tmp_path / "out.csv")["major"].tolist() == ["000-099", "600-690", "", "980-999"]
     told = json.loads(provenance_file(tmp_path / "out.csv").read_text())["classes"][0]
     assert told["counts"] == {"major": {"exact": 3, "no code": 1}} and told["columns"] == {"codes": ["occ1950_1"]}
     for flags, message in (
@@ -175,31 +155,23 @@ def test_damaged_input_leaves_nothing(crosswalk: Path, tmp_path: Path):
 
 
 def test_published_classes_cover_dutch_titles(tmp_path: Path):
-    table, titles = shared("reference/hsn_classes.csv"), shared("data/dutch_titles.csv")
     data = tmp_path / "data.csv"
-    data.symlink_to(titles)
-    rows, told = classes(table, data, "--value-cols", "hisclass")
+    data.symlink_to(shared("data/dutch_titles.csv"))
+    rows, told = classes(shared("reference/hsn_classes.csv"), data, "--value-cols", "hisclass")
     counts = told["counts"]["hisclass"]
-    assert (
-        len(rows) == 107_749
-        and counts["exact"] / len(rows) > 0.9
-        and set(counts) <= {*("exact", "ambiguous", "no value in the table")}
-    )
+    assert len(rows) == 107_749 and counts["exact"] / len(rows) > 0.9
+    assert set(counts) <= {"exact", "ambiguous", "no value in the table"}
 
 
 def test_the_tutorial_is_what_happens(tmp_path: Path):
     page = (ROOT / "docs" / "table-to-hisclass.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     commands = "\n".join(text for kind, text in blocks if not kind)
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     script = f'set -e\nhistocoder() {{ python -m histocoder "$@"; }}\n{commands}'
-    env = environment(PYTHONPATH=str(ROOT), PATH=programs)
-    ran = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE, check=True
-    )
+    env = environment(PYTHONPATH=str(ROOT), PATH=PROGRAMS)
+    printed = program("bash", "-c", script, cwd=tmp_path, env=env).stdout
     shown = [text for kind, text in blocks if kind == "text"]
-    assert len(shown) == 2 and all(text in ran.stdout for text in shown)
+    assert len(shown) == 2 and all(text in printed for text in shown)
     cells = [[cell.strip() for cell in line.split("|")[1:-2]] for line in re.findall(r"^\|.*\|$", page, re.MULTILINE)]
-    with (tmp_path / "classes.csv").open(newline="", encoding="utf-8") as file:
-        header, _, *rows = cells[: cells.index(["illegible", "", "", ""]) + 1]
-        assert rows == [[row[name] for name in header] for row in csv.DictReader(file)]
+    header, _, *rows = cells[: cells.index(["illegible", "", "", ""]) + 1]
+    assert rows == read(tmp_path / "classes.csv")[header].to_numpy().tolist()

@@ -1,3 +1,7 @@
+"""Rows to train on, their batches, and what each rank gets of them."""
+
+import itertools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +16,7 @@ from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import Examples
 from histocoder.data.prepare import PREPARED_RULES
-from histocoder.data.samplers import BucketSampler, Share
+from histocoder.data.samplers import BucketSampler, SequentialSampler, Share
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import tokenize
 
@@ -20,9 +24,7 @@ TOKENIZER = CanineTokenizer()
 FORMATTER = build_formatter("general", num_blocks=2)
 TEXTS = ["wine and spirit merchant", "husmand og væver", "dräng", "γεωργός", "x" * 300, "shoe maker 🥿"]
 LANGS = ["en", "da", "se", "gr", "unk", "en"]
-CODES = pd.DataFrame(
-    {"a": ["41025", "61220", "62105", "?", "-1", "80110"], "b": [None, "75400", None, None, None, None]}
-)
+CODES = pd.DataFrame({"a": "41025 61220 62105 ? -1 80110".split(), "b": [None, "75400", None, None, None, None]})
 CLASSES = ("-1", "41025", "61220", "62105", "75400", "80110")
 
 
@@ -31,25 +33,20 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Examples:
     """The rows above, from a file."""
     folder = tmp_path_factory.mktemp("dataset")
     pd.DataFrame({"occ1": TEXTS, "lang": LANGS}).join(CODES).to_csv(folder / "rows.csv", index=False)
-    files = ExampleFiles((folder / "rows.csv",), ("a", "b"), FORMATTER, rules=PREPARED_RULES)
-    return stored(folder, files)
+    return stored(folder, ExampleFiles((folder / "rows.csv",), ("a", "b"), FORMATTER, rules=PREPARED_RULES))
 
 
-def dataset(examples: Examples, augmenter: Augmenter | None = None, *, max_len: int = 128, **form) -> OccupationDataset:
-    form = {"formatter": FORMATTER, "classes": CLASSES, **form}
-    return OccupationDataset(examples, max_len=max_len, augmenter=augmenter, **form)
+def dataset(examples: Examples, augmenter: Augmenter | None = None, **form) -> OccupationDataset:
+    form = {"formatter": FORMATTER, "classes": CLASSES, "max_len": 128, **form}
+    return OccupationDataset(examples, augmenter=augmenter, **form)
 
 
 def batches(data: OccupationDataset, epoch: int = 0, **kwargs) -> dict[int, list[int]]:
     """The token ids of each row, by row."""
     sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=4, seed=0, **kwargs)
     sampler.set_position(epoch, 0)
-    found = {}
-    for batch in map(data.__getitem__, sampler):
-        found.update(
-            {row: [i for i in ids.tolist() if i] for row, ids in zip(batch.rows, batch.input_ids, strict=True)}
-        )
-    return found
+    rows = (pair for batch in map(data.__getitem__, sampler) for pair in zip(batch.rows, batch.input_ids, strict=True))
+    return {row: [i for i in ids.tolist() if i] for row, ids in rows}
 
 
 @given(st.lists(st.text(min_size=0, max_size=40).filter(lambda t: "\0" not in t), min_size=1, max_size=5))
@@ -78,8 +75,7 @@ def test_labels_of_a_batch(examples: Examples):
     batch = data[Share(np.arange(6), epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
     assert batch.class_ids.tolist() == [[1, -1], [2, 4], [3, -1], [-1, -1], [0, -1], [5, -1]]
     assert data.num_target_blocks.tolist() == [1, 2, 1, 1, 1, 1]
-    codes = ["41025", "61220&75400", "62105", None, "-1", "80110"]
-    assert np.array_equal(batch.targets, FORMATTER.encode(codes))
+    assert np.array_equal(batch.targets, FORMATTER.encode(["41025", "61220&75400", "62105", None, "-1", "80110"]))
 
 
 def test_codes_without_a_class_are_refused(examples: Examples):
@@ -94,8 +90,7 @@ def augmenter(**changes) -> Augmenter:
 
 def test_noise_depends_on_seed_epoch_and_row_alone(examples: Examples):
     data = dataset(examples, augmenter())
-    two_ranks = {**batches(data, num_replicas=2, rank=0), **batches(data, num_replicas=2, rank=1)}
-    assert batches(data) == two_ranks
+    assert batches(data) == {**batches(data, num_replicas=2, rank=0), **batches(data, num_replicas=2, rank=1)}
     assert batches(data, epoch=0) != batches(data, epoch=1)
     assert batches(data) != batches(dataset(examples, augmenter(seed=1)))
 
@@ -121,3 +116,48 @@ def test_lengths_are_those_of_batches(examples: Examples, epoch: int):
     data = dataset(examples, augmenter())
     seen = {row: len(ids) for row, ids in batches(data, epoch).items()}
     assert data.lengths(epoch).tolist() == [seen[row] for row in range(len(data))]
+
+
+def sampler(n: int, *, batch_size: int, num_replicas: int = 1, rank: int = 0, seed: int = 7) -> BucketSampler:
+    rng = np.random.default_rng(3)
+    lengths, blocks = rng.integers(5, 60, n), rng.integers(1, 4, n)
+    how = {"batch_size": batch_size, "num_replicas": num_replicas, "rank": rank}
+    return BucketSampler(lambda _: lengths, blocks, seed=seed, **how)
+
+
+@given(n=st.integers(8, 200), batch_size=st.integers(1, 8), world=st.integers(1, 5), epoch=st.integers(0, 3))
+def test_each_row_once_for_any_ranks(n: int, batch_size: int, world: int, epoch: int):
+    ranks = [sampler(n, batch_size=batch_size, num_replicas=world, rank=rank) for rank in range(world)]
+    for one in ranks:
+        one.set_position(epoch, 0)
+    shares = [list(one) for one in ranks]
+    assert {len(steps) for steps in shares} == {len(ranks[0])}  # equal step counts
+    assert sorted(np.concatenate([share.rows for steps in shares for share in steps if share.weight])) == list(range(n))
+    assert all(len(share.rows) for steps in shares for share in steps)
+
+
+def test_order_is_a_function_of_seed_and_epoch():
+    def rows(seed: int, epoch: int) -> list[list[int]]:
+        return [batch.tolist() for batch in sampler(50, batch_size=8, seed=seed).global_batches(epoch)]
+
+    assert rows(1, 0) == rows(1, 0)
+    assert rows(1, 0) != rows(1, 1) and rows(1, 0) != rows(2, 0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 6)), max_size=5))
+def test_each_row_once_when_ranks_change(parts: list[tuple[int, int]]):
+    seen: list[int] = []
+    for world, steps in [*parts, (1, 99)]:
+        ranks = [sampler(50, batch_size=8, num_replicas=world, rank=rank) for rank in range(world)]
+        for one in ranks:
+            one.set_position(0, len(seen))
+        for shares in itertools.islice(zip(*ranks, strict=True), steps):
+            seen += [row for share in shares for row in share.rows.tolist() if share.weight]
+    assert sorted(seen) == list(range(50))
+
+
+@pytest.mark.parametrize(("n", "world"), [(7, 2), (1, 3), (20, 1), (9, 4)])
+def test_validation_counts_each_row_once(n: int, world: int):
+    lengths = np.random.default_rng(0).integers(5, 60, n)
+    shares = [s for r in range(world) for s in SequentialSampler(lengths, batch_size=4, num_replicas=world, rank=r)]
+    assert sorted(np.concatenate([share.rows for share in shares])) == list(range(n))

@@ -3,12 +3,11 @@
 import re
 import warnings
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT, mistake, write_table
+from conftest import ROOT, mistake, write, write_table
 from models import save_tiny_model, tiny_coder, tiny_model
 
 from docs.flags import PAGE
@@ -28,8 +27,7 @@ SWEDISH = ["se", "sv", "SV", "Swedish", " swedish ", "sv-SE", "sv_FI"]
 
 def test_one_code_for_each_language():
     assert {Language(text) for text in SWEDISH} == {"se"}
-    names = "de ge German el gr no Danish".split()
-    assert [Language(name) for name in names] == "ge ge ge gr gr no da".split()
+    assert [*map(Language, "de ge German el gr no Danish".split())] == "ge ge ge gr gr no da".split()
     assert {Language(text) for text in ("", " ", "unk", "Unknown", "NA", "nan")} == {"unk"}
     assert Language(" Plattdeutsch") == "Plattdeutsch"
     assert len(NAMES) == 182 and all(re.fullmatch("[a-z]{2}", code) for code in NAMES)
@@ -53,16 +51,14 @@ def test_a_model_is_given_the_code_it_knows(known: str):
 
 
 def test_tables_have_one_code_for_each_language(tmp_path: Path):
-    path = tmp_path / "t.csv"
-    lines = [f"title {i},{lang},{61110 + i % 2}\n" for i, lang in enumerate([*SWEDISH, "NA", "de"])]
-    path.write_text("occ1,lang,h\n" + "".join(lines))
+    lines = [f"title {i},{lang},{61110 + i % 2}" for i, lang in enumerate([*SWEDISH, "NA", "de"])]
+    path = write(tmp_path / "t.csv", "occ1,lang,h", *lines)
     expected = ["se"] * len(SWEDISH) + ["unk", "ge"]
     assert ExampleFiles((path,), ("h",), build_formatter("hisco", num_blocks=1)).read().langs == expected
     for name, changes in (("a", {"language_col": "lang"}), ("b", {"language": "Swedish"})):
         prepare(PrepareConfig(str(path), ("h",), **changes), tmp_path / name)
-        frames = [pd.read_csv(tmp_path / name / f"data_{part}.csv") for part in ("train", "val")]
-        langs = pd.concat(frames)["lang"]
-        assert sorted(langs) == (sorted(expected) if name == "a" else ["se"] * len(lines))
+        frame = pd.concat(pd.read_csv(tmp_path / name / f"data_{part}.csv") for part in ("train", "val"))
+        assert sorted(frame["lang"]) == (sorted(expected) if name == "a" else ["se"] * len(lines))
 
 
 def test_unknown_languages_of_a_column_are_named(tmp_path: Path, logged: list[str]):
@@ -78,24 +74,19 @@ def test_unknown_languages_of_a_column_are_named(tmp_path: Path, logged: list[st
 def test_one_language_for_all_must_be_known(table: Path, tmp_path: Path, language: str, capsys):
     model = str(save_tiny_model(tmp_path / "model"))
     save_config(tmp_path / "model", replace(tiny_model().config, languages=("Plattdeutsch", "unk")))
-    said = []
-    for command in (["predict", "cook"], ["evaluate", "--data", str(table), "--output", str(tmp_path / "report")]):
-        line = mistake(capsys, command[0], "--model", model, "--language", language, *command[1:])
-        said.append(line.removeprefix("error: "))
-    of_cluster = partial(BlockCoder.of, model, ["occ1"], device="cpu", precision="fp32")  # that is, Ray and Spark
-    prepared = partial(prepare, PrepareConfig(str(table), ("hisco_1",), language=language), tmp_path / "out")
-    for work in (prepared, partial(of_cluster, language=language)):
-        with pytest.raises(UserError) as caught:
-            work()
-        said.append(str(caught.value))
-    assert len(set(said)) == 1 and "and unk where" in said[0]
-    assert ("'Danisch' (did you mean Danish, da?)" in said[0]) == (language == "Danisch")
+    flags = ("--model", model, "--language", language)
+    said = mistake(capsys, "predict", *flags, "cook").removeprefix("error: ")
+    assert "and unk where" in said and ("'Danisch' (did you mean Danish, da?)" in said) == (language == "Danisch")
+    assert said in mistake(capsys, "evaluate", *flags, "--data", table, "--output", tmp_path / "report")
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        prepare(PrepareConfig(str(table), ("hisco_1",), language=language), tmp_path / "out")
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):  # of Ray and Spark
+        BlockCoder.of(model, ["occ1"], device="cpu", precision="fp32", language=language)
     main(["predict", "--model", model, "--language", "Plattdeutsch", "cook"])
     assert "Plattdeutsch" not in capsys.readouterr().err
 
 
 def test_languages_are_listed():
-    page = PAGE.read_text(encoding="utf-8")
-    assert all(f"{code} {name}" in page for code, name in NAMES.items())
+    assert all(f"{code} {name}" in PAGE.read_text(encoding="utf-8") for code, name in NAMES.items())
     sample = set(pd.read_csv(ROOT / "data" / "train.csv")["lang"])
     assert {Language(lang) for lang in sample} == sample  # as it was trained with

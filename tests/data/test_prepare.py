@@ -1,26 +1,31 @@
 import json
+import unicodedata
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import write_table
+from conftest import write, write_table
+from hypothesis import given
+from hypothesis import strategies as st
 from models import tiny_coder
 
-from histocoder.config import PrepareConfig
+from histocoder.config import NORMALIZATIONS, PrepareConfig
 from histocoder.data.codes import LabelRules
 from histocoder.data.corrections import read_corrections
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import Examples
 from histocoder.data.key import read_key
+from histocoder.data.normalize import description_keys, normalize
 from histocoder.data.prepare import PREPARED_RULES, formatter_of, prepare
 from histocoder.errors import UserError
+from histocoder.evaluation.baselines import Baselines
 from histocoder.formatters import Formatter, build_formatter
+from histocoder.inference.known import Known
 
 
 def config(table: Path, **changes) -> PrepareConfig:
-    return PrepareConfig(
-        **{"dataset": str(table), "target_cols": ("hisco_1",), "language": "en", "titles": "none", **changes}
-    )
+    settings = {"dataset": str(table), "target_cols": ("hisco_1",), "language": "en", "titles": "none"}
+    return PrepareConfig(**settings | changes)
 
 
 def prepared(table: Path, folder: Path, **changes) -> dict[str, pd.DataFrame]:
@@ -34,8 +39,7 @@ def read(path: Path, columns: list[str], formatter: Formatter, **options) -> Exa
 
 
 def test_split_is_by_distinct_description_and_seeded(tmp_path: Path):
-    table = tmp_path / "t.csv"
-    table.write_text("occ1,hisco_1\n" + "".join(f"title {i % 50},{10000 + i % 3}\n" for i in range(500)))
+    table = write(tmp_path / "t.csv", "occ1,hisco_1", *(f"title {i % 50},{10000 + i % 3}" for i in range(500)))
     files = prepared(table, tmp_path / "a", share_val=0.2)
     train, val = set(files["data_train"]["occ1"]), set(files["data_val"]["occ1"])
     assert not train & val and len(val) == 10
@@ -47,21 +51,21 @@ def test_split_is_by_distinct_description_and_seeded(tmp_path: Path):
 
 
 def test_a_fifth_of_corrections_is_held_out(tmp_path: Path):
-    table, checked = tmp_path / "t.csv", tmp_path / "review.csv"
-    table.write_text("occ1,hisco_1\n" + "".join(f"title {i % 100},{10000 + i % 3}\n" for i in range(500)))
+    table = write(tmp_path / "t.csv", "occ1,hisco_1", *(f"title {i % 100},{10000 + i % 3}" for i in range(500)))
 
     def held_out(first: int, last: int) -> set[str]:
-        corrected = {f"title {i}" for i in range(first, last)}
-        checked.write_text("occ1,checked,hisco_1\n" + "".join(f"{text.title()},x,10002\n" for text in corrected))
-        path = tmp_path / str(last)
+        corrected, held, path = {f"title {i}" for i in range(first, last)}, set(), tmp_path / str(last)
+        rows = [f"{text.title()},x,10002" for text in corrected]
+        checked = write(tmp_path / "review.csv", "occ1,checked,hisco_1", *rows)
         files = prepared(table, path, corrections=(str(checked),), share_val=0.3)
-        known = [frame["occ1"].str.lower() for frame in (files["data_train"], files["data_val"])]
-        found = pd.read_csv(path / "data_held_out.csv", dtype=str) if (path / "data_held_out.csv").exists() else None
-        held = set() if found is None else set(found["occ1"].str.lower())
-        assert found is None or (set(found["hisco_1"]) == {"10002"} and set(found["lang"]) == {"en"})
-        assert not held & {*known[0], *known[1]} and not corrected & {*known[1]}
-        assert corrected - held <= {*known[0]}  # the others are trained on, in the data or not
-        assert set(files["data_train"][known[0].isin(corrected)]["hisco_1"]) == {"10002"}
+        train, val = (files[name]["occ1"].str.lower() for name in ("data_train", "data_val"))
+        if (path / "data_held_out.csv").exists():
+            found = pd.read_csv(path / "data_held_out.csv", dtype=str)
+            assert set(found["hisco_1"]) == {"10002"} and set(found["lang"]) == {"en"}
+            held = set(found["occ1"].str.lower())
+        assert not held & {*train, *val} and not corrected & {*val}
+        assert corrected - held <= {*train}  # the others are trained on, in the data or not
+        assert set(files["data_train"][train.isin(corrected)]["hisco_1"]) == {"10002"}
         return held
 
     few, some, more, many = held_out(0, 19), held_out(0, 60), held_out(0, 90), held_out(50, 2000)
@@ -72,10 +76,10 @@ def test_a_fifth_of_corrections_is_held_out(tmp_path: Path):
 
 
 def test_corrections_match_languages_by_value(tmp_path: Path, logged: list[str]):
-    table, checked = tmp_path / "t.csv", tmp_path / "review.csv"
-    rows = "".join(f"smed {i},sv,83110\n" for i in range(20))
-    table.write_text(f"occ1,language,hisco_1\n{rows}bonde,sv,61110\nbonde,Swedish,61110\nbonde,da,61115\n")
-    checked.write_text("occ1,language,checked,hisco_1\nBonde,sv,x,62105\nråd,Danish,x,20110\n")
+    rows = [*(f"smed {i},sv,83110" for i in range(20)), "bonde,sv,61110", "bonde,Swedish,61110", "bonde,da,61115"]
+    table = write(tmp_path / "t.csv", "occ1,language,hisco_1", *rows)
+    corrected = ("Bonde,sv,x,62105", "råd,Danish,x,20110")
+    checked = write(tmp_path / "review.csv", "occ1,language,checked,hisco_1", *corrected)
     settings = {"language": "unk", "language_col": "language", "corrections": (str(checked),)}
     frame = prepared(table, tmp_path / "a", **settings, share_val=0.3)["data_train"]
     found = frame[frame["occ1"].isin(["bonde", "råd"])].value_counts(["occ1", "lang", "hisco_1"]).to_dict()
@@ -86,11 +90,10 @@ def test_corrections_match_languages_by_value(tmp_path: Path, logged: list[str])
 
 
 def test_checked_rows_alone_count_in_every_file(tmp_path: Path, logged: list[str]):
-    checked = tmp_path / "review.csv"
     marks = {"6111{}.0": ("x", "X ", "Ja", "oui", "TRUE", "1", "✓")}
     marks["guess {}"] = ("", "nein", "-", "?", "n", "Nej", "no", "não", "FALSE", "0", "NA")
-    rows = [f"a {c},{m},{c}\n".format(i, i) for c, of_code in marks.items() for i, m in enumerate(of_code)]
-    checked.write_text("occ1,checked,hisco_1\n" + "".join(rows), "utf-8")
+    rows = [f"a {c},{m},{c}".format(i, i) for c, of_code in marks.items() for i, m in enumerate(of_code)]
+    checked = write(tmp_path / "review.csv", "occ1,checked,hisco_1", *rows)
     settings = config(checked, language_col=None, corrections=(str(checked),))
     form = build_formatter("general", num_blocks=1), LabelRules()
     assert len(read_corrections(settings, *form)) == 7
@@ -103,10 +106,10 @@ def test_checked_rows_alone_count_in_every_file(tmp_path: Path, logged: list[str
 
 
 def test_a_correction_of_another_spelling_is_used(tmp_path: Path):
-    table, checked = tmp_path / "t.csv", tmp_path / "review.csv"
     texts = [*(f"smed {i}" for i in range(20)), "væver", "Værer"]
-    table.write_text("occ1,hisco_1\n" + "".join(f"{t},831{i:02}\n" for i, t in enumerate(texts)), "utf-8")
-    checked.write_text("occ1,checked,hisco_1\nVAEVER,x,75400\nvaerer,x,33140\nværer,x,81120\n", "utf-8")
+    table = write(tmp_path / "t.csv", "occ1,hisco_1", *(f"{text},831{i:02}" for i, text in enumerate(texts)))
+    corrected = ("VAEVER,x,75400", "vaerer,x,33140", "værer,x,81120")
+    checked = write(tmp_path / "review.csv", "occ1,checked,hisco_1", *corrected)
     frame = prepared(table, tmp_path / "out", corrections=(str(checked),), share_val=0.3)["data_train"]
     found = dict(zip(frame["occ1"], frame["hisco_1"], strict=True))
     assert [found[text] for text in texts[20:]] == ["75400", "81120"]  # of several for one description the last
@@ -124,8 +127,7 @@ def test_a_correction_of_another_spelling_is_used(tmp_path: Path):
     ids=range(5),
 )
 def test_codes_of_a_row(tmp_path: Path, logged: list[str], rows: list[str], codes: dict, notice: str):
-    table = tmp_path / "t.csv"
-    table.write_text("\n".join(["occ1,a,b,c", *rows, "v,33333,,", "w,44444,,"]))
+    table = write(tmp_path / "t.csv", "occ1,a,b,c", *rows, "v,33333,,", "w,44444,,")
     files = prepared(table, tmp_path / "out", target_cols=("a", "b", "c"), share_val=0.3)
     kept = pd.concat([files["data_train"], files["data_val"]]).set_index("occ1")[["a", "b", "c"]]
     found = {text: [code for code in row if code] for text, row in zip(kept.index, kept.to_numpy(), strict=True)}
@@ -134,8 +136,7 @@ def test_codes_of_a_row(tmp_path: Path, logged: list[str], rows: list[str], code
 
 
 def test_rows_without_any_code_are_dropped(tmp_path: Path):
-    table = tmp_path / "t.csv"
-    table.write_text("occ1,a,b\nx,11111,\ny,,22222\nz,?,\nw, ,\n,?,\nv,33333,\n")
+    table = write(tmp_path / "t.csv", "occ1,a,b\nx,11111,\ny,,22222\nz,?,\nw, ,\n,?,\nv,33333,")
     rejected = prepared(table, tmp_path / "out", target_cols=("a", "b"), share_val=0.3)["rejected"]
     assert rejected.set_index("line")["reason"].to_dict() == {"4": "no code", "5": "no code", "6": "no description"}
     options = {"target_cols": ("a", "b"), "share_val": 0.3, "blank_means_no_occupation": True}
@@ -144,20 +145,6 @@ def test_rows_without_any_code_are_dropped(tmp_path: Path):
     table.write_text("occ1,lang,a,b\nx,en,11111,\ny,en,,22222\n")
     with pytest.raises(UserError, match=r"line 3, a: no code, but one in a later column"):
         read(table, ["a", "b"], build_formatter("hisco", num_blocks=2))
-
-
-def test_short_codes_are_refused_with_ways_out(tmp_path: Path):
-    table = tmp_path / "t.csv"
-    table.write_text('occ1,hisco_1\na,61110\n"b\nc",2000\nd,-1\n\ne,4215\n')
-    with pytest.raises(
-        UserError, match=r"2 rows .*line 3, hisco_1: '2000' has .*line 7, hisco_1: '4215' .*--zero-pad.*--allow"
-    ):
-        prepared(table, tmp_path / "out")
-    assert not (tmp_path / "out" / "prepared.json").exists()
-    ways = {"zero_pad_codes": ("02000", "04215"), "allow_codes_shorter_than_block_size": ("2000", "4215")}
-    for flag, codes in ways.items():
-        key = prepared(table, tmp_path / flag, **{flag: True})["key"]
-        assert set(key["system_code"]) == {"61110", "-1", *codes}
 
 
 WORDS = ["farmer", "craft & trade", "Bauer/Knecht", "wood, metal", "væver", "'t Hof", "1. clerks of any kind"]
@@ -169,8 +156,8 @@ WORDS = ["farmer", "craft & trade", "Bauer/Knecht", "wood, metal", "væver", "'t
         (["055", "390", "970"], {}, 3, ["055", "390", "970"]),
         (["1", "9", "12", "-1"], {}, 2, ["1", "9", "12", "-1"]),  # HISCLASS's
         (["A1", "B12.5", "C3", "12"], {}, 5, ["A1", "B12.5", "C3", "12"]),
-        (["55", "390", "970"], {"zero_pad_codes": True}, 3, ["055", "390", "970"]),
-        (["55", "390"], {"allow_codes_shorter_than_block_size": True}, 3, ["55", "390"]),
+        (["55", "390", "970", "-1"], {"zero_pad_codes": True}, 3, ["055", "390", "970", "-1"]),
+        (["55", "390", "-1"], {"allow_codes_shorter_than_block_size": True}, 3, ["55", "390", "-1"]),
         (["6-11.10", "41025.0", "77610"], {}, 5, ["61110", "41025", "77610"]),
         (["1,10,2", "80"], {"use_within_block_sep": True}, 3, ["1,10,2", "80"]),
         (["1,10,2", "80,4"], {}, None, ["1,10,2", "80,4"]),
@@ -196,19 +183,17 @@ def test_a_block_fits_the_codes(tmp_path: Path, cells: list[str], flags: dict, s
 
 @pytest.mark.parametrize("cell", ["61110/75400", "6E+04", "6111OO", "not known"])
 def test_few_odd_cells_make_no_labels(tmp_path: Path, cell: str):
-    rows = "".join(f"title {i},61110\n" for i in range(20))
-    (tmp_path / "t.csv").write_text(f"occ1,hisco_1\n{rows}odd,{cell}\nother,41025\n")
+    rows = [f"title {i},61110" for i in range(20)]
+    table = write(tmp_path / "t.csv", "occ1,hisco_1", *rows, f"odd,{cell}", "other,41025")
     with pytest.raises(UserError, match=r"1 row has a label that does not fit: line 22"):
-        prepare(config(tmp_path / "t.csv"), tmp_path / "out")
-    key = tmp_path / "key.csv"
-    pd.DataFrame({"system_code": ["41025", "61110", cell], "code": [0, 1, 2]}).to_csv(key, index=False)
-    prepare(config(tmp_path / "t.csv", key=str(key)), tmp_path / "out")  # which says that it is a code
+        prepare(config(table), tmp_path / "out")
+    key = write(tmp_path / "key.csv", "system_code,code", "41025,0", "61110,1", f"{cell},2")
+    prepare(config(table, key=str(key)), tmp_path / "out")  # which says that it is a code
 
 
 def test_bad_labels_stop_or_are_listed(tmp_path: Path):
-    table = tmp_path / "t.csv"
-    rows = "".join(f"title {i},61110\n" for i in range(20))
-    table.write_text(f"occ1,hisco_1\na,61110\nb,611101\nc,væver\nd,41025\n,41025\n{rows}")
+    rows = [f"title {i},61110" for i in range(20)]
+    table = write(tmp_path / "t.csv", "occ1,hisco_1\na,61110\nb,611101\nc,væver\nd,41025\n,41025", *rows)
     message = r"2 rows .*line 3, hisco_1: '611101' is longer than 5 .*line 4.*--drop-bad-labels"
     with pytest.raises(UserError, match=message):
         prepared(table, tmp_path / "out")
@@ -219,10 +204,9 @@ def test_bad_labels_stop_or_are_listed(tmp_path: Path):
 
 
 def test_entities_are_decoded_everywhere(tmp_path: Path, logged: list[str]):
-    table, checked = tmp_path / "t.csv", tmp_path / "review.csv"
     texts = ["boot &amp; shoe maker", "b&amp;uuml;rger", "B&#252;rger", "R&D; clerk", "smith"]
-    table.write_text("occ1,hisco_1\n" + "".join(f"{text},6111{i}\n" for i, text in enumerate(texts)))
-    checked.write_text("occ1,checked,hisco_1\nboot & shoe maker,x,80110\n")
+    table = write(tmp_path / "t.csv", "occ1,hisco_1", *(f"{text},6111{i}" for i, text in enumerate(texts)))
+    checked = write(tmp_path / "review.csv", "occ1,checked,hisco_1", "boot & shoe maker,x,80110")
     files = prepared(table, tmp_path / "out", corrections=(str(checked),))
     assert f"{table}: 3 descriptions have HTML entities, such as &amp;, which are decoded." in logged
     found = dict(pd.concat([files["data_train"], files["data_val"]])[["occ1", "hisco_1"]].to_numpy())
@@ -233,15 +217,13 @@ def test_entities_are_decoded_everywhere(tmp_path: Path, logged: list[str]):
 
 
 def test_descriptions_with_different_codes_are_listed(tmp_path: Path, logged: list[str]):
-    table = tmp_path / "t.csv"
     rows = ["clerk,en,39310,", "Clerk,en,39340,", "clerk,en,39310,", "clerk,da,39340,", "smith,en,83110,61110"]
     rows += ["smith,en,61110,83110", *["væver,da,75400,"] * 12, "Vaever,da,75400,61110", "cook,en,,", "cook,en,53130,"]
-    table.write_text("occ1,lang,a,b\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    table = write(tmp_path / "t.csv", "occ1,lang,a,b", *rows)
     files = {"target_cols": ("a", "b"), "language": "unk", "language_col": "lang"}
     prepare(config(table, **files), tmp_path / "out")
     assert any(f"2 descriptions have different codes in different rows; {tmp_path}" in text for text in logged)
-    found = pd.read_csv(tmp_path / "out" / "conflicts.csv", dtype=str, keep_default_na=False)
-    assert found.to_numpy().tolist() == [
+    assert pd.read_csv(tmp_path / "out" / "conflicts.csv", dtype=str, keep_default_na=False).to_numpy().tolist() == [
         ["væver", "da", "75400", "", "12", "8; 9; 10; 11; 12; 13; 14; 15; 16; 17; …"],
         ["Vaever", "da", "75400", "61110", "1", "20"],
         ["clerk", "en", "39310", "", "2", "2; 4"],
@@ -291,18 +273,52 @@ def test_no_file_that_is_read_is_replaced(table: Path, tmp_path: Path, role: str
 
 
 def test_codes_outside_the_key_are_refused_or_dropped(tmp_path: Path):
-    (tmp_path / "key.csv").write_text("hisco,index,title\n61110,0,Farmer\n41025,1,Merchant\n")
-    (tmp_path / "t.csv").write_text("occ1,lang,hisco_1\na,en,61110\nb,en,99999\n")
-    key, formatter = read_key(tmp_path / "key.csv"), build_formatter("hisco", num_blocks=5)
+    key = read_key(write(tmp_path / "key.csv", "hisco,index,title", "61110,0,Farmer", "41025,1,Merchant"))
+    table = write(tmp_path / "t.csv", "occ1,lang,hisco_1", "a,en,61110", "b,en,99999")
+    how = {"formatter": build_formatter("hisco", num_blocks=5), "key": key}
     with pytest.raises(UserError, match=r"line 3, hisco_1: '99999' is not in the key"):
-        read(tmp_path / "t.csv", ["hisco_1"], formatter, key=key)
-    files = ExampleFiles((tmp_path / "t.csv",), ("hisco_1",), formatter, key=key, rules=LabelRules(drop_bad=True))
-    heard: list[str] = []
+        read(table, ["hisco_1"], **how)
+    files, heard = ExampleFiles((table,), ("hisco_1",), **how, rules=LabelRules(drop_bad=True)), list[str]()
     assert len(files.read(say=heard.append)) == 1 and "1 row is left out" in heard[-1]
 
 
 def test_a_key_as_occcanine_has_it(tmp_path: Path):
-    rows = 'Non work related title,-3,0\n"Chemist, General",1110,1\nFarmer,61110,2\n'
-    (tmp_path / "key.csv").write_text(f"en_hisco_text,hisco,code\nempty, ,NA\n{rows}")
-    key = read_key(tmp_path / "key.csv")
+    rows = ("empty, ,NA", "Non work related title,-3,0", '"Chemist, General",1110,1', "Farmer,61110,2")
+    key = read_key(write(tmp_path / "key.csv", "en_hisco_text,hisco,code", *rows))
     assert key.codes == ("-3", "01110", "61110") and key.descriptions["01110"] == "Chemist, General"
+
+
+# Spellings of one text that look alike: read alike by new models, and kept together where data are split
+
+NFC, NFD = (unicodedata.normalize(form, "Dräng") for form in ("NFC", "NFD"))
+
+
+@given(st.text(st.characters(max_codepoint=0x52F, exclude_categories=["Cc", "Cs"], exclude_characters="\u037e\u0387")))
+def test_keys_are_equal_where_models_read_alike(text: str):
+    variants = [text, unicodedata.normalize("NFD", text), f"  {text}\t"]
+    variants += [read for how in NORMALIZATIONS for read in normalize([text], how)]
+    assert set(description_keys(variants)) == set(description_keys([text]))
+
+
+def test_keys_of_letters_that_ascii_lacks():
+    texts = ["Væver", "vaever", "STRASSENKEHRER", "Straßenkehrer", "wine\u2014 merchant", "😀", "👑", "γεωργός"]
+    keys = ["vaever"] * 2 + ["strassenkehrer"] * 2 + ["wine-- merchant", "😀", "👑", "georgos"]
+    assert description_keys(texts).tolist() == keys
+
+
+def test_variants_stand_on_one_side_of_the_split(tmp_path: Path):
+    variants = [variant for i in range(40) for variant in (f"{NFC} {i}", f"{NFD} {i}", f" DRANG  {i}")]
+    table = write(tmp_path / "t.csv", "occ1,hisco_1", *(f"{text},{62105 + len(text) % 2}" for text in variants))
+    prepare(PrepareConfig(str(table), ("hisco_1",)), tmp_path / "out")
+    train, val = (pd.read_csv(tmp_path / "out" / f"data_{part}.csv")["occ1"].tolist() for part in ("train", "val"))
+    assert len(val) == 24 and not set(description_keys(train)) & set(description_keys(val))
+    assert sorted(train + val) == sorted(variants)  # the texts themselves are written as they came
+
+
+def test_seen_in_training_in_another_spelling():
+    def examples(*texts: str) -> Examples:
+        return Examples.of(list(texts), ["se"] * len(texts), pd.DataFrame({"hisco_1": ["62105"] * len(texts)}))
+
+    baselines = Baselines(examples("  dräng", "piga"), Known(), max_size=0)
+    baselines.add(examples(NFC, NFD.upper()))
+    assert baselines.texts_seen == {"drang": 2}

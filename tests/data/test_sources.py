@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from archives import code, read, read_table, write_archive
-from conftest import write_table
+from conftest import write, write_table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,8 +29,7 @@ from histocoder.evaluation.review_file import review
 
 
 def workbook(path: Path, *sheets: tuple[str, list[list[object]]]) -> Path:
-    book = openpyxl.Workbook()
-    book.remove(book.active)
+    book = openpyxl.Workbook(write_only=True)
     for name, rows in sheets:
         sheet = book.create_sheet(name)
         for row in rows:
@@ -54,9 +53,8 @@ def test_every_form_is_read_as_written(model: Path, tmp_path: Path, suffix: str)
             assert [t and float(t) for t in texts] == [t and pytest.approx(float(t)) for t in others]
         else:
             assert texts == others, name
-    again = tmp_path / f"again{suffix}"
-    code(model, tmp_path / f"out{suffix}", again, mode="flat", threshold=0.2, columns="pred_")
-    found = read_table(again, ["id", "pred_hisco_1"]).columns
+    code(model, tmp_path / f"out{suffix}", tmp_path / f"again{suffix}", mode="flat", threshold=0.2, columns="pred_")
+    found = read_table(tmp_path / f"again{suffix}", ["id", "pred_hisco_1"]).columns
     assert found["pred_hisco_1"] == one.columns["hisco_1"] and found["id"].to_pylist() == frame["id"].tolist()
     review(tmp_path / f"out{suffix}", tmp_path / f"review{suffix}", budget=3)
     chosen = read_table(tmp_path / f"review{suffix}", ["occ1", "checked", "hisco_1"])
@@ -105,8 +103,8 @@ def test_sheets_are_named_where_several(model: Path, tmp_path: Path):
     assert len(read_table(notes, ["occ1"])) == 2  # of the sheet that has the column
     assert open_table(notes, ["occ1"], sheet="1881").header == rows[0]
     flags = ["--model", str(model), "--sheet", "1890"]
-    main(["predict", *flags, "--input", str(path), "--output", str(tmp_path / "out.xlsx"), "--language-col", "lang",
-          "--columns", "p_"])  # fmt: skip
+    files = ["--input", str(path), "--output", str(tmp_path / "out.xlsx"), "--language-col", "lang"]
+    main(["predict", *flags, *files, "--columns", "p_"])
     main(["evaluate", *flags, "--data", str(path), "--output", str(tmp_path / "report")])
     prepare(FinetuneConfig(str(path), ("hisco_1",), sheet="1880"), tmp_path / "out")
     assert openpyxl.load_workbook(tmp_path / "out.xlsx")["data"].cell(2, 4).number_format == "@"
@@ -129,11 +127,11 @@ def test_stata_and_spss_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_codes_are_texts_in_stata(tmp_path: Path):
-    long = "å" * 1500
+    path, long = tmp_path / "o.dta", "å" * 1500
     table = pa.table({"hisco 1": ["02000", "-1", None], "note": [long, "", None], "ok": [True, None, False]})
-    notices = output.write_table(tmp_path / "o.dta", [table.slice(0, 1), table.slice(1)])
-    assert notices == [f"{tmp_path / 'o.dta'}: names of columns that Stata does not allow are changed."]
-    columns = read_table(tmp_path / "o.dta", ["hisco_1", "note", "ok"]).columns
+    notices = output.write_table(path, [table.slice(0, 1), table.slice(1)])
+    assert notices == [f"{path}: names of columns that Stata does not allow are changed."]
+    columns = read_table(path, ["hisco_1", "note", "ok"]).columns
     assert columns["hisco_1"].to_pylist() == ["02000", "-1", None]
     assert columns["note"][0].as_py() == long and columns["ok"].to_pylist() == ["1", None, "0"]
     with pytest.raises(UserError, match=r"\.sav files can't be written"):
@@ -174,18 +172,10 @@ def test_files_that_can_not_be_read(tmp_path: Path, name: str, content, message:
 
 @pytest.mark.parametrize("name", ["out.xlsx", "out.dta"])
 def test_values_that_sheets_lack_become_text(tmp_path: Path, name: str):
-    table = pa.table(
-        {
-            "born": pa.array([date(1850, 3, 1), None]),
-            "seen": pa.array([datetime(2020, 3, 1, 12), None], pa.timestamp("us")).cast(pa.timestamp("us", "UTC")),
-            "person": [9_007_199_254_740_993, 9_007_199_254_740_995],
-            "alive": pa.array([True, None]),
-            "paid": pa.array([Decimal("1.50"), None]),
-            "code": ["7", "02110"],
-            "name": pa.array([b"Ann", None]),
-            "lived": pa.array([timedelta(1), None]),
-        }
-    )
+    values = {"born": date(1850, 3, 1), "alive": True, "paid": Decimal("1.50"), "name": b"Ann", "lived": timedelta(1)}
+    columns = {name: [value, None] for name, value in values.items()}
+    columns["seen"] = pa.array([datetime(2020, 3, 1, 12), None], pa.timestamp("us")).cast(pa.timestamp("us", "UTC"))
+    table = pa.table(columns | {"person": [9_007_199_254_740_993, 9_007_199_254_740_995], "code": ["7", "02110"]})
     output.write_table(tmp_path / name, [table])
     found = read_table(tmp_path / name, table.column_names).columns
     assert found["person"].to_pylist() == ["9007199254740993", "9007199254740995"]
@@ -210,23 +200,20 @@ def test_neutralised_formulas_are_read_as_before(texts: list[str]):
 
 
 def test_the_loop_closes_over_formulas(model: Path, tmp_path: Path, logged: list[str]):
-    rows = "".join(f'"{text}",en,61110\n' for text in ("=farmer", "-baker", "'tis", "x"))
-    (tmp_path / "in.csv").write_text("occ1,lang,'=n\n" + rows)
-    code(model, tmp_path / "in.csv", tmp_path / "out.csv")
-    code(model, tmp_path / "in.csv", tmp_path / "raw.csv", raw=True)
+    texts = ["=farmer", "-baker", "'tis", "x"]
+    source = write(tmp_path / "in.csv", "occ1,lang,'=n", *(f'"{text}",en,61110' for text in texts))
+    code(model, source, tmp_path / "out.csv")
+    code(model, source, tmp_path / "raw.csv", raw=True)
     assert read(tmp_path / "out.csv")["occ1"].tolist() == ["'=farmer", "'-baker", "'tis", "x"]
-    assert read(tmp_path / "raw.csv")["occ1"].tolist() == ["=farmer", "-baker", "'tis", "x"]
-    table = read_table(tmp_path / "out.csv", ["occ1", "=n"])
-    assert table.columns["occ1"].to_pylist() == ["=farmer", "-baker", "'tis", "x"]
+    assert read(tmp_path / "raw.csv")["occ1"].tolist() == texts
+    assert read_table(tmp_path / "out.csv", ["occ1", "=n"]).columns["occ1"].to_pylist() == texts
     review(tmp_path / "out.csv", tmp_path / "review.csv", budget=4)
     assert "2 cells begin like formulas and were written with a leading apostrophe" in logged[0]
     checked = read(tmp_path / "review.csv").assign(checked="x", hisco_1=["61110", "77610", "80110", "61110"])
     checked.to_csv(tmp_path / "review.csv", index=False)
-    (tmp_path / "in.csv").write_text(
-        "occ1,lang,hisco_1\n=farmer,en,77610\n=a,en,\nb,en,77610\nc,en,61110\nd,en,61110\n"
-    )
+    write(source, "occ1,lang,hisco_1", "=farmer,en,77610", "=a,en,", "b,en,77610", "c,en,61110", "d,en,61110")
     settings = {"language_col": "lang", "corrections": (str(tmp_path / "review.csv"),), "initial_checkpoint": "m"}
-    prepare(FinetuneConfig(str(tmp_path / "in.csv"), ("hisco_1",), **settings), tmp_path / "out")
+    prepare(FinetuneConfig(str(source), ("hisco_1",), **settings), tmp_path / "out")
     assert "1 row has corrected codes, and 3 descriptions are added; all are training data." in logged
     assert read(tmp_path / "out" / "data_train.csv")["occ1"].tolist().count("'=farmer") == 1
     assert read(tmp_path / "out" / "rejected.csv")["occ1"].tolist() == ["'=a"]

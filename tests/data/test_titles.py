@@ -1,4 +1,4 @@
-"""Titles of codes are learned from, but never validated on."""
+"""Titles of codes are learned from, but never validated on; those of their groups are shown alone."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from conftest import run
+from conftest import ROOT, run, shared, write
 from jobs import finetune
 
 from histocoder.checkpoints.model_files import read_model_config
 from histocoder.config import PrepareConfig
+from histocoder.data.crosswalk import Groups
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import TITLES, TRAIN, VAL, Examples
+from histocoder.data.groups import GROUPS, system_of, titles_of
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import prepare
 from histocoder.data.samplers import Share
@@ -45,28 +46,20 @@ def test_a_hisco_table_gets_titles_of_its_languages(tmp_path: Path):
     assert {*found[TITLES].code_table} <= {*key["system_code"]}
 
 
-@pytest.mark.parametrize(
-    ("change", "settings"),
-    [
-        (lambda code: f"1{code[:4]}", {}),
-        (lambda code: f"x{code[:2]}", {}),
-        (lambda code: code, {"titles": "none"}),
-        (lambda code: code, {"language": "unk"}),
-    ],
-    ids=["other digits", "other codes", "none", "an unknown language"],
-)
-def test_other_tables_get_no_titles(tmp_path: Path, change, settings: dict[str, str]):
+OTHERS = [("1{:.4}", {}), ("x{:.2}", {}), ("{}", {"titles": "none"}), ("{}", {"language": "unk"})]
+
+
+@pytest.mark.parametrize(("form", "settings"), OTHERS, ids=str)
+def test_other_tables_get_no_titles(tmp_path: Path, form: str, settings: dict[str, str]):
     rows = titled("en").sample(200, random_state=1).query("hisco.str.len() == 5")
-    found = prepared(tmp_path, rows.assign(hisco=rows["hisco"].map(change)), **settings)
+    found = prepared(tmp_path, rows.assign(hisco=rows["hisco"].map(form.format)), **settings)
     assert len(found[TITLES]) == 0 and not (tmp_path / "out" / "data_titles.csv").exists()
 
 
 def test_a_key_bounds_the_codes_of_titles(tmp_path: Path):
     rows = titled("en").sample(200, random_state=2)
-    pd.DataFrame({"system_code": rows["hisco"].unique(), "code": range(rows["hisco"].nunique())}).to_csv(
-        tmp_path / "key.csv", index=False
-    )
-    found = prepared(tmp_path, rows, key=str(tmp_path / "key.csv"))
+    codes = [f"{code},{i}" for i, code in enumerate(rows["hisco"].unique())]
+    found = prepared(tmp_path, rows, key=str(write(tmp_path / "key.csv", "system_code,code", *codes)))
     assert len(found[TITLES]) and {*found[TITLES].code_table} <= {*rows["hisco"]}
 
 
@@ -85,14 +78,13 @@ def test_data_prepared_by_an_earlier_version_are_kept(tmp_path: Path):
 
 
 def test_titles_of_other_classifications_are_read(tmp_path: Path):
-    (tmp_path / "titles.csv").write_text("title,code\nplough boy,A1\nfarmer,A1\nladle maker,B2\nodd,none such code\n")
+    titles = ("plough boy,A1", "farmer,A1", "ladle maker,B2", "odd,none such code")
+    titles = str(write(tmp_path / "titles.csv", "title,code", *titles))
     rows = pd.DataFrame({"title": ["farmer", "baker", "cook", "spoon maker"], "hisco": ["A1", "C3", "C3", "B2"]})
-    found = prepared(tmp_path, rows, titles=str(tmp_path / "titles.csv"), share_val=0.25)
-    assert found[TITLES].texts == ["plough boy", "ladle maker"]
-    (tmp_path / "key.csv").write_text("title,lang\nfarmer,en\n")
+    assert prepared(tmp_path, rows, titles=titles, share_val=0.25)[TITLES].texts == ["plough boy", "ladle maker"]
     (tmp_path / "other").mkdir()
     with pytest.raises(UserError, match="has no column of codes"):
-        prepared(tmp_path / "other", rows, titles=str(tmp_path / "key.csv"))
+        prepared(tmp_path / "other", rows, titles=str(write(tmp_path / "key.csv", "title,lang", "farmer,en")))
 
 
 def test_titles_weigh_less_than_rows(tmp_path: Path):
@@ -101,17 +93,83 @@ def test_titles_weigh_less_than_rows(tmp_path: Path):
     formatter = build_formatter("general", num_blocks=1)
     data = OccupationDataset(examples, formatter=formatter, classes=examples.code_table, max_len=64)
     batch = data[Share(np.arange(len(data)), epoch=0, num_rows=len(data), num_target_blocks=1, weight=1.0)]
-    expected = [1.0] * len(found[TRAIN]) + [0.3] * len(found[TITLES])
-    torch.testing.assert_close(batch.counts, torch.tensor(expected))
+    assert batch.counts.tolist() == pytest.approx([1.0] * len(found[TRAIN]) + [0.3] * len(found[TITLES]))
     assert data.num_titles == len(found[TITLES])
 
 
 def test_a_run_learns_codes_of_titles_alone(tmp_path: Path):
-    titled("en").sample(60, random_state=4).rename(columns={"title": "occ1", "hisco": "hisco_1"}).to_csv(
-        tmp_path / "table.csv", index=False
-    )
+    rows = titled("en").sample(60, random_state=4)[["title", "hisco"]]
+    rows.to_csv(tmp_path / "table.csv", index=False, header=["occ1", "hisco_1"])
     flags = ("--language", "en", "--max-steps", 2, "--titles", "auto")
     said = run(*finetune(tmp_path / "table.csv", tmp_path / "out", *flags)).stdout
     titles = pd.read_csv(tmp_path / "out" / "data_titles.csv", dtype=str)
     assert f"{len(titles):,} titles of codes" in said
     assert {*titles["hisco_1"]} <= {*read_model_config(tmp_path / "out").codes}
+
+
+# Groups of HISCO and OCC1950
+
+OWN = {row.system_code: row.desc for row in pd.read_csv(ROOT / "data" / "key.csv", dtype=str).itertuples()}
+
+
+def published() -> list[str]:
+    codes = pd.read_csv(shared("reference/hisco_codes.csv"), dtype=str)["hisco"].dropna()
+    return [code if code.startswith("-") else code.zfill(5) for code in codes if code.strip()]
+
+
+def test_groups_are_those_of_published_codes():
+    titles = pd.read_csv(GROUPS, dtype=str).query("system == 'hisco'").set_index("code")["title"].to_dict()
+    codes = [code for code in published() if not code.startswith("-")]
+    majors = {"0/1", "2", "3", "4", "5", "6", "7/8/9"}
+    minors, units = ({group for group in titles if group.isdecimal() and len(group) == n} for n in (2, 3))
+    assert majors <= {*titles} and minors == {code[:2] for code in codes}
+    assert units <= {code[:3] for code in codes} <= units | {f"{minor}0" for minor in minors} and len(units) == 285
+    assert {code: title for code, title in titles.items() if code in OWN} == OWN
+    assert {*titles} - majors - minors - units <= {*codes, *OWN} and len(titles) > 1_700
+    values = [value.value for code in codes for value in Groups("hisco", ("major", "minor", "unit")).find(code)]
+    assert None not in values
+
+
+@pytest.mark.parametrize(
+    ("system", "code", "expected"),
+    [
+        ("hisco", "61110", ["6", "61", "611"]),
+        ("hisco", "1110.0", ["0/1", "01", "011"]),
+        ("hisco", "98135", ["7/8/9", "98", "981"]),
+        ("hisco", "61000", ["6", "61", "610"]),
+        ("hisco", "61310", ["6", "61", None]),  # HISCO has no unit group 613
+        ("hisco", "-1", [None, None, None]),
+        ("occ1950", "70", ["000-099"]),
+        ("occ1950", "730", ["730-790"]),
+        ("occ1950", "979", [None]),
+    ],
+)
+def test_groups_of_codes(system: str, code: str, expected: list[str | None]):
+    found = Groups(system, ("major", "minor", "unit")[: len(expected)]).find(code)
+    assert [one.value for one in found[::2]] == expected
+    assert [one.value is None for one in found[1::2]] == [group is None for group in expected]
+    blanks = "no value in the table" if code == "-1" else "code not in the table"
+    assert {one.how for one in found} == {"exact" if one.value else blanks for one in found}
+
+
+def test_codes_without_titles_have_their_groups():
+    titles = titles_of(codes := published())
+    assert [code for code in codes if code not in titles] == ["-3"]
+    assert all(titles[code] == OWN[code] for code in OWN) and titles["78390"] == "cigarette makers (unit group)"
+    assert titles["61000"] == "farmers (minor group)"
+    for others in (["010", "690"], ["A01", "B22"], ["-1"], ["12345", "61110", "88812"], []):
+        assert titles_of(others) == {}
+    assert [system_of(name) for name in ("OCC1950_1", "hisco")] == ["occ1950", "hisco"]
+
+
+def test_titles_of_groups_are_shown_not_learned(table: Path, tmp_path: Path):
+    table.write_text(table.read_text().replace("79100", "78390"))
+    run(*finetune(table, tmp_path / "out", "--max-steps", 2))
+    config = read_model_config(tmp_path / "out")
+    assert config.descriptions["78390"] == "cigarette makers (unit group)" and config.descriptions["61110"] == "farmer"
+    rows = (tmp_path / "out" / "data_train.csv").read_text() + (tmp_path / "out" / "key.csv").read_text()
+    assert "unit group" not in rows
+    key = write(tmp_path / "key.csv", "system_code,code,desc", *(f"{c},{i},my {c}" for i, c in enumerate(config.codes)))
+    flags = ("--initial-checkpoint", tmp_path / "out", "--key", key)
+    run(*finetune(table, tmp_path / "second", "--max-steps", 2, *flags))
+    assert read_model_config(tmp_path / "second").descriptions["78390"] == "my 78390"  # the group's title is not kept

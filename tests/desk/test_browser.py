@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from conftest import free_port, run, shared
+from conftest import free_port, run, shared, write
 from jobs import serving, wait_until
 from models import save_tiny_model
 
@@ -25,9 +25,7 @@ from histocoder.data.titles import HISCO  # noqa: E402
 from histocoder.desk.users import Users  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
-CHROMIUM, DRIVER = (
-    next(filter(None, map(shutil.which, names)), None) for names in (("chromium", "google-chrome"), ("chromedriver",))
-)
+CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 AXE = os.environ.get("AXE_CORE", "")
 """Path of axe.min.js, which make test-browser sets."""
 
@@ -35,15 +33,7 @@ AXE = os.environ.get("AXE_CORE", "")
 class Page:
     """A browser at the desk."""
 
-    def __init__(
-        self,
-        address: str,
-        downloads: Path,
-        width: int = 1280,
-        *,
-        dark: bool = False,
-        first: str = "#code-language option",
-    ) -> None:
+    def __init__(self, address: str, downloads: Path, width: int = 1280, dark: bool = False, first: str = "") -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM
         for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
@@ -58,7 +48,7 @@ class Page:
         self.driver.get(address)
         if width < 500:
             self.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
-        self.one(first)
+        self.one(first or "#code-language option")
 
     def one(self, selector: str) -> Any:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
@@ -111,17 +101,15 @@ def model(tmp_path: Path) -> Path:
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("there is no chromium with its chromedriver; make test-browser installs them")
     out = save_tiny_model(tmp_path / "out")
-    (out / "data_train.csv").write_text("occ1,lang,hisco_1,hisco_2\nfarmer,en,61110,\nbaker,en,77610,\n")
+    write(out / "data_train.csv", "occ1,lang,hisco_1,hisco_2", "farmer,en,61110,", "baker,en,77610,")
     return out
 
 
 @pytest.fixture
 def coded(tmp_path: Path) -> Path:
-    """Forty descriptions, of which some are markup."""
+    """Forty descriptions that are markup."""
     rows = [f"<script>alert({i})</script>,en,61110,0.{50 + i},0.{50 + i}" for i in range(40)]
-    path = tmp_path / "coded.csv"
-    path.write_text("occ1,lang,hisco_1,prob_1,conf\n" + "\n".join(rows) + "\n")
-    return path
+    return write(tmp_path / "coded.csv", "occ1,lang,hisco_1,prob_1,conf", *rows)
 
 
 def decisions(model: Path) -> list[tuple[str, str]]:
@@ -188,18 +176,14 @@ def test_reviews_survive_sigkill(model: Path, coded: Path, tmp_path: Path):
 def test_no_part_is_inaccessible_or_too_wide(model: Path, coded: Path, tmp_path: Path, width: int, dark: bool):
     if not Path(AXE).is_file():
         pytest.skip("AXE_CORE does not name axe.min.js; make test-browser does")
-    with (
-        serving(model, "--port", 0, "--data", coded) as (_, address),
-        browsing(address, tmp_path, width=width, dark=dark) as page,
-    ):
+    flags = ("--port", 0, "--data", coded)
+    with serving(model, *flags) as (_, address), browsing(address, tmp_path, width=width, dark=dark) as page:
         page.one("#texts").send_keys("farmer")
         page.click("#code-form button")
         page.one(".answer")
         assert page.problems() == []
         page.go("files")
-        wide = tmp_path / "wide.csv"
-        wide.write_text(f"{'column' * 12}\n{'farmer' * 30}\n")
-        page.one("#file").send_keys(str(wide))
+        page.one("#file").send_keys(str(write(tmp_path / "wide.csv", "column" * 12, "farmer" * 30)))
         page.one("#file-form table")
         assert page.problems() == []
         page.begin_review("Anna")

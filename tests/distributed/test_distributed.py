@@ -1,54 +1,47 @@
-"""The launcher's environment, the device, the collectives, and how ranks end together."""
+"""The launcher's environment, the device, the collectives, how ranks end together; and several nodes."""
 
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from jobs import assert_same_weights, training, two_ranks
+from conftest import DEADLINE, ROOT, environment
+from jobs import STEPS, assert_same_end, assert_same_weights, training, two_ranks
 
 from histocoder.distributed import Launch, choose_device, master_address, read_launch
 from histocoder.errors import UserError
 
 
 @pytest.mark.parametrize(
-    ("environ", "local_rank", "launch"),
+    ("environ", "launch"),
     [
-        ({}, None, Launch()),
-        (
-            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
-            None,
-            Launch(rank=5, world_size=8, local_rank=1, local_world_size=4, launched=True),
-        ),
-        # an older launcher says the local rank by flag alone
-        ({"RANK": "1", "WORLD_SIZE": "2"}, 1, Launch(rank=1, world_size=2, local_rank=1, launched=True)),
-        (
-            {"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_NUM_NODES": "3", "SLURM_PROCID": "4", "SLURM_LOCALID": "1"},
-            None,
-            Launch(rank=4, world_size=6, local_rank=1, local_world_size=2, launched=True),
-        ),
+        ("", Launch()),
+        ("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4", Launch(5, 8, 1, 4, True)),
+        ("SLURM_STEP_NUM_TASKS=6 SLURM_STEP_NUM_NODES=3 SLURM_PROCID=4 SLURM_LOCALID=1", Launch(4, 6, 1, 2, True)),
         # srun with one task
-        (
-            {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1"},
-            None,
-            Launch(launched=True),
-        ),
+        ("SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1", Launch(launched=True)),
         # plain python in an allocation of several tasks, without srun
-        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None, Launch()),
+        ("SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_JOB_ID=1", Launch()),
     ],
 )
-def test_launchers(environ: dict[str, str], local_rank: int | None, launch: Launch):
-    assert read_launch(environ, local_rank=local_rank) == launch
+def test_launchers(environ: str, launch: Launch):
+    assert read_launch(dict(one.split("=") for one in environ.split()), local_rank=None) == launch
+
+
+def test_older_launchers_say_the_local_rank_by_flag():
+    launch = Launch(rank=1, world_size=2, local_rank=1, launched=True)
+    assert read_launch({"RANK": "1", "WORLD_SIZE": "2"}, local_rank=1) == launch
 
 
 @pytest.mark.parametrize(
     ("nodes", "host"),
     [
-        ("node1", "node1"),
-        ("node[3-5,9]", "node3"),
-        ("a01,a02", "a01"),
-        ("gpu-[007,009],fat", "gpu-007"),
-        ("a-[1-2]-[3-4]", "a-1-3"),
-        ("n[12]-ib.cluster,m[1-2]", "n12-ib.cluster"),
+        *(("node1", "node1"), ("node[3-5,9]", "node3"), ("a01,a02", "a01"), ("gpu-[007,009],fat", "gpu-007")),
+        *(("a-[1-2]-[3-4]", "a-1-3"), ("n[12]-ib.cluster,m[1-2]", "n12-ib.cluster")),
     ],
 )
 def test_master_of_a_slurm_step(nodes: str, host: str):
@@ -98,8 +91,8 @@ from histocoder.errors import Interrupted, UserError
 def main():
     distributed.start(device="cpu")
     if distributed.rank() == int(sys.argv[1]):
-        errors = {"user": UserError("mistake"), "signal": Interrupted("stopped", 10), "fault": KeyError("fault")}
-        raise errors[sys.argv[2]]
+        errors = {"mistake": UserError("mistake"), "stopped": Interrupted("stopped", 10), "KeyError": KeyError()}
+        raise errors.get(sys.argv[2], RuntimeError("can't allocate memory"))
     distributed.barrier()
 
 run_script(main)
@@ -107,13 +100,11 @@ run_script(main)
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-@pytest.mark.parametrize(
-    ("error", "status", "said"), [("user", 2, "mistake"), ("signal", 138, "stopped"), ("fault", 1, "KeyError")]
-)
-def test_a_failing_rank_ends_waiting_ones(rank: str, error: str, status: int, said: str):
+@pytest.mark.parametrize(("error", "status"), [("mistake", 2), ("stopped", 138), ("KeyError", 1), ("Out of memory", 2)])
+def test_a_failing_rank_ends_waiting_ones(rank: str, error: str, status: int):
     ended = two_ranks(["-c", ENDING, rank, error], check=False)
     assert [one.returncode for one in ended] == [status] * 2
-    assert (ended[0].stderr + ended[1].stderr).count(said) == 1
+    assert (ended[0].stderr + ended[1].stderr).count(error) == 1
 
 
 def test_an_existing_group_is_adopted(together: Path, tmp_path: Path):
@@ -130,3 +121,97 @@ dist.destroy_process_group()
 """
     two_ranks(["-c", script, *training(tmp_path / "out")[1:]])
     assert_same_weights(tmp_path / "out", together)
+
+
+# Several nodes: network namespaces with an agent of torchrun each; and folders that not all processes see
+
+NAMED = ("--master_addr=node0", "--master_port=29500")
+DYNAMIC = ("--rdzv-backend=c10d", "--rdzv-endpoint=192.168.98.1:29500", "--rdzv-id=7")
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[str]]:
+    """Two network namespaces of this machine, joined by a cable: each has a loopback and one address.
+
+    The name of the first stands for that, but on itself for its loopback, as under Debian.
+    """
+    names = [f"histocoder-{os.getpid()}-{i}" for i in range(2)]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            ip("netns", "exec", name, "true")
+        ip("link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1])
+        for i, name in enumerate(names):
+            ip("-n", name, "address", "add", f"192.168.98.{i + 1}/24", "dev", "eth0")
+            for interface in ("lo", "eth0"):
+                ip("-n", name, "link", "set", interface, "up")
+            ip("-n", name, "route", "add", "default", "via", f"192.168.98.{2 - i}")
+            hosts = Path("/etc/netns", name, "hosts")  # which stands in for /etc/hosts there
+            hosts.parent.mkdir(parents=True)
+            hosts.write_text(f"127.0.0.1 localhost\n{('127.0.1.1', '192.168.98.1')[i]} node0\n")
+            hosts.with_name("resolv.conf").write_text("nameserver 127.0.0.1\n")  # where nothing is, so that none waits
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+            shutil.rmtree(Path("/etc/netns", name), ignore_errors=True)
+
+
+def ip(*args: str) -> None:
+    """Have the kernel do it, or skip the test."""
+    if shutil.which("ip") is None:
+        pytest.skip("needs the program ip (iproute2)")
+    done = subprocess.run(["ip", *args], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"network namespaces can't be had here (ip {' '.join(args)}: {done.stderr.strip()})")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rendezvous", [NAMED, DYNAMIC])
+def test_two_nodes_equal_one(nodes: list[str], together: Path, tmp_path: Path, rendezvous: tuple[str, ...]):
+    agents, how = [], {"cwd": ROOT, "env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    for i, node in enumerate(nodes):
+        options = [*rendezvous, f"--node_rank={i}"]
+        if rendezvous == DYNAMIC:  # which can't tell whose address it is where names are not known
+            options = [*DYNAMIC, f"--rdzv-conf=is_host={1 - i}", f"--local-addr=192.168.98.{i + 1}"]
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", *options]
+        command = ["ip", "netns", "exec", node, *launcher, *training(tmp_path / "out")]
+        agents.append(subprocess.Popen(command, text=True, **how))
+    try:
+        printed = [agent.communicate(timeout=DEADLINE)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], printed
+    assert_same_end(together, tmp_path / "out")
+    assert f"step {STEPS}/{STEPS}" in printed[0] and "step" not in printed[1]
+
+
+# Processes whose folders are on disks of their own, without a network between
+
+
+def test_folders_of_one_node_alone_are_refused(tmp_path: Path):
+    outs = [tmp_path / name / "out" for name in "ab"]
+    for out in outs:
+        out.parent.mkdir()
+    ended = two_ranks(*map(training, outs), check=False, each_a_node=True)
+    assert [one.returncode for one in ended] == [2, 2]
+    said = ended[0].stderr + ended[1].stderr
+    assert "Name one that all nodes see." in said and "Traceback" not in said
+
+
+def test_differing_flags_are_named(tmp_path: Path):
+    out, others = tmp_path / "out", ("--learning-rate", "2e-3", "--eval-interval", 9, "--use-amp")
+    ended = two_ranks(training(out), training(out, *others), check=False)
+    assert [one.returncode for one in ended] == [2, 2]
+    assert "Rank 1 was launched with settings that differ from rank 0's" in ended[0].stderr
+    named = {line.split()[0] for line in ended[0].stderr.splitlines() if line.startswith("  --")}
+    assert named == {"--learning-rate", "--eval-interval", "--use-amp"}
+    assert not (out / "args.yaml").exists()
+
+
+def test_a_wrong_network_interface_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    ended = two_ranks(training(tmp_path / "out"), check=False, each_a_node=True)
+    assert [one.returncode for one in ended] == [2, 2]
+    assert "export GLOO_SOCKET_IFNAME=eth0" in ended[0].stderr and "Traceback" not in ended[0].stderr

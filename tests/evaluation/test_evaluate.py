@@ -1,4 +1,7 @@
+"""How good codes are, and how far two models or two coders agree."""
+
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -6,23 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from models import SIX_CODES, few_examples, tiny_coder
+from scipy.stats import binomtest
 from sklearn.calibration import calibration_curve
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics import precision_recall_fscore_support
 from sklearn.preprocessing import MultiLabelBinarizer
+from sklearn.svm import LinearSVC
 
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError
 from histocoder.evaluation import scores
-from histocoder.evaluation.baselines import Baselines
-from histocoder.evaluation.evaluator import compare, evaluate, right_rows
+from histocoder.evaluation.baselines import Baselines, difference_interval, linear_codes
+from histocoder.evaluation.evaluator import compare, evaluate, gain, right_rows
+from histocoder.evaluation.report import write_report
 from histocoder.evaluation.scores import code_sets
+from histocoder.evaluation.summary import gain_in_words
 from histocoder.inference.known import Known
 
-CELLS = st.sampled_from([None, "?", "-1", "61110", "61115", "80110"])
-TABLES = st.integers(1, 12).flatmap(
-    lambda n: st.tuples(*[st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=n, max_size=n)] * 2)
-)
+ROWS = st.tuples(*[st.sampled_from([None, "?", "-1", "61110", "61115", "80110"])] * 3)
+TABLES = st.integers(1, 12).flatmap(lambda n: st.tuples(*[st.lists(ROWS, min_size=n, max_size=n)] * 2))
 CONFIDENCES = st.lists(st.tuples(st.sampled_from([0, 0.1, 0.25, 0.5, 0.99, 1.0]), st.booleans()), min_size=1)
 
 
@@ -112,8 +118,7 @@ def test_evaluation_of_a_model():
     assert {group: s["n"] for group, s in found["by_code_seen"].items()} == {"0": 1, "1": 2, "21-100": 2}
     decoded = coder.predict(examples.texts, examples.langs, progress=False)
     np.testing.assert_allclose(rows["conf"], decoded["conf"])
-    known = decoded[["hisco_1", "hisco_2"]].isin([*SIX_CODES, None]).all(axis=1)
-    assert metrics["num_outside_key"] == (~known).sum()
+    assert metrics["num_outside_key"] == (~decoded[["hisco_1", "hisco_2"]].isin([*SIX_CODES, None]).all(axis=1)).sum()
     assert rows["right"].mean() == metrics["answer"]["overall"]["accuracy"]
 
 
@@ -150,3 +155,116 @@ def test_two_models_are_compared_row_by_row():
     assert (changed["codes_first"] != changed["codes_second"]).all()
     same, unchanged = compare(first, first, examples)
     assert same["difference"]["rows"] == {"mean": 0, "low": 0, "high": 0} and unchanged.empty
+
+
+def test_agreement_by_hand():
+    first = [["61110"], ["77610"], ["77610", None], ["-1"], ["61110", "77610"]]
+    second = [["61110"], ["77120"], ["80110"], ["-1"], ["77610", "61110"]]
+    one, two, whole = scores.agreement(first, second, ["a", "b", "c", "d", "e"], digits=2)
+    assert (one["digits"], two["digits"], whole["digits"]) == (1, 2, None)
+    assert (one["share"], two["share"], whole["share"]) == (0.8, 0.8, 0.6)
+    # by chance: 61110 1 x 1, 77610 2 x 0, 77120 and 80110 0 x 1, -1 1 x 1, both 1 x 1 of 25
+    assert whole["kappa"] == pytest.approx((0.6 - 3 / 25) / (1 - 3 / 25))
+    # pairs of the ten values that differ: 100 - (4 * 2 + 2 * 1 + ...) of 90
+    assert whole["alpha"] == pytest.approx(1 - 0.4 / (1 - (2 + 2 + 0 + 0 + 2 + 2) / 90))
+
+
+def test_alpha_is_as_published():
+    # section B of Krippendorff (2011): two observers of twelve articles
+    (found,) = scores.agreement("aabbdcccedda", "babbbccceddd", list("abcdefghijkl"))
+    assert round(found["alpha"], 3) == 0.692
+    (of_one,) = scores.agreement("111", "111", ["a", "b", "c"])
+    assert of_one["share"] == 1 and of_one["kappa"] is None and of_one["alpha"] is None
+
+
+def test_interval_is_wilsons_of_distinct_descriptions():
+    right = np.array([True, True, True, False, True])
+    interval = binomtest(4, 5).proportion_ci(method="wilson")
+    found = scores.share_interval(right, list("abcde"))
+    assert (found["low"], found["high"]) == pytest.approx((interval.low, interval.high))
+    wider = scores.share_interval(np.repeat(right, 9), np.repeat([*"abcde"], 9).tolist())
+    assert (wider["low"], wider["high"]) == pytest.approx((interval.low, interval.high))
+
+
+def test_differences_in_the_first_digit_come_first():
+    rows = [("baker", ("77610",), ("77120",)), ("smith", ("83110",), ("61110",)), ("farmer", ("61110",), ("61110",))]
+    rows += [*[("baker", ("77610",), ("77610",))] * 2, ("farmer", ("1", "2"), ("2", "1"))]  # in any order
+    found = scores.to_settle(pd.DataFrame(rows, columns=["text", "first", "second"]).assign(lang="en"), digits=5)
+    assert found["text"].tolist() == ["smith", "baker"]
+    assert found["digits"].tolist() == [0, 2] and found["times"].tolist() == [1, 1]
+
+
+# Comparison with simple methods
+
+
+def examples(*rows: tuple[str, ...], lang: str = "en") -> Examples:
+    """Rows of a description and up to two codes."""
+    codes = pd.DataFrame([(*row[1:], None)[:2] for row in rows], columns=["hisco_1", "hisco_2"], dtype=object)
+    return Examples.of([row[0] for row in rows], [lang] * len(rows), codes)
+
+
+TRAIN = (
+    *(("farmer", "61110"), ("old farmer", "61110"), ("baker", "77610"), ("master baker", "77610")),
+    *(("Smith", "83110"), ("smith ", "83110"), ("smith", "61110"), ("farmer and baker", "61110", "77610")),
+)
+ASKED = examples(("SMITH", "83110"), ("bakers", "77610"), ("baker, farmer", "77610", "61110"), ("miner", "71105"))
+
+
+def compared(train: Examples, *, max_size: float = np.inf, **known: object) -> dict:
+    """What is found of a model that is right of the first row alone."""
+    found = Baselines(ASKED, Known(**known), max_size=max_size)
+    for rows in (np.arange(4), np.arange(4, len(train))):
+        found.add(train.take(rows))
+    return found.compare(np.array([True, False, False, False]))
+
+
+def test_baselines_by_hand():
+    found = compared(examples(*TRAIN))
+    assert found["model"] == {"rows": 0.25, "texts": 0.25}
+    exact, svc = found["exact_match"], found["svc"]
+    assert (exact["rows"], exact["answered"], exact["answered_right"]) == (0.25, 0.25, 1.0)
+    assert exact["difference"]["rows"] == {"mean": 0, "low": 0, "high": 0}
+    assert svc["rows"] == 0.75 and svc["difference"]["texts"]["mean"] == -0.5 and "notice" not in found
+    assert svc["difference"]["texts"]["low"] < -0.5 < svc["difference"]["texts"]["high"]
+    assert "svc" not in (without := compared(examples(*TRAIN), max_size=23)) and "8 rows with 3" in without["notice"]
+    assert compared(examples(*TRAIN), exact=True)["exact_match"]["answered"] == 0
+
+
+def test_single_codes_equal_scikit_learns_classifier():
+    rng = np.random.default_rng(0)
+    rows = [(f"{'farmer baker smith'.split()[i]} {rng.integers(50)}", "abc"[i]) for i in rng.integers(3, size=60)]
+    train, asked = examples(*rows[:40]), examples(*rows[40:])
+    vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
+    expected = LinearSVC().fit(vectorizer.fit_transform(train.texts), train.codes["hisco_1"])
+    codes = linear_codes(train, asked)
+    assert codes == [(code,) for code in expected.predict(vectorizer.transform(asked.texts))]
+    assert linear_codes(examples(("farmer", "a"), ("old farmer", "a")), asked) == [("a",)] * 20  # of one code alone
+
+
+def test_intervals_draw_rows_of_a_text_together():
+    right = np.array([True] * 50 + [False] * 50)
+    texts = ["a"] * 50 + ["b"] * 50
+    found = difference_interval(right, ~right, texts)
+    assert found["texts"] == {"mean": 0, "low": -1, "high": 1}  # with two texts there are four draws
+    apart = difference_interval(right, ~right, [str(i) for i in range(100)])
+    assert -0.25 < apart["rows"]["low"] < -0.15 and apart["rows"] == apart["texts"]
+    assert apart == difference_interval(right, ~right, [str(i) for i in range(100)])
+
+
+def test_a_corrected_model_is_compared_on_its_rows(tmp_path: Path):
+    examples = few_examples()
+    before, after = tiny_coder(fitted_to_validation=True), tiny_coder()
+    codes = before.predict(examples.texts, examples.langs)[["hisco_1", "hisco_2"]]
+    codes.loc[4:, "hisco_1"], codes.loc[4:, "hisco_2"] = "99999", None
+    examples = Examples.of(examples.texts, examples.langs, codes)
+    found = gain(before, after, examples, examples.take(np.array([0, 5])), right=np.ones(6, dtype=bool))
+    assert found["validation"]["before"]["rows"] == pytest.approx(4 / 6) and found["validation"]["after"]["rows"] == 1
+    assert found["validation"]["difference"]["rows"]["mean"] == pytest.approx(2 / 6)
+    assert found["held_out"]["before"] == found["held_out"]["after"] == {"rows": 0.5, "texts": 0.5}
+    words = gain_in_words({"corrections": found})
+    assert words[0].startswith("Of the same 6 rows of validation data, 66.7\u00a0% were exactly right before")
+    assert words[1].startswith("Of the same 2 held-out corrections, 50.0\u00a0%") and "is too high" in words[2]
+    evaluation = evaluate(after, examples)
+    evaluation.metrics["corrections"] = found
+    page = write_report(tmp_path, evaluation, after, title="t").read_text(encoding="utf-8")
+    assert "Gain from the corrections" in page and "+33.3 (" in page and words[2] in page

@@ -80,21 +80,14 @@ def test_the_text_of_the_page(folder: Path, evaluation: Evaluation):
 
 
 def test_groups_and_what_to_leave_to_a_person(tmp_path: Path):
-    examples = few_examples()
-    found = evaluate(
-        tiny_coder(), examples, groups={"a <year>": named_groups(["1801", "1802", "1801", None, "", "1801"])}
-    )
-    groups = found.metrics["by_group"]["a <year>"]
-    assert [(one["group"], one["n"]) for one in groups] == [("", 1), ("(blank)", 1), ("1801", 3), ("1802", 1)]
+    years = named_groups(["1801", "1802", "1801", None, "", "1801"])
+    found = evaluate(tiny_coder(), few_examples(), groups={"a <year>": years})
+    groups = [(one["group"], one["n"]) for one in found.metrics["by_group"]["a <year>"]]
+    assert groups == [("", 1), ("(blank)", 1), ("1801", 3), ("1802", 1)]
     found.metrics["answer"]["production"]["accuracy"] = [None, *[1.0] * 50, *[0.5] * 50]
+    found.metrics["answer"]["by_language"]["da"]["n"] = 1  # so that it has no bar
     page = Page(write_report(tmp_path, found, tiny_coder(), title="t"))
     assert "calibration by a <year>" in page.text and "50\u00a0%\nleft to a person make 95" in page.text
-
-
-def test_groups_with_one_row_have_no_bar(tmp_path: Path):
-    found = evaluate(tiny_coder(), few_examples())
-    found.metrics["answer"]["by_language"]["da"]["n"] = 1
-    page = Page(write_report(tmp_path, found, tiny_coder(), title="t"))
     assert not (tmp_path / "report" / "languages.png").exists() and "Danish" in page.text
 
 
@@ -105,34 +98,28 @@ def test_a_report_without_what_is_not_known(tmp_path: Path):
     coder = tiny_coder()
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "training.png").write_bytes(b"an earlier report's")
-    path = write_report(tmp_path, evaluate(coder, examples), coder, title="t", logs=tmp_path / "no.csv")
+    page = Page(write_report(tmp_path, evaluate(coder, examples), coder, title="t", logs=tmp_path / "no.csv"))
     assert {p.stem for p in (tmp_path / "report").iterdir()} == {"production", "calibration", "digits"}
-    page = Page(path)
     assert not any(words in page.text for words in ("Languages", "Times seen", "Training"))
 
 
 def test_the_summary_in_plain_words():
     scores = {"accuracy": 0.64, "conf": 0.9, "n": 1200}
     shares = [i / 100 for i in range(1, 101)]
-    production = {"share": [0, *shares], "conf": [None, *(1 - s for s in shares)]}
+    conf, accuracy = ([None, *(1 - lost * share for share in shares)] for lost in (1, 0.36))
     answer = {
-        "overall": scores,
-        "by_text_seen": {"0": {"n": 800, "accuracy": 0.5}, "1": scores},
-        "production": {**production, "accuracy": [None, *(1 - 0.36 * s for s in shares)]},
-        "calibration": {"ece": 0.26},
+        **{"overall": scores, "by_text_seen": {"0": {"n": 800, "accuracy": 0.5}, "1": scores}},
+        **{"production": {"share": [0, *shares], "conf": conf, "accuracy": accuracy}, "calibration": {"ece": 0.26}},
     }
     topk = {"overall": {"1": 0.7, "2": 0.8}}
     lines = summary({"num_rows": 1200, "num_texts": 1200, "num_outside_key": 12, "answer": answer, "topk": topk})
-    for line, words in zip(
-        [line.replace("\u00a0", " ") for line in lines],
-        (
-            "description counted once, 64.0 %, or 71.2 % if the least certain 20 % are left to a person.",
-            "leave the least certain 87 %, those with a confidence below 0.87, to a person",
-            "one of the 2 most probable is right for 80.0 %",
-            "The model is overconfident",
-            "For 1.0 % the decoder wrote a code that is not in the key.",
-            "800 of the descriptions do not occur in the training data; of these, 50.0 %",
-        ),
-        strict=True,
-    ):
-        assert words in line
+    expected = (
+        "description counted once, 64.0 %, or 71.2 % if the least certain 20 % are left to a person.",
+        "leave the least certain 87 %, those with a confidence below 0.87, to a person",
+        "one of the 2 most probable is right for 80.0 %",
+        "The model is overconfident",
+        "For 1.0 % the decoder wrote a code that is not in the key.",
+        "800 of the descriptions do not occur in the training data; of these, 50.0 %",
+    )
+    for line, words in zip(lines, expected, strict=True):
+        assert words in line.replace("\u00a0", " ")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import run, write_table
-from jobs import change_state, end_of, faulty, leftovers, logs, ranks, training, wait_for_step
+from conftest import run, slow, write_table
+from jobs import change_state, faulty, leftovers, logs, ranks, training, wait_for_step
 from models import save_tiny_model
 
 from histocoder.checkpoints.model_files import load_model
@@ -62,7 +62,7 @@ def first_saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [4, slow(1)])
 def test_a_killed_save_leaves_old_or_new(first_saved: Path, tmp_path: Path, every: int):
     def save(out: Path) -> list[str]:
         shutil.copytree(first_saved, out)
@@ -89,11 +89,8 @@ def bias_of(folder: Path) -> int | None:
         return None
 
 
-@pytest.mark.parametrize(
-    ("encoder", "every"),
-    [("tiny", 50), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("tiny", 20), ("ngram", 7)))],
-)
-def test_a_run_killed_anywhere_ends_the_same(tmp_path: Path, encoder: str, every: int):
+@pytest.mark.parametrize(("encoder", "every"), [("tiny", 50), slow("tiny", 20), slow("ngram", 7)])
+def test_a_run_killed_anywhere_ends_the_same(table: Path, tmp_path: Path, encoder: str, every: int):
     def finetuning(out: Path) -> list[str]:
         flags = ("--dataset", table, "--target-cols", "hisco_1", "--save-path", out, "--precision", "fp32")
         sizes = ("--encoder", encoder, "--max-steps", 4, "--eval-interval", 2, "--save-interval", 3, "--batch-size", 16)
@@ -104,7 +101,6 @@ def test_a_run_killed_anywhere_ends_the_same(tmp_path: Path, encoder: str, every
         names = ("config.json", "model.safetensors", "README.md")
         return [logs(out), *((out / folder / name).read_bytes() for folder in (".", "best") for name in names)]
 
-    table = write_table(tmp_path / "table.csv")
     run(*finetuning(tmp_path / "whole"))
     for out in killed_at_changes(finetuning, tmp_path, every=every):
         if (out / "best").exists():
@@ -113,7 +109,7 @@ def test_a_run_killed_anywhere_ends_the_same(tmp_path: Path, encoder: str, every
         assert end_of_run(out) == end_of_run(tmp_path / "whole") and not leftovers(out)
 
 
-@pytest.mark.parametrize("number", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 4))])
+@pytest.mark.parametrize("number", [2, slow(1), slow(4)])
 def test_a_killed_prediction_resumes_identically(tmp_path: Path, number: int):
     model, table = save_tiny_model(tmp_path / "model"), write_table(tmp_path / "table.csv", copies=40)
 
@@ -160,8 +156,7 @@ def test_truncated_checkpoints_are_named_and_passed_over(saved: Path, capsys: py
 def test_truncated_models_are_not_loaded(tmp_path: Path, name: str):
     folder = save_tiny_model(tmp_path / "model")
     load_model(folder)
-    modes = {path.name: path.stat().st_mode for path in folder.iterdir()}
-    assert set(modes.values()) == {modes["config.json"]}, modes  # others may read all of them
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # others may read all of them
     whole = (folder / name).read_bytes()
     for length in (0, len(whole) // 2, len(whole) - 9):
         (folder / name).write_bytes(whole[:length])
@@ -186,9 +181,8 @@ def test_a_full_disk_ends_in_one_sentence(tmp_path: Path):
         ended = run(*faulty(training(out, batch_size=8, steps=10), f"ENOSPC:os.replace:{number}"), check=False)
         if ended.returncode == 0:
             break
-        assert ended.returncode == 2 and "Traceback" not in ended.stderr
+        assert ended.returncode == 2 and "Traceback" not in ended.stderr and not leftovers(out)
         assert os.strerror(errno.ENOSPC) in ended.stderr
-        assert not leftovers(out)
         load_checkpoint(list_checkpoints(out)[0])
     assert number > 3
 
@@ -198,6 +192,6 @@ def test_a_removed_folder_ends_the_run(tmp_path: Path):
     with ranks(args, args) as started:
         wait_for_step(started[0], 3)
         (tmp_path / "out").rename(tmp_path / "gone")
-        ended = [end_of(process) for process in started]
-    assert ended[0].returncode == 2 and ended[1].returncode > 0 and "Traceback" not in ended[0].stderr
-    assert "Could not" in ended[0].stderr and str(tmp_path / "out") in ended[0].stderr
+        first, second = (process.result() for process in started)
+    assert first.returncode == 2 and second.returncode > 0 and "Traceback" not in first.stderr
+    assert "Could not" in first.stderr and str(tmp_path / "out") in first.stderr

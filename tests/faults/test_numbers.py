@@ -14,7 +14,7 @@ from histocoder.errors import UserError
 
 
 def test_weights_that_are_not_finite_are_not_saved(table: Path, tmp_path: Path):
-    trainer = begin(tmp_path, dataset(tmp_path, table, ("hisco_1",)), precision="fp32", num_classes=8)
+    trainer = begin(tmp_path, dataset(tmp_path, table))
     trainer.learner.train_step([next(iter(trainer.train_loader))])
     trainer.state.step = 1
     trainer.save()
@@ -27,8 +27,7 @@ def test_weights_that_are_not_finite_are_not_saved(table: Path, tmp_path: Path):
 
 
 def test_validation_losses_that_are_not_finite_end_runs(table: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    extra = ("--batch-size", 8, "--max-steps", 3, "--learning-rate", "1e30")
+    out, extra = tmp_path / "out", ("--batch-size", 8, "--max-steps", 3, "--learning-rate", "1e30")
     said = refused(*finetune(table, out, *extra))
     assert said.startswith("error: The validation loss of step 3 is not finite, and")
     assert not (out / "model.safetensors").exists()
@@ -57,9 +56,8 @@ def test_a_loss_of_one_rank_makes_all_skip(table: Path, tmp_path: Path, kind: st
 
 @pytest.mark.slow
 def test_too_many_skipped_steps_end_the_run(table: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    extra = ("--batch-size", 4, "--max-steps", 20, "--save-interval", 2, "--max-skipped-steps", 3)
-    ended = two_ranks(faulty(finetune(table, out, *extra), "nan:1:5-20"), check=False)
+    out, extra = tmp_path / "out", ("--max-steps", 20, "--save-interval", 2, "--max-skipped-steps", 3)
+    ended = two_ranks(faulty(finetune(table, out, *extra, "--batch-size", 4), "nan:1:5-20"), check=False)
     said = ended[0].stderr + ended[1].stderr
     told = [line for line in said.splitlines() if line.startswith("error: ")]  # torch may add that a connection is gone
     assert 0 not in [one.returncode for one in ended] and len(told) == 1, said
@@ -81,8 +79,7 @@ from histocoder.training.learner import is_table
 
 distributed.start(device="cpu")
 folder = Path({folder!r}, str(distributed.rank()))
-data = dataset(folder, Path({folder!r}, "table.csv"), ("hisco_1",))
-trainer = begin(folder, data, precision="fp32", num_classes=8, encoder_name="ngram", batch_size=8)
+trainer = begin(folder, dataset(folder, Path({folder!r}, "table.csv")), encoder="ngram", batch_size=8)
 learner, model = trainer.learner, trainer.model
 learner.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # as in fp16, which is for GPUs
 for step, batch in zip(range(3), trainer.train_loader):

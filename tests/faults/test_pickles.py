@@ -24,10 +24,6 @@ class Evil:
         return os.mkdir, (self.folder,)
 
 
-def write_pickle(content: object, path: Path) -> None:
-    path.write_bytes(pickle.dumps(content, protocol=2))
-
-
 @pytest.fixture
 def trap(tmp_path: Path) -> Iterator[Evil]:
     """What must not be unpickled."""
@@ -35,16 +31,13 @@ def trap(tmp_path: Path) -> Iterator[Evil]:
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize(
-    ("start", "name", "write"),
-    [("last.bin", "", torch.save), ("last.bin", "", write_pickle), ("hub", "pytorch_model.bin", torch.save)],
-)
-def test_as_initial_checkpoint(table: Path, tmp_path: Path, trap: Evil, start: str, name: str, write):
-    path = tmp_path / start / name
+@pytest.mark.parametrize("write", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content, 2))])
+@pytest.mark.parametrize("name", ["last.bin", "hub/pytorch_model.bin"])
+def test_as_initial_checkpoint(table: Path, tmp_path: Path, trap: Evil, name: str, write):
+    path, start = tmp_path / name, tmp_path / name.partition("/")[0]
     path.parent.mkdir(exist_ok=True)
     write({"model": {"decoder.head.weight": trap}, "key": trap}, path)
-    args = finetune(table, tmp_path / "out", "--batch-size", 8, "--initial-checkpoint", tmp_path / start)
-    said = refused(*args)
+    said = refused(*finetune(table, tmp_path / "out", "--batch-size", 8, "--initial-checkpoint", start))
     assert f"{path.name} contains no weights that can be read" in said and said.count("\n") == 1
     assert not (tmp_path / "out" / "config.json").exists()
 

@@ -8,42 +8,33 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import run
+from conftest import run, slow
 from jobs import faulty, finetune, is_alive
-from trainers import stored
+from trainers import dataset
 
 from histocoder.config import MachineConfig
-from histocoder.data.dataset import BatchLoader, OccupationDataset
-from histocoder.data.example_files import ExampleFiles
-from histocoder.data.prepare import PREPARED_RULES
+from histocoder.data.dataset import BatchLoader
 from histocoder.data.samplers import BucketSampler
 from histocoder.errors import MachineError
-from histocoder.formatters import build_formatter
 
 EXTRA = ("--batch-size", 8, "--max-steps", 40, "--num-workers", 2, "--worker-timeout", 3)
 
 
 @pytest.mark.parametrize("call", ["_multiprocessing.SemLock", "torch.Tensor.share_memory_"])
 def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path, call: str):
-    args = finetune(table, tmp_path / "out", *EXTRA)
-    ended = run(*faulty(args, f"ENOSPC:{call}:1"), check=False)
+    ended = run(*faulty(finetune(table, tmp_path / "out", *EXTRA), f"ENOSPC:{call}:1"), check=False)
     # a machine with one processor is warned of by torch before
     (said,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert ended.returncode == 1 and said.startswith("error: /dev/shm, which") and "--num-workers 0" in said
     assert "Traceback" not in ended.stderr, ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("sent", "what"),
-    [
-        ("SIGKILL", "was killed, perhaps because memory ran out"),
-        pytest.param("SIGSTOP", "has returned no batch for 3 s", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("persistent", [pytest.param((), marks=pytest.mark.slow), ("--persistent-workers",)])
-def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, sent: str, what: str, persistent):
+@pytest.mark.parametrize("sent", ["SIGKILL", slow("SIGSTOP")])
+@pytest.mark.parametrize("persistent", [slow(()), ("--persistent-workers",)])
+def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, sent: str, persistent):
     args = finetune(table, tmp_path / "out", *EXTRA, *persistent)
     result = run(*faulty(args, f"worker:1:{sent}"), check=False, fresh=True)
+    what = {"SIGKILL": "was killed, perhaps because memory ran out", "SIGSTOP": "has returned no batch for 3 s"}[sent]
     found = re.search(rf"error: Loader worker 1 \(process (\d+)\) {what}\. Run the same", result.stderr)
     assert result.returncode == 1 and found is not None, result.stderr
     assert not is_alive(int(found[1]))
@@ -51,12 +42,7 @@ def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, sent: str, wh
 
 def test_a_worker_stopped_after_sending_is_named(table: Path, tmp_path: Path):
     """Its batch is announced, but lies in its memory: whoever fetches it from there would wait forever."""
-    files = ExampleFiles(
-        (table,), ("hisco_1",), build_formatter("hisco", num_blocks=1), language="en", rules=PREPARED_RULES
-    )
-    examples = stored(tmp_path, files)
-    form = {"formatter": files.formatter, "classes": examples.code_table, "max_len": 64}
-    data = OccupationDataset(examples, **form)
+    data = dataset(tmp_path, table)
     sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=8, seed=0)
     loader = BatchLoader(data, sampler, MachineConfig(num_workers=1, worker_timeout=1.0), pin_memory=False)
     late = r"Loader worker 0 \(process \d+\) has returned no batch for 1 s"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from archives import config, read, write_archive
-from conftest import mistake
+from conftest import mistake, write
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.cli.main import main
@@ -18,14 +18,7 @@ from histocoder.inference.known import Known, KnownCodes
 from histocoder.inference.predict_file import predict_file
 
 SEVEN = KnownCodes(("7",), 1)
-DICTIONARY = """occ1,lang,hisco_1,hisco_2
-FARMER  0,en,95410,
-Farmer 0,da,61115,
-farmer 0,da,61110,
-farmer 0,da,01110,61110
-"baker, retired 1",en,77610,41025
-uncoded,en,,
-"""
+DICTIONARY = ("FARMER  0,en,95410,", "Farmer 0,da,61115,", "farmer 0,da,61110,", "farmer 0,da,01110,61110")
 
 
 def rows(*given: tuple[str, ...]) -> Examples:
@@ -39,10 +32,8 @@ def predict(*args: object) -> None:
 
 
 def test_the_most_frequent_set_of_codes_answers():
-    given = rows(
-        *(("Smith", "en", "1", "2"), (" smith", "en", "3"), ("smith", "en", "2", "1"), ("smith", "da", "4")),
-        *(("tie", "en", "5"), ("tie", "en", "6"), ("dra\u0308ng", "en", "7"), ("none", "en", "?")),
-    )
+    smiths = (("Smith", "en", "1", "2"), (" smith", "en", "3"), ("smith", "en", "2", "1"), ("smith", "da", "4"))
+    given = rows(*smiths, ("tie", "en", "5"), ("tie", "en", "6"), ("dra\u0308ng", "en", "7"), ("none", "en", "?"))
     known = Known(languages=("da", "en", "unk"))
     known.add(given.coded())
     smith = KnownCodes(("1", "2"), 2 / 3)
@@ -53,24 +44,19 @@ def test_the_most_frequent_set_of_codes_answers():
     assert exact.find(["Smith", "SMITH"], ["xx", "en"]) == [KnownCodes(("1", "2"), 1), None]
 
 
-@pytest.mark.parametrize(
-    ("given", "asked"),
-    [
-        ([("bonde", "se", "7")], {("bonde", "se"): "7", ("bonde", "unk"): "7", ("bonde", "da"): None}),
-        ([("bonde", "se", "7"), ("dräng", "unk", "1")], {("bonde", "se"): "7", ("bonde", "unk"): None}),
-    ],
-    ids=["unknown is the only language", "of several it is none"],
-)
-def test_unknown_is_the_only_language(given: list[tuple[str, ...]], asked: dict[tuple[str, str], str | None]):
+def test_unknown_is_the_only_language():
     known = Known(languages=("se", "unk"))
-    known.add(rows(*given))
-    expected = [code and KnownCodes((code,), 1) for code in asked.values()]
-    assert known.find(*map(list, zip(*asked, strict=True))) == expected
+    known.add(rows(("bonde", "se", "7")))
+    assert known.find(["bonde"] * 3, ["se", "unk", "da"]) == [SEVEN, SEVEN, None]
+    known = Known(languages=("se", "unk"))
+    known.add(rows(("bonde", "se", "7"), ("dräng", "unk", "1")))
+    assert known.find(["bonde"] * 2, ["se", "unk"]) == [SEVEN, None]  # of several it is none
 
 
 @pytest.mark.parametrize("mode", ["greedy", "flat"])
 def test_known_rows_are_answered(model: Path, tmp_path: Path, mode: str):
-    (tmp_path / "known.csv").write_text(DICTIONARY)
+    others = ('"baker, retired 1",en,77610,41025', "uncoded,en,,")
+    write(tmp_path / "known.csv", "occ1,lang,hisco_1,hisco_2", *DICTIONARY, *others)
     write_archive(tmp_path / "in.csv", 60)
     flags = ("--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--mode", mode)
     predict(*flags, "--output", tmp_path / "plain.csv")
@@ -83,8 +69,7 @@ def test_known_rows_are_answered(model: Path, tmp_path: Path, mode: str):
         ("baker, retired 1", "en"): ["77610", "1", "41025", "1"],
     }
     names = ["hisco_1", "prob_1", "hisco_2", "conf"]
-    found = {(row["occ1"], row["lang"]): row[names].tolist() for _, row in out[known].iterrows()}
-    assert found == expected
+    assert {(row["occ1"], row["lang"]): row[names].tolist() for _, row in out[known].iterrows()} == expected
     assert out.loc[is_blank, [*names, "source"]].eq("").all(axis=None)
     assert set(out.loc[~known & ~is_blank, "source"]) == {"model"}
     same = [name for name in plain if name in out]
@@ -127,13 +112,13 @@ def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys:
 
     said = mistake(capsys, "predict", "--model", best, "--known", "auto", "farmer")
     assert "--known auto reads the run's training data, and there is no" in said
-    (tmp_path / "run" / "data_train.csv").write_text("occ1,lang,hisco_1,hisco_2\nfarmer,en,80110,\n")
+    write(tmp_path / "run" / "data_train.csv", "occ1,lang,hisco_1,hisco_2", "farmer,en,80110,")
     header, farmer, miner = map(str.split, said_of("--language", "en", "FARMER", "miner"))
     assert header[-1] == "source" and farmer[1:3] == ["80110", "1.00"]
     assert (farmer[-1], miner[-1]) == ("known", "model")
     assert said_of("--language", "da", "farmer")[-1].split()[-1] == "model"
     assert said_of("farmer")[-1].split()[-1] == "known"  # taken to be in the run's language
-    (tmp_path / "run" / "data_held_out.csv").write_text("occ1,lang,hisco_1,hisco_2\nminer,en,95410,\n")
+    write(tmp_path / "run" / "data_held_out.csv", "occ1,lang,hisco_1,hisco_2", "miner,en,95410,")
     assert said_of("--language", "en", "miner")[-1].split()[-1] == "known"
 
 
@@ -153,11 +138,10 @@ def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys:
 )
 def test_mistakes(model: Path, tmp_path: Path, monkeypatch, capsys, args, message):
     monkeypatch.chdir(tmp_path)
-    files = {"in": "occ1,hisco_1\nfarmer,61110\n", "out": "occ1,hisco_1\nfarmer,61110\n"}
-    files |= {"columns": "occ1,code\nfarmer,61110\n"}
-    files |= {"codes": "occ1,hisco_1\nfarmer,\n", "short": "occ1,hisco_1\nfarmer,1110\n"}
-    for name, content in files.items():
-        Path(f"{name}.csv").write_text(content)
+    for name, code in {"in": "61110", "out": "61110", "codes": "", "short": "1110"}.items():
+        write(Path(f"{name}.csv"), "occ1,hisco_1", f"farmer,{code}")
+    write(Path("columns.csv"), "occ1,code", "farmer,61110")
+    before = {path: path.read_text() for path in Path().iterdir()}
     output = "out.csv" if "out.csv" in args else "new.csv"
     assert message in mistake(capsys, "predict", "--model", model, "--input", "in.csv", "--output", output, *args)
-    assert {path.name: path.read_text() for path in Path().iterdir()} == {f"{n}.csv": c for n, c in files.items()}
+    assert {path: path.read_text() for path in Path().iterdir()} == before

@@ -4,7 +4,6 @@ import copy
 import importlib.util
 import logging
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT, environment, mistake
+from conftest import mistake, run, write
 from models import CODES, config_of, few_examples, save_tiny_model, tiny_model
 
 pytest.importorskip("onnxruntime")
@@ -47,29 +46,16 @@ def ngram_model() -> MixerModel:
     """Return a model with all experts, of up to three codes."""
     torch.manual_seed(2)
     encoder = NgramEncoder(NgramConfig(num_buckets=512, hidden_size=32, max_words=6, intermediate_size=32))
-    formatter = build_formatter("hisco", num_blocks=3)
-    config = config_of(
-        encoder,
-        formatter,
-        CODES,
-        target_cols=("hisco_1", "hisco_2", "hisco_3"),
-        languages=("en", "unk"),
-        text_normalization="lower",
-        flat_loss="softmax",
-        mode="combined",
-        experts={
-            **{"decoder": 0.2, "flat": 0.5, "linear": 0.3, "nearest": 0.3, "begins": 0.2, "ends": 0.1},
-            **{"end": 1.0, "few": -1.0, "further": 0.4},
-        },
-        decoder_prior=True,
-        num_linear_features=len(known_ngrams()),
-        num_nearest_rows=40,
-        attributes={"status": ("21", "23"), "relation": ("11",)},
-        num_attribute_features=len(known_ngrams()),
-        attribute_experts={"status": {"flat": 0.3, "linear": 0.6}},
-        thresholds={"en": 0.1},
-    )
-    model = MixerModel(config, encoder)
+    weights = {"decoder": 0.2, "flat": 0.5, "linear": 0.3, "nearest": 0.3, "begins": 0.2, "ends": 0.1}
+    settings = {
+        **{"target_cols": ("hisco_1", "hisco_2", "hisco_3"), "languages": ("en", "unk"), "thresholds": {"en": 0.1}},
+        **{"text_normalization": "lower", "flat_loss": "softmax", "mode": "combined", "decoder_prior": True},
+        **{"experts": weights | {"end": 1.0, "few": -1.0, "further": 0.4}, "num_nearest_rows": 40},
+        **dict.fromkeys(("num_linear_features", "num_attribute_features"), len(known_ngrams())),
+        "attributes": {"status": ("21", "23"), "relation": ("11",)},
+        "attribute_experts": {"status": {"flat": 0.3, "linear": 0.6}},
+    }
+    model = MixerModel(config_of(encoder, build_formatter("hisco", num_blocks=3), CODES, **settings), encoder)
     torch.nn.init.normal_(model.linear_decoder.weight, std=0.5)
     torch.nn.init.normal_(model.decoder.head.weight, std=0.2)
     class_ids = torch.arange(40) % (len(CODES) - 1)  # so that one has no row
@@ -91,17 +77,15 @@ def known_ngrams() -> torch.Tensor:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Coder, Path]]:
     """A model of a kind, and the folder that it was exported to."""
-
     logging.getLogger("torch.__trace").handlers.clear()  # or pytest keeps each line, which takes minutes
 
     @cache
     def of(kind: str) -> tuple[Coder, Path]:
-        folder = tmp_path_factory.mktemp(kind)
-        model = {"canine": tiny_model, "ngram": ngram_model}[kind]()
-        coder = Coder(model, "cpu")
+        folder = tmp_path_factory.mktemp(kind) / "onnx"
+        coder = Coder({"canine": tiny_model, "ngram": ngram_model}[kind](), "cpu")
         ngram.character_kinds.cache_clear()  # as in a process of its own
-        onnx_export.export(coder, folder / "onnx", TEXTS, ["en", *["unk"] * (len(TEXTS) - 1)])
-        return coder, folder / "onnx"
+        onnx_export.export(coder, folder, TEXTS, ["en", *["unk"] * (len(TEXTS) - 1)])
+        return coder, folder
 
     return of
 
@@ -117,10 +101,8 @@ def test_graphs_answer_as_the_model_without_decoder(exported: Callable[[str], tu
     weights = coder.model.config.experts or {"decoder": 1 / 2, "flat": 1 / 2}
     names = [name for name in ("decoder", "flat", "linear", "nearest", "begins", "ends") if name in weights]
     scale = 1 + weights["decoder"] / sum(weights[name] for name in names[1:])
-    silent = copy.copy(coder.model)
-    silent.config = replace(
-        silent.config, experts={"decoder": 0.0, **{name: scale * weights[name] for name in names[1:]}}
-    )
+    silent, without = copy.copy(coder.model), {"decoder": 0.0, **{name: scale * weights[name] for name in names[1:]}}
+    silent.config = replace(silent.config, experts=without)
     then, now = (one.predict(TEXTS, "en", mode="combined") for one in (Coder(silent, "cpu"), graphs))
     first = [name for name in now if name != "conf"]
     pd.testing.assert_frame_equal(then[first], now[first], atol=1e-3, rtol=0, check_dtype=False)
@@ -144,19 +126,15 @@ for mode in {MODES!r}:
     print(coder.predict({TEXTS!r}, "en", mode=mode).to_csv())
 """
     expected = "".join(f"{OnnxCoder(folder).predict(TEXTS, 'en', mode=mode).to_csv()}\n" for mode in MODES)
-    command = [sys.executable, "-c", script]  # in a process of its own, which has not imported pandas with pyarrow
-    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True)
-    assert ended.stdout == expected
+    assert run("-c", script, fresh=True).stdout == expected  # in a process that has not imported pandas with pyarrow
 
 
 def test_mistakes_of_exporting_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     model, out = save_tiny_model(tmp_path / "model"), tmp_path / "onnx"
-    data = tmp_path / "data.csv"
-    data.write_text("occ1,hisco_1\nfarmer,61110\n", encoding="utf-8")
-    command = ("export", "--model", model, "--onnx", out)
+    data = write(tmp_path / "data.csv", "occ1,hisco_1", "farmer,61110")
 
     def said(*flags: object) -> str:
-        line = mistake(capsys, *command, *flags)
+        line = mistake(capsys, "export", "--model", model, "--onnx", out, *flags)
         assert sorted(tmp_path.iterdir()) == before
         return line
 

@@ -23,11 +23,10 @@ from histocoder.inference import onnx_export  # noqa: E402
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 RUNTIME = os.environ.get("ONNXRUNTIME_WEB", "")
 """Folder with onnxruntime-web's files, which make test-browser sets."""
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.browser,
-    pytest.mark.skipif(not (CHROMIUM and DRIVER and RUNTIME), reason="needs chromium, its driver, onnxruntime-web"),
-]
+missing = pytest.mark.skipif(not (CHROMIUM and DRIVER and RUNTIME), reason="needs chromium, driver, onnxruntime-web")
+pytestmark = [pytest.mark.slow, pytest.mark.browser, missing]
+TYPE = "language.value = 'en'; text.value = arguments[0]; text.dispatchEvent(new Event('input'))"
+READ = "return Array.from(answers.tBodies[0].rows, (row) => Array.from(row.cells, (cell) => cell.textContent))"
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -59,13 +58,9 @@ def test_the_page_codes_as_python_does(tmp_path: Path):
         wait_until(lambda: driver.execute_script("return state.textContent") == "Type a description.")
         for text in TEXTS:
             then = coder.predict(text, "en", mode="flat", threshold=0.0)
-            driver.execute_script(
-                "language.value = 'en'; text.value = arguments[0]; text.dispatchEvent(new Event('input'))", text
-            )
+            driver.execute_script(TYPE, text)
             wait_until(lambda text=text: driver.execute_script("return answers.dataset.of") == text)
-            rows = driver.execute_script(
-                "return Array.from(answers.tBodies[0].rows, (row) => Array.from(row.cells, (cell) => cell.textContent))"
-            )
+            rows = driver.execute_script(READ)
             width = coder.formatter.num_blocks
             assert [row[0] for row in rows[:width]] == [then[f"hisco_{i + 1}"].item() for i in range(width)], text
             probabilities = [then[f"prob_{i + 1}"].item() for i in range(width)]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from archives import code, config, read, write_archive
-from conftest import refused, run
+from conftest import refused, run, spied, write
 from jobs import faulty, two_ranks
 
 from histocoder.checkpoints.model_files import load_model
@@ -20,21 +20,12 @@ from histocoder.errors import Interrupted, UserError
 from histocoder.inference.coder import Coder
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.predict_file import predict_file
-from histocoder.inference.predictions import Prediction
 
 
 @pytest.fixture
 def coded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The descriptions that are coded from now on."""
-    found: list[str] = []
-    code_texts = Coder.code
-
-    def code_and_keep(self: Coder, given: Descriptions, *args: Any, **options: Any) -> Prediction:
-        found.extend(given.texts)
-        return code_texts(self, given, *args, **options)
-
-    monkeypatch.setattr(Coder, "code", code_and_keep)
-    return found
+    return spied(monkeypatch, Coder, "code", lambda _, given, *__, **___: given.texts)
 
 
 @pytest.mark.parametrize("mode", ["greedy", "flat", "topk", "full"])
@@ -42,9 +33,8 @@ def test_a_file_is_coded_as_a_table_is(model: Path, tmp_path: Path, mode: str):
     frame = write_archive(tmp_path / "in.csv", 150)
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode=mode)
     out = read(tmp_path / "out.csv")
-    assert out[frame.columns.tolist()].equals(frame)  # all columns, in their order and with their blanks
-    coder = Coder(load_model(model), "cpu")
-    table = coder.predict(frame["occ1"], frame["lang"], mode=mode, progress=False)
+    assert out[[*frame]].equals(frame)  # all columns, in their order and with their blanks
+    table = Coder(load_model(model), "cpu").predict(frame["occ1"], frame["lang"], mode=mode, progress=False)
     first = ("hisco_1", "prob_1", "desc_1", "conf")
     for column in table.columns:
         name = f"alt_{column}" if mode == "topk" and column not in first else column
@@ -68,13 +58,10 @@ def test_parquet_is_copied_or_refused(model: Path, tmp_path: Path):
     pq.write_table(pa.table(columns | others), tmp_path / "in.parquet")
     code(model, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert pq.read_table(tmp_path / "out.parquet").select([*others]).to_pydict() == others
-    refused = [
-        ("no.csv", {}, r"does not fit into CSV .*list.* --output end in \.parquet"),
-        ("no.parquet", {"input_col": "notes"}, r"column 'notes'.* holds .* one value in each cell"),
-    ]
-    for name, options, message in refused:
-        with pytest.raises(UserError, match=message):
-            code(model, tmp_path / "in.parquet", tmp_path / name, **options)
+    with pytest.raises(UserError, match=r"does not fit into CSV .*list.* --output end in \.parquet"):
+        code(model, tmp_path / "in.parquet", tmp_path / "no.csv")
+    with pytest.raises(UserError, match=r"column 'notes'.* holds .* one value in each cell"):
+        code(model, tmp_path / "in.parquet", tmp_path / "no.parquet", input_col="notes")
     pq.write_table(pa.table(columns | {"hash": others["hash"]}), tmp_path / "in.parquet")
     with pytest.raises(UserError, match="column 'hash' holds bytes that are not UTF-8"):
         code(model, tmp_path / "in.parquet", tmp_path / "no.xlsx")
@@ -100,9 +87,7 @@ def test_errors_are_told_before_coding(model: Path, tmp_path: Path, coded: list[
     assert not coded
 
 
-def test_each_distinct_description_is_coded_once(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coded: list[str]
-):
+def test_each_distinct_description_is_coded_once(model: Path, tmp_path: Path, monkeypatch, coded: list[str]):
     frame = pd.concat([write_archive(tmp_path / "in.csv", 60)] * 2)
     frame.to_csv(tmp_path / "in.csv", index=False)
     code(model, tmp_path / "in.csv", tmp_path / "whole.csv", block_rows=30)
@@ -110,50 +95,46 @@ def test_each_distinct_description_is_coded_once(
     assert len(coded) == num_distinct
     monkeypatch.setattr("histocoder.inference.table_coder.REMEMBERED", 20)  # a full memory changes nothing else
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", block_rows=30)
-    names = [tmp_path / "out.csv", tmp_path / "whole.csv"]
-    found, expected = (pd.read_csv(name, dtype={"id": str, "hisco_1": str}) for name in names)
-    pd.testing.assert_frame_equal(found, expected, atol=2e-6, rtol=0)
+    frames = [pd.read_csv(tmp_path / name, dtype={"id": str, "hisco_1": str}) for name in ("out.csv", "whole.csv")]
+    pd.testing.assert_frame_equal(*frames, atol=2e-6, rtol=0)
     assert num_distinct < len(coded) - num_distinct < len(frame)
 
 
-def said_of(model: Path, folder: Path, text: str, **options: Any) -> list[str]:
+def said_of(model: Path, folder: Path, *lines: str, **options: Any) -> list[str]:
     """Code a table in blocks of ten rows, and return what is said."""
-    (folder / "in.csv").write_text(text)
-    said: list[str] = []
-    settings = PredictConfig(input=str(folder / "in.csv"), output=str(folder / "out.csv"), mode="flat", **options)
-    coder = Coder(load_model(model), "cpu")
-    predict_file(coder, settings, model_id="m", block_rows=10, say=said.append)
+    source, said = write(folder / "in.csv", *lines), list[str]()
+    settings = PredictConfig(input=str(source), output=str(folder / "out.csv"), mode="flat", **options)
+    predict_file(Coder(load_model(model), "cpu"), settings, model_id="m", block_rows=10, say=said.append)
     return said
 
 
 def test_notices_are_of_the_whole_file(model: Path, tmp_path: Path):
     langs = ["xx"] * 20 + ["xx", "yy"] * 5
-    rows = [f"{'very ' * (40 * (row % 3 == 0))}old smith {row},{lang}\n" for row, lang in enumerate(langs)]
-    xx, cut, yy = said_of(model, tmp_path, "occ1,lang\n" + "".join(rows), language_col="lang")
+    rows = [f"{'very ' * (40 * (row % 3 == 0))}old smith {row},{lang}" for row, lang in enumerate(langs)]
+    xx, cut, yy = said_of(model, tmp_path, "occ1,lang", *rows, language_col="lang")
     assert [text.partition(" and ")[0][-4:] for text in (xx, yy)] == ["'xx'", "'yy'"]
     assert cut.startswith("Descriptions that are longer than 64 characters")
-    marks = "occ1,lang\n" + "NA,en\nfarmer,en\n#NAME?,en\nNone,en\n" * 20
-    error, mark = said_of(model, tmp_path, marks, language_col="lang")
+    marks = ["NA,en", "farmer,en", "#NAME?,en", "None,en"] * 20
+    error, mark = said_of(model, tmp_path, "occ1,lang", *marks, language_col="lang")
     assert "'#NAME?'" in error and mark.startswith("The description 'NA' is coded as a word.")
     assert read(tmp_path / "out.csv")["hisco_1"].ne("").all()
 
 
 def test_columns_that_are_probably_wrong_are_told(model: Path, tmp_path: Path):
-    text = "occ1,lang,h\nfarmer 1,da,61110\nbaker,da,77610\n,da,\ncook,da,53130\n"
-    (unused,) = said_of(model, tmp_path, text)
+    lines = ("occ1,lang,h", "farmer 1,da,61110", "baker,da,77610", ",da,", "cook,da,53130")
+    (unused,) = said_of(model, tmp_path, *lines)
     assert "the column 'lang' is not chosen" in unused
-    assert said_of(model, tmp_path, text, language="da") == []
+    assert said_of(model, tmp_path, *lines, language="da") == []
 
 
 def test_two_ranks_say_what_one_does(model: Path, tmp_path: Path):
     texts = ["very " * 40 + f"old smith {i}" if i % 10 == 0 else f"farmer {i % 30}" for i in range(300)]
-    frame = pd.DataFrame({"occ1": texts, "lang": "xx"})
-    frame.to_csv(tmp_path / "in.csv", index=False)
-    flags = ("predict", "--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--mode", "flat")
+    source = write(tmp_path / "in.csv", "occ1,lang", *(f"{text},xx" for text in texts))
+    flags = ("predict", "--model", model, "--input", source, "--language-col", "lang", "--mode", "flat")
     ended = two_ranks(["-m", "histocoder", *flags, "--output", tmp_path / "out.csv", "--batch-size", 4])
     said = "".join(one.stdout + one.stderr for one in ended)
     assert said.count("does not know the language 'xx'") == said.count("are truncated") == 1
-    assert read(tmp_path / "out.csv")["occ1"].tolist() == frame["occ1"].tolist()
+    assert read(tmp_path / "out.csv")["occ1"].tolist() == texts
 
 
 def interrupt(model: Path, source: Path, output: Path, **changes: Any) -> None:
@@ -192,20 +173,14 @@ def test_a_second_run_on_an_output_ends(model: Path, tmp_path: Path, monkeypatch
     output = tmp_path / "out.csv"
     code(model, tmp_path / "in.csv", tmp_path / "alone.csv", mode="flat")
     flags = ("--input", tmp_path / "in.csv", "--output", output, "--language-col", "lang", "--overwrite")
-    seconds = []
-    code_texts = Coder.code
 
-    def meanwhile(self: Coder, given: Descriptions, *args: Any, **options: Any) -> Prediction:
-        if not given.texts:
-            return code_texts(self, given, *args, **options)
-        second = run("-m", "histocoder", "predict", "--model", model, *flags, "--mode", "greedy", check=False)
-        in_use = f"{output} is in use by another run"
-        seconds.append((second.returncode, second.stderr.count(in_use)))
-        return code_texts(self, given, *args, **options)
+    def meanwhile(_: Coder, given: Descriptions, *__: Any, **___: Any) -> list[str]:
+        second = ("-m", "histocoder", "predict", "--model", model, *flags, "--mode", "greedy")
+        return [refused(*second)] if given.texts else []
 
-    monkeypatch.setattr(Coder, "code", meanwhile)
+    seconds = spied(monkeypatch, Coder, "code", meanwhile)
     code(model, tmp_path / "in.csv", output, mode="flat")
-    assert seconds == [(2, 1)] * 3
+    assert [said.count(f"{output} is in use by another run") for said in seconds] == [1] * 3
     assert output.read_bytes() == (tmp_path / "alone.csv").read_bytes()
     assert not list(tmp_path.glob(".*"))
 
@@ -216,7 +191,7 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
 
     def predict(path: Path) -> list[str]:
         files = ("--input", tmp_path / "in.csv", "--output", path, "--language-col", "lang", "--mode", "flat")
-        return list(map(str, ("-m", "histocoder", "predict", "--model", model, *files)))
+        return [*map(str, ("-m", "histocoder", "predict", "--model", model, *files))]
 
     run(*predict(whole))
     room = f"room:{whole.stat().st_size // 2}"  # the parts fit, the output does not
@@ -244,10 +219,8 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
 def test_mistakes(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], message: str):
     monkeypatch.chdir(tmp_path)
     write_archive(Path("in.csv"), 10)
-    Path("ragged.csv").write_text("occ1,lang\na,en\nb,en,c\n")
-    Path("header.csv").write_text("occ1,lang\n")
+    write(Path("ragged.csv"), "occ1,lang", "a,en", "b,en,c")
+    write(Path("header.csv"), "occ1,lang")
     with pytest.raises(UserError, match=message):
-        code(model, Path(changes.get("input", "in.csv")), Path(changes.get("output", "out.csv")), **{
-            name: value for name, value in changes.items() if name not in ("input", "output")
-        })  # fmt: skip
+        code(model, Path("in.csv"), Path("out.csv"), **changes)
     assert {path.name for path in Path().iterdir()} == {"in.csv", "ragged.csv", "header.csv"}

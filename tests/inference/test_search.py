@@ -1,15 +1,18 @@
-"""Trie search against brute force, an uncached, row-by-row oracle."""
+"""Decoding against brute force, an uncached, row-by-row oracle; and what it makes of the flat head's beliefs."""
 
 import itertools
 
 import pytest
 import torch
+from conftest import spied
+from torch import Tensor
 
 from histocoder.formatters import BOS, PAD, Formatter, build_formatter
 from histocoder.inference.combined import set_probability
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
 from histocoder.inference.stepper import DecoderInputs, Stepper
-from histocoder.model import Decoder
+from histocoder.model import Decoder, Prior
+from histocoder.model.decoder import class_blocks
 
 HISCO = build_formatter("hisco", num_blocks=3)
 GENERAL = build_formatter("general", num_blocks=2, block_size=4)
@@ -17,9 +20,7 @@ HISCO_CODES = ["61110", "61115", "61220", "-1", "-2", "01110", "95410", "95440",
 GENERAL_CODES = ["A", "A1", "A1b2", "B-", "-1", "12", "123", "1234"]
 
 
-def decoder_and_memory(
-    formatter: Formatter, rows: int = 5, num_positions: int = 7
-) -> tuple[Decoder, torch.Tensor, torch.Tensor]:
+def decoder_and_memory(formatter: Formatter, rows: int = 5, num_positions: int = 7) -> tuple[Decoder, Tensor, Tensor]:
     torch.manual_seed(3)
     decoder = Decoder(formatter.vocab_size + 1, 32, num_layers=2, num_heads=4).eval()
     torch.nn.init.normal_(decoder.head.weight, std=0.6)  # so that probabilities differ
@@ -27,35 +28,17 @@ def decoder_and_memory(
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.1)
     memory = torch.randn(rows, num_positions, 32)
-    mask = torch.arange(num_positions) < torch.arange(3, 3 + rows)[:, None]
-    return decoder, memory, mask
+    return decoder, memory, torch.arange(num_positions) < torch.arange(3, 3 + rows)[:, None]
 
 
-def oracle(decoder: Decoder, memory: torch.Tensor, mask: torch.Tensor | None, tokens: list[int]) -> list[float]:
+def oracle(decoder: Decoder, memory: Tensor, mask: Tensor | None, tokens: list[int]) -> list[float]:
     """The probability of a sequence, one token of one row at a time, the whole prefix each time."""
-    found = []
-    for row in range(len(memory)):
-        probability = 1.0
-        for i, token in enumerate(tokens):
-            prefix = torch.tensor([[BOS, *tokens[:i]]])
-            logits = decoder(prefix, memory[row : row + 1], None if mask is None else mask[row : row + 1])[0, -1]
-            probability *= logits.softmax(-1)[token].item()
-        found.append(probability)
+    found = [1.0] * len(memory)
+    for row, (i, token) in itertools.product(range(len(memory)), enumerate(tokens)):
+        prefix = torch.tensor([[BOS, *tokens[:i]]])
+        logits = decoder(prefix, memory[row : row + 1], None if mask is None else mask[row : row + 1])[0, -1]
+        found[row] *= logits.softmax(-1)[token].item()
     return found
-
-
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Collect the number of nodes of each step from now on."""
-    nodes: list[int] = []
-    step = Stepper.step
-
-    def count(stepper: Stepper, tokens: torch.Tensor, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
-        real = kwargs.get("real", args[1] if len(args) > 1 else torch.ones_like(tokens))
-        nodes.append(int(real.sum()))
-        return step(stepper, tokens, *args, **kwargs)
-
-    monkeypatch.setattr(Stepper, "step", count)
-    return nodes
 
 
 @pytest.mark.parametrize("num_positions", [7, 40])
@@ -96,8 +79,11 @@ def test_constrained_greedy_stays_in_the_key():
     decoded = HISCO.decode(tokens.numpy())
     assert all(row[0] in HISCO_CODES for row in decoded)
     assert all(code is None or code in HISCO_CODES for row in decoded for code in row)
-    free, _ = greedy(decoder, DecoderInputs(memory, mask), num_tokens=15, block_size=5)
+    free, probabilities = greedy(decoder, DecoderInputs(memory, mask), num_tokens=15, block_size=5)
     assert any(code not in {*HISCO_CODES, None} for row in HISCO.decode(free.numpy()) for code in row)
+    best = decoder(free[:, :5], memory, mask).softmax(-1).max(-1)  # uncached
+    assert torch.equal(free[:, 1:6], best.indices)
+    torch.testing.assert_close(probabilities[:, :5], best.values)
 
     for row in range(3):  # the same by hand: at each step the best of the tokens that some code goes on with
         prefix: list[int] = []
@@ -115,7 +101,7 @@ def test_ended_rows_are_not_decoded_further(monkeypatch: pytest.MonkeyPatch):
     decoder.head.bias[PAD] = 2.5  # so that rows end at different blocks
     sizes = {"num_tokens": 15, "block_size": 5}
     alone = [greedy(decoder, DecoderInputs(memory[i : i + 1], mask[i : i + 1]), **sizes) for i in range(len(memory))]
-    nodes = counted(monkeypatch)
+    nodes = spied(monkeypatch, Stepper, "step", lambda *_, real: [int(real.sum())])
     tokens, probabilities = greedy(decoder, DecoderInputs(memory, mask), **sizes)
     assert torch.equal(tokens, torch.cat([row for row, _ in alone]))
     torch.testing.assert_close(probabilities, torch.cat([row for _, row in alone]))
@@ -165,3 +151,60 @@ def test_set_probability_sums_over_orders(codes: list[str]):
 def test_codes_of_the_same_tokens_are_refused():
     with pytest.raises(ValueError, match="same tokens"):
         CodeTrie(["12", "12"], GENERAL)
+
+
+# What the decoder starts from: the flat head's beliefs, along every way in which codes are decoded
+
+
+def decoder_and_prior(rows: int = 6, *, silent: bool = False) -> tuple[Decoder, Tensor, Prior]:
+    """With a silent decoder, whose own logits are all alike, what is decoded is the prior's."""
+    torch.manual_seed(5)
+    decoder = Decoder(HISCO.vocab_size + 1, 32, num_layers=2, num_heads=4).eval()
+    torch.nn.init.normal_(decoder.head.weight, std=0.0 if silent else 0.5)
+    torch.nn.init.zeros_(decoder.head.bias)
+    blocks = class_blocks(HISCO_CODES, HISCO.to_config())
+    prior = Prior.from_logits(2 * torch.randn(rows, len(HISCO_CODES)), blocks, HISCO.vocab_size + 1)
+    return decoder, torch.randn(rows, 5, 32), prior
+
+
+@torch.no_grad()
+def test_all_ways_of_decoding_follow_the_same_prior():
+    decoder, memory, prior = decoder_and_prior()
+    search, inputs = TrieSearch(decoder, CodeTrie(HISCO_CODES, HISCO)), DecoderInputs(memory, None, prior)
+    full = search.full(inputs)
+    for index, block in enumerate(class_blocks(HISCO_CODES, HISCO.to_config())):
+        tokens = torch.cat([torch.tensor([BOS]), block]).expand(len(memory), -1)
+        log_probs = decoder(tokens[:, :-1], memory, None, prior).log_softmax(-1)  # teacher forcing
+        expected = log_probs.gather(-1, tokens[:, 1:, None])[..., 0].sum(1).exp()
+        torch.testing.assert_close(full[:, index], expected, atol=1e-6, rtol=1e-4)
+    _codes, probabilities = search.top_k(inputs, k=3)
+    torch.testing.assert_close(probabilities, full.topk(3).values, atol=1e-6, rtol=1e-4)
+    tokens, found = greedy(decoder, inputs, num_tokens=15, block_size=5)
+    forced = decoder(tokens[:, :-1], memory, None, prior).softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+    ended = tokens[:, 1:].unflatten(1, (3, 5))[..., 0].eq(PAD).cumsum(1).bool().repeat_interleave(5, 1)
+    torch.testing.assert_close(found[~ended], forced[~ended], atol=1e-6, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_silent_decoder_answers_as_the_flat_head():
+    decoder, memory, prior = decoder_and_prior(rows=40, silent=True)
+    full = TrieSearch(decoder, CodeTrie(HISCO_CODES, HISCO)).full(DecoderInputs(memory, None, prior))
+    torch.testing.assert_close(full.sort(descending=True).values, prior.shares, atol=0.01, rtol=0.02)
+
+
+@torch.no_grad()
+def test_likely_second_codes_are_written():
+    decoder, memory, _ = decoder_and_prior(silent=True)
+    decoder.head.bias[PAD] -= 1  # to stop and to go on are equally likely by the prior alone
+    logits = torch.full((2, len(HISCO_CODES)), -9.0)
+    logits[0, 2] = 9.0
+    logits[1, [2, 6]] = 9.0
+    prior = Prior.from_logits(logits, class_blocks(HISCO_CODES, HISCO.to_config()), HISCO.vocab_size + 1)
+    inputs = DecoderInputs(memory[:2], None, prior)
+    tokens, probabilities = greedy(decoder, inputs, num_tokens=15, block_size=5)
+    codes = HISCO.decode(tokens.numpy())
+    assert codes[0].tolist() == [HISCO_CODES[2], None, None]
+    assert set(codes[1].tolist()) == {HISCO_CODES[2], HISCO_CODES[6], None} and codes[1, 2] is None
+    is_code = torch.tensor([[code is not None for code in row] for row in codes])
+    conf = set_probability(decoder, inputs, tokens[:, 1:], probabilities, is_code=is_code)
+    assert conf[0] > 0.95 and conf[1] > probabilities[1, :10].prod()  # of both orders

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from archives import TEXTS, code, write_archive
+from conftest import spied, write
 
 from histocoder.config import PredictConfig, PredictOptions
 from histocoder.data.examples import Examples
@@ -21,8 +22,7 @@ from histocoder.inference.table_coder import BlockCoder
 
 
 def block_coder(model: Path, *header: str, **options) -> BlockCoder:
-    coder = BlockCoder.of(model, header, device="cpu", precision="fp32", **options)
-    return pickle.loads(pickle.dumps(coder))
+    return pickle.loads(pickle.dumps(BlockCoder.of(model, header, device="cpu", precision="fp32", **options)))
 
 
 def test_blocks_are_coded_as_a_file_is(model: Path, tmp_path: Path):
@@ -36,9 +36,7 @@ def test_blocks_are_coded_as_a_file_is(model: Path, tmp_path: Path):
 
 
 def test_a_large_block_of_chunks_is_coded(model: Path, monkeypatch: pytest.MonkeyPatch):
-    coded: list[str] = []
-    code_all = Coder.code
-    monkeypatch.setattr(Coder, "code", lambda *args, **how: coded.extend(args[1].texts) or code_all(*args, **how))
+    coded = spied(monkeypatch, Coder, "code", lambda _, given, *__, **___: given.texts)
     texts = [None, *TEXTS] * 3000
     column = pa.chunked_array([texts[:7], [], texts[7:15_001], texts[15_001:]], pa.large_string())
     langs = pa.chunked_array([pa.array(["en", "da", None] * 4000).dictionary_encode()] * 2)
@@ -48,10 +46,24 @@ def test_a_large_block_of_chunks_is_coded(model: Path, monkeypatch: pytest.Monke
     assert found.select(block.column_names).equals(block) and len(coded) == 3 * 6  # each text in three languages, once
     rows = found.to_pandas().groupby(["occ1", "lang"], dropna=False)
     assert (rows[["new_hisco_1", "new_conf"]].nunique(dropna=False) == 1).all(axis=None)
-    is_blank = [not (text or "").strip() for text in texts]
-    assert found["new_conf"].is_null().to_pylist() == is_blank
+    assert found["new_conf"].is_null().to_pylist() == [not (text or "").strip() for text in texts]
     (empty,) = coder(block.slice(0, 0))
     assert empty.schema == found.schema and len(empty) == 0
+
+
+def test_a_block_is_coded_after_one_that_failed(model: Path, monkeypatch: pytest.MonkeyPatch):
+    blocks = [pa.table({"occ1": texts}) for texts in (TEXTS[:2], TEXTS[2:4], TEXTS[1:6])]
+    coder = block_coder(model, "occ1", language="en")
+    expected = [pa.concat_tables(coder(block)) for block in blocks]
+    other = block_coder(model, "occ1", language="en", batch_size=3)  # so that it is opened anew
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        assert [*other(blocks[0])]
+        patch.setattr(Coder, "code", lambda *_args, **_how: (_ for _ in ()).throw(MemoryError))
+        assert not [*other(blocks[1])]
+    for block, codes in list(zip(blocks, expected, strict=True))[::-1]:
+        assert (
+            pa.concat_tables(other(block)).select(codes.column_names[:3]).equals(codes.select(codes.column_names[:3]))
+        )
 
 
 def test_what_does_not_fit_is_named(model: Path, tmp_path: Path):
@@ -70,35 +82,27 @@ def test_what_does_not_fit_is_named(model: Path, tmp_path: Path):
 def test_expected_values_are_those_of_the_candidates(model: Path, tmp_path: Path):
     values = {("61110", ""): (8, 50), ("61110", "21"): (7, 60), ("95410", ""): (7, 53), ("41025", ""): (7, 58)}
     lines = [f"{code},{status},{one},{two}" for (code, status), (one, two) in values.items()]
-    (tmp_path / "hsn.csv").write_text("\n".join(["hisco,status,hisclass,hiscam", *lines]))
+    classes = write(tmp_path / "hsn.csv", "hisco,status,hisclass,hiscam", *lines)
     frame = write_archive(tmp_path / "in.csv", 210).assign(status=["", "21", "33"] * 70)
     table = pa.Table.from_pandas(frame)
-    options = {"language_col": "lang", "classes": str(tmp_path / "hsn.csv"), "mode": "combined"}
-    blocks = block_coder(model, *table.column_names, **options)(table)
-    found = pa.concat_tables(blocks).to_pandas()
+    options = {"language_col": "lang", "classes": str(classes), "mode": "combined"}
+    found = pa.concat_tables(block_coder(model, *table.column_names, **options)(table)).to_pandas()
     coder = Coder.from_pretrained(model, "cpu")
-    _, ranked = coder.code_ranked(
-        coder.distinct(frame["occ1"], frame["lang"].tolist()), PredictOptions(mode="combined")
-    )
-    assert len(ranked.codes) == len(found)
-    for i, row in enumerate(found.to_dict("records")):
+    given = coder.distinct(frame["occ1"], frame["lang"].tolist())
+    _, ranked = coder.code_ranked(given, PredictOptions(mode="combined"))
+    for row, codes, probs in zip(found.to_dict("records"), ranked.codes, ranked.probs, strict=True):
+        names = ["hiscam_1_share", "hiscam_1_mean", "hiscam_1_sd", "hisclass_1_prob"]
         if not row["occ1"]:
-            assert pd.isna([row["hisclass_1_prob"], row["hiscam_1_mean"], row["hiscam_1_share"]]).all()
+            assert pd.isna([row[name] for name in names]).all()
             continue
-        pairs = [(code, p) for code, p in zip(ranked.codes[i], ranked.probs[i], strict=True) if code is not None]
-        has = [
-            (p, *(values.get((code, row["status"])) or values[code, ""])) for code, p in pairs if (code, "") in values
-        ]
+        pairs = [(p, code) for p, code in zip(probs, codes, strict=True) if (code, "") in values]
+        has = [(p, *(values.get((code, row["status"])) or values[code, ""])) for p, code in pairs]
         share = sum(p for p, _, _ in has)
         mean = sum(p * hiscam for p, _, hiscam in has) / share
         sd = (sum(p * (hiscam - mean) ** 2 for p, _, hiscam in has) / share) ** 0.5
-        assert [row["hiscam_1_share"], row["hiscam_1_mean"], row["hiscam_1_sd"]] == pytest.approx(
-            [share, mean, sd], abs=2e-3
-        )
         same = sum(p for p, hisclass, _ in has if str(hisclass) == row["hisclass_1"])
-        assert row["hisclass_1_prob"] == pytest.approx(
-            same if pd.notna(row["hisclass_1"]) else np.nan, abs=2e-3, nan_ok=True
-        )
+        expected = [share, mean, sd, same if pd.notna(row["hisclass_1"]) else np.nan]
+        assert [row[name] for name in names] == pytest.approx(expected, abs=2e-3, nan_ok=True)
     assert found["hisclass_1_prob"].notna().sum() > 50 and "histocoder:candidates" not in found
 
 

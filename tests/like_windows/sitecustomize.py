@@ -14,8 +14,6 @@ from typing import Any
 GONE = {
     "os": "fork getuid killpg pread pwrite statvfs sysconf uname".split(),
     "signal": "SIGALRM SIGCHLD SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGUSR1 SIGUSR2".split(),
-    "sys": [],
-    "ctypes": [],
 }
 NO_MODULES = ("fcntl", "grp", "pwd", "resource", "termios")
 
@@ -44,27 +42,20 @@ def _library(name: str | None) -> ctypes.CDLL:
     return ctypes.CDLL(name)
 
 
-OTHERS: dict[str, dict[str, Any]] = {
-    "os": {"open": _open, "fsync": _fsync},
-    "signal": {},
-    "sys": {"platform": "win32"},
-    "ctypes": {"CDLL": _library},
-}
+OTHERS = {"os": {"open": _open, "fsync": _fsync}, "sys": {"platform": "win32"}, "ctypes": {"CDLL": _library}}
 
 
 class _Seen(ModuleType):
     """A module as Windows has it."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in GONE[self.__name__]:
+        if name in GONE.get(self.__name__, ()):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return OTHERS[self.__name__].get(name, getattr(sys.modules[self.__name__], name))
+        return OTHERS.get(self.__name__, {}).get(name, getattr(sys.modules[self.__name__], name))
 
 
-_SEEN: dict[str, Any] = {
-    **{name: _Seen(name) for name in GONE},
-    "msvcrt": SimpleNamespace(LK_NBLCK=fcntl.LOCK_EX | fcntl.LOCK_NB, locking=_locking),
-}
+_SEEN: dict[str, Any] = {name: _Seen(name) for name in (*GONE, "sys", "ctypes")}
+_SEEN["msvcrt"] = SimpleNamespace(LK_NBLCK=fcntl.LOCK_EX | fcntl.LOCK_NB, locking=_locking)
 _import = builtins.__import__
 
 

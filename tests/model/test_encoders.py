@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 import torch
 import transformers.modeling_utils
-from conftest import TITLES, refused, run, write_table
+from conftest import refused, run, slow, write_table
 from jobs import assert_same_end, finetune
 from pretrained import KINDS, TEXTS, model_of, save_pretrained
 from safetensors.torch import load_file, save_file
-from trainers import stored
+from trainers import MAX_LEN, dataset
 from transformers import AutoTokenizer
 
 from histocoder import Coder
@@ -23,17 +23,11 @@ from histocoder.checkpoints.occcanine import save_occcanine
 from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.example_files import ExampleFiles
 from histocoder.data.samplers import SequentialSampler
 from histocoder.errors import DamagedError, UserError
-from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import tokenize
 from histocoder.model import CHARACTERS, Tokenizer, load_encoder, load_tokenizer
 from histocoder.model.encoder import encoder_from_config
-
-CODES = tuple(sorted(TITLES.values()))
-FORMATTER = build_formatter("hisco", num_blocks=1)
-MAX_LEN = 64
 
 
 def training(table: Path, out: Path, encoder: Path, *extra: object) -> list[str]:
@@ -44,9 +38,9 @@ def training(table: Path, out: Path, encoder: Path, *extra: object) -> list[str]
 
 
 def dataset_of(folder: Path, tokenizer: Tokenizer) -> OccupationDataset:
-    files = ExampleFiles((write_table(folder / "table.csv"),), ("hisco_1",), FORMATTER)
-    form = {"formatter": FORMATTER, "classes": CODES, "max_len": MAX_LEN, "tokenizer": tokenizer}
-    return OccupationDataset(stored(folder / "examples", files), **form)
+    data = dataset(folder, write_table(folder / "table.csv"))
+    form = {"formatter": data.formatter, "classes": data.classes, "max_len": MAX_LEN, "tokenizer": tokenizer}
+    return OccupationDataset(data.examples, **form)
 
 
 @pytest.fixture(params=KINDS)
@@ -54,9 +48,7 @@ def encoder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return save_pretrained(request.param, tmp_path / request.param)
 
 
-@pytest.mark.parametrize(
-    "encoder", ["bert", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("xlm-r", "byt5"))], indirect=True
-)
+@pytest.mark.parametrize("encoder", ["bert", slow("xlm-r"), slow("byt5")], indirect=True)
 def test_a_run_needs_no_other_folder(encoder: Path, table: Path, tmp_path: Path):
     out = tmp_path / "out"
     args = training(table, out, encoder, "--precision", "bf16", "--num-workers", 1, "--dropout", 0.1)
@@ -72,10 +64,9 @@ def test_a_run_needs_no_other_folder(encoder: Path, table: Path, tmp_path: Path)
     shutil.rmtree(encoder)
     assert "Resuming from step" in run(*[parts if arg == str(out) else arg for arg in args]).stdout
     assert_same_end(out, parts)
-    tables = [Coder.from_pretrained(folder, "cpu").predict(TEXTS[:20], "en") for folder in (out, newest)]
-    pd.testing.assert_frame_equal(*tables)
-    begun = ("--initial-checkpoint", out, "--max-steps", 1)
-    again = run(*training(table, tmp_path / "next", "tiny", *begun))
+    coders = (Coder.from_pretrained(folder, "cpu") for folder in (out, newest))
+    pd.testing.assert_frame_equal(*(coder.predict(TEXTS[:20], "en") for coder in coders))
+    again = run(*training(table, tmp_path / "next", "tiny", "--initial-checkpoint", out, "--max-steps", 1))
     assert "step 1/1" in again.stdout and (tmp_path / "next" / "tokenizer").is_dir()
     Coder.from_pretrained(out, "cpu").save_pretrained(tmp_path / "copy")
     shutil.rmtree(out)
@@ -99,8 +90,7 @@ def test_padding_changes_nothing(encoder: Path):
             own = torch.from_numpy(texts.pad(rows[[row]], max_len=MAX_LEN, num_positions=int(texts.lengths[row])))
             for one, all_rows in zip(model(own, targets[:1])[:2], together[:2], strict=True):
                 torch.testing.assert_close(one[0], all_rows[row], atol=1e-5, rtol=0)
-    coder = Coder(model, "cpu")
-    frames = [coder.predict(TEXTS, "en", mode="full", batch_size=size) for size in (len(TEXTS), 1)]
+    frames = [Coder(model, "cpu").predict(TEXTS, "en", mode="full", batch_size=size) for size in (len(TEXTS), 1)]
     np.testing.assert_allclose(*frames, atol=1e-5)
 
 
@@ -115,19 +105,16 @@ def test_noise_is_put_on_characters(encoder: Path, tmp_path: Path):
         assert noisy[share].input_ids.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("bert", "[CLS] en [SEP] farmer [ pad ] [SEP]"),
-        ("xlm-r", "<s> ▁en </s> </s> ▁farmer ▁ [ <unk> ] </s>"),
-        ("byt5", "en</s>farmer [PAD]</s>"),
-    ],
-)
-def test_language_and_description_are_two_texts(tmp_path: Path, kind: str, expected: str):
-    tokenizer = load_tokenizer(str(save_pretrained(kind, tmp_path)))
+READ = {"bert": "[CLS] en [SEP] farmer [ pad ] [SEP]", "xlm-r": "<s> ▁en </s> </s> ▁farmer ▁ [ <unk> ] </s>"}
+READ["byt5"] = "en</s>farmer [PAD]</s>"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_language_and_description_are_two_texts(tmp_path: Path, kind: str):
+    tokenizer, theirs = load_tokenizer(str(save_pretrained(kind, tmp_path))), AutoTokenizer.from_pretrained(tmp_path)
     texts = ["en[SEP]farmer [PAD]", "en[SEP]<pad> [PAD]", "en[SEP]" + "baker " * 99]
     ids, lengths, num_cut = tokenizer.token_ids(texts, max_len=32)
-    assert AutoTokenizer.from_pretrained(tmp_path).decode(ids[: lengths[0]].tolist()) == expected
+    assert theirs.decode(ids[: lengths[0]].tolist()) == READ[kind]
     assert tokenizer.pad_id not in ids  # nothing in a description is special
     assert lengths[2] == 32 and num_cut == 1 and ids[-1] == ids[lengths[0] - 1]
     alone = tokenizer.without_language()
@@ -135,10 +122,7 @@ def test_language_and_description_are_two_texts(tmp_path: Path, kind: str, expec
         assert pickle.loads(pickle.dumps(one)).__reduce__() == one.__reduce__()
     ids, lengths, _ = alone.token_ids(["en[SEP]farmer", "nl[SEP]farmer"], max_len=32)
     assert ids[: lengths[0]].tolist() == ids[lengths[0] :].tolist()
-    assert (
-        AutoTokenizer.from_pretrained(tmp_path).decode(ids[: lengths[0]], skip_special_tokens=True).lstrip("▁ ")
-        == "farmer"
-    )
+    assert theirs.decode(ids[: lengths[0]], skip_special_tokens=True).lstrip("▁ ") == "farmer"
     with pytest.warns(UserWarning, match="longer than 64 tokens"):
         Coder(model_of(tmp_path), "cpu").predict(["farmer", "x " * 61], "en")
 
@@ -163,9 +147,8 @@ def test_mistakes_are_said(table: Path, tmp_path: Path):
     for encoder in (bert, xlm_r):  # XLM-R's first position is 2
         with pytest.raises(UserError, match="has 60 positions; set --max-len"):
             load_encoder(str(encoder), max_len=64)
-    assert "--save-format occcanine: OccCANINE has no format for this model: its encoder is not" in refused(
-        *training(table, tmp_path / "out", bert, "--max-len", 32, "--save-format", "occcanine")
-    )
+    said = refused(*training(table, tmp_path / "out", bert, "--max-len", 32, "--save-format", "occcanine"))
+    assert "--save-format occcanine: OccCANINE has no format for this model: its encoder is not" in said
     byt5 = save_pretrained("byt5", tmp_path / "byt5")
     for missing in (bert / "vocab.txt", byt5 / "tokenizer_config.json", xlm_r / "tokenizer.json"):
         missing.unlink()

@@ -2,16 +2,17 @@
 
 import pytest
 import torch
+from jobs import weights
 from models import some_ids, tiny_model
 from pretrained import save_pretrained
-from safetensors.torch import load_file
 from torch import nn
+from transformers import CanineConfig, CanineModel
 
 from histocoder.errors import UserError
 from histocoder.formatters import BOS
-from histocoder.inference.search import greedy
-from histocoder.inference.stepper import DecoderInputs
-from histocoder.model import Decoder, MixerModel, load_encoder
+from histocoder.model import Decoder, MixerModel, load_encoder, trimmed_length
+from histocoder.model.canine import Canine
+from histocoder.model.canine import CanineConfig as CanineConfigOfOurs
 
 
 @torch.no_grad()
@@ -23,27 +24,9 @@ def test_decoder_agrees_with_torchs_own():
     theirs.load_state_dict(state)
     tokens, memory = torch.randint(0, 18, (3, 7)), torch.randn(3, 5, 32)
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]).bool()
-    hidden = theirs(
-        ours.embed(tokens, slice(7)),
-        memory,
-        tgt_mask=nn.Transformer.generate_square_subsequent_mask(7),
-        memory_key_padding_mask=~mask,
-        tgt_is_causal=True,
-    )
+    causal = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(7), "tgt_is_causal": True}
+    hidden = theirs(ours.embed(tokens, slice(7)), memory, memory_key_padding_mask=~mask, **causal)
     torch.testing.assert_close(ours(tokens, memory, mask), ours.head(hidden), atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_cached_decoding_is_uncached_decoding():
-    model = tiny_model()
-    memory, _, mask = model.encode(some_ids([20, 9, 3], 32))
-    tokens, probabilities = greedy(model.decoder, DecoderInputs(memory, mask), num_tokens=10, block_size=10)
-    oracle = torch.full((3, 1), BOS)
-    for position in range(10):
-        logits = model.decoder(oracle, memory, mask)[:, -1]
-        torch.testing.assert_close(probabilities[:, position], logits.softmax(-1).max(-1).values)
-        oracle = torch.cat([oracle, logits.argmax(-1, keepdim=True)], dim=1)
-    assert torch.equal(tokens, oracle)
 
 
 def test_frozen_encoders_get_no_gradient_and_no_dropout():
@@ -62,20 +45,80 @@ def test_frozen_encoders_get_no_gradient_and_no_dropout():
 
 def test_only_positions_that_are_read_are_kept():
     encoder = load_encoder("tiny", max_len=64)
-    name, weights = "encoder.char_embeddings.char_position_embeddings.weight", tiny_model().state_dict()
-    published = {**weights, name: torch.cat([weights[name], torch.ones(192, 64)])}
+    name, own = "encoder.char_embeddings.char_position_embeddings.weight", tiny_model().state_dict()
+    published = {**own, name: torch.cat([own[name], torch.ones(192, 64)])}
     assert encoder.char_embeddings.char_position_embeddings.weight.shape == (256, 64)
-    for weights_of in (weights, published):
-        model = MixerModel.from_weights(tiny_model().config, weights_of)
-        assert torch.equal(model.get_parameter(name), weights[name]) and len(weights[name]) == 64
+    for given in (own, published):
+        model = MixerModel.from_weights(tiny_model().config, given)
+        assert torch.equal(model.get_parameter(name), own[name]) and len(own[name]) == 64
     with pytest.raises(UserError, match="reads 40 positions at most; set --max-len"):
-        tiny_model().load_state_dict({**weights, name: weights[name][:40]})
+        tiny_model().load_state_dict({**own, name: own[name][:40]})
 
 
 def test_encoder_from_a_folder(tmp_path):
     saved = save_pretrained("canine", tmp_path / "canine")
-    weights = load_encoder(str(saved), max_len=64).state_dict()
-    assert weights.keys() == load_file(saved / "model.safetensors").keys()
-    assert all(torch.equal(weights[name], weight) for name, weight in load_file(saved / "model.safetensors").items())
+    found, expected = load_encoder(str(saved), max_len=64).state_dict(), weights(saved)
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
     with pytest.raises(UserError, match="130 positions"):
         load_encoder(str(saved), max_len=512)
+
+
+# CANINE against transformers.CanineModel
+
+
+def both() -> tuple[CanineModel, Canine]:
+    """Theirs, and ours of the same weights."""
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    model = CanineModel(CanineConfig(**sizes, num_hash_buckets=512, num_hash_functions=4))
+    return model.eval(), Canine.from_transformers(model).eval()
+
+
+def theirs(model: CanineModel, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    output = model(input_ids=ids, attention_mask=ids.ne(0).float())
+    return output.last_hidden_state, output.pooler_output
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("width", [8, 64, 128, 132, 300])
+def test_it_agrees_with_transformers_at_every_position(width: int):
+    (model, own), ids = both(), some_ids([width, width // 2, 3], width)
+    torch.testing.assert_close(own(ids, dtype=torch.float32, trimmed=False), theirs(model, ids), atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("longest", [*range(2, 18), 31, 32, 33, 34, 60, 61])
+def test_trimmed_batches_are_encoded_as_padded_ones(longest: int):
+    (model, own), lengths = both(), [longest, max(longest - 3, 2)]
+    ids = some_ids(lengths, 64)
+    memory, pooled = theirs(model, ids)
+    width = trimmed_length(longest, 64)
+    short_memory, short_pooled = own(ids[:, :width], dtype=torch.float32, trimmed=width < 64)
+    torch.testing.assert_close(short_pooled, pooled, atol=1e-5, rtol=0)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(short_memory[row, :length], memory[row, :length], atol=1e-5, rtol=0)
+
+
+def test_gradients_agree_with_transformers():
+    ids = some_ids([20, 17], 64)
+    gradients = []
+    their_model, own = both()
+    trimmed = trimmed_length(20, 64)
+    of_both = {their_model: theirs(their_model, ids), own: own(ids[:, :trimmed], dtype=torch.float32, trimmed=True)}
+    for model, (memory, pooled) in of_both.items():
+        real = ids[:, : memory.shape[1]].ne(0)
+        (memory[real].square().sum() + pooled.sum()).backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    torch.testing.assert_close(*gradients, atol=2e-4, rtol=1e-4)
+
+
+def test_new_weights_are_drawn_as_transformers_draw_them():
+    sizes = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_hash_buckets": 512}
+    theirs, own = CanineModel(CanineConfig(**sizes)), Canine(CanineConfigOfOurs(**sizes))
+    # in their order as well, by which optimizers of runs that began with theirs have their states
+    names = [(name, parameter.shape) for name, parameter in theirs.named_parameters()]
+    assert names == [(name, parameter.shape) for name, parameter in own.named_parameters()]
+    for name, their in theirs.state_dict().items():
+        mine = own.state_dict()[name]
+        assert mine.mean().item() == pytest.approx(their.mean().item(), abs=0.005), name
+        assert mine.std().item() == pytest.approx(their.std().item(), rel=0.1), name

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import refused
+from conftest import refused, spied
 from jobs import finetune
 
 from histocoder.formatters.tokenizers import join_language, tokenize
@@ -56,9 +56,7 @@ def buckets_of_word(word: str, max_n: int, num_buckets: int) -> set[int]:
 
 @pytest.mark.parametrize("times", [1, 40])
 def test_encodings_without_padding_are_the_same(times: int, model: NgramEncoder, monkeypatch: pytest.MonkeyPatch):
-    computed = []
-    linear = canine.linear
-    monkeypatch.setattr(canine, "linear", lambda x, module: computed.append(x.shape[:-1].numel()) or linear(x, module))
+    computed = spied(monkeypatch, canine, "linear", lambda x, _: [x.shape[:-1].numel()])
     padded = encode(model, TEXTS * times)
     num_padded, num_words = computed[0], int(padded[2].sum())
     computed.clear()
@@ -88,5 +86,5 @@ def test_encoding_does_not_depend_on_the_batch(model: NgramEncoder):
 
 
 def test_sharding_is_refused(table: Path, tmp_path: Path):
-    args = finetune(table, tmp_path / "out", "--encoder", "ngram", "--batch-size", 8, "--fsdp", "full_shard")
-    assert "n-gram encoder" in refused(*args)
+    args = ("--encoder", "ngram", "--batch-size", 8, "--fsdp", "full_shard")
+    assert "n-gram encoder" in refused(*finetune(table, tmp_path / "out", *args))

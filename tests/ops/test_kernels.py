@@ -62,8 +62,7 @@ def test_dropout_is_that_of_torch(dtype: torch.dtype):
     found = dropout(x, 0.3)
     kept = found != 0
     assert kept.double().mean(1).sub(0.7).abs().max() < 0.01 and not torch.equal(kept[0], kept[1])
-    scaled = (x.float() / 0.7).to(dtype)
-    torch.testing.assert_close(found[kept], scaled[kept])
+    torch.testing.assert_close(found[kept], (x.float() / 0.7).to(dtype)[kept])
     (found * 2).sum().backward()
     torch.testing.assert_close(x.grad, 2 * kept.to(dtype) / 0.7)
     torch.manual_seed(0)
@@ -81,20 +80,10 @@ def heads_of(joined: list[Tensor], num_heads: int) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("mask_of", ["keys", "causal", "queries", None])
-@pytest.mark.parametrize(
-    ("num_queries", "num_keys", "widths", "num_heads"),
-    [(9, 9, (3,), 2), (30, 30, (1, 1, 1), 4), (25, 33, (1, 2), 3), (1, 1, (3,), 1)],
-)
-def test_attention_is_torchs(
-    num_queries: int,
-    num_keys: int,
-    widths: tuple[int, ...],
-    num_heads: int,
-    mask_of: str | None,
-    p: float,
-    dtype: torch.dtype,
-):
+@pytest.mark.parametrize("sizes", [(9, 9, (3,), 2), (30, 30, (1, 1, 1), 4), (25, 33, (1, 2), 3), (1, 1, (3,), 1)])
+def test_attention_is_torchs(sizes: tuple, mask_of: str | None, p: float, dtype: torch.dtype):
     torch.manual_seed(0)
+    num_queries, num_keys, widths, num_heads = sizes
     head_dim = 40  # more than keys
     dim, lengths = num_heads * head_dim, (num_queries, num_keys, num_keys)
     sources = [torch.randn(5, n, dim * width).to(dtype) for n, width in zip(lengths, widths, strict=False)]
@@ -126,8 +115,7 @@ def test_attention_is_torchs(
     expected = torch.autograd.grad(expected_out, sources, grad.float())
     close = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
     torch.testing.assert_close(out.float(), expected_out, **close)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, **close)
+    torch.testing.assert_close(found, expected, **close)
     with torch.no_grad():
         torch.set_rng_state(rng)
         assert torch.equal(attention(*sources, num_heads=num_heads, mask=mask, dropout_p=p), out)
@@ -198,8 +186,7 @@ def test_machines_of_any_threads_are_scikit_learns(monkeypatch: pytest.MonkeyPat
         torch.set_num_threads(number)
         found.append(fit_machines(FEATURES, *LABELS, WEIGHTS))
     assert all(map(np.array_equal, *found))
-    classes, coefficients, intercepts = found[0]
-    rows, class_ids = LABELS
+    (classes, coefficients, intercepts), (rows, class_ids) = found[0], LABELS
     assert np.array_equal(classes, np.unique(class_ids))
     for i, own in enumerate(classes):
         is_one = np.isin(np.arange(70), rows[class_ids == own])
@@ -208,9 +195,8 @@ def test_machines_of_any_threads_are_scikit_learns(monkeypatch: pytest.MonkeyPat
         assert intercepts[i] == pytest.approx(machine.intercept_[0], abs=1e-4)
 
 
+@pytest.mark.skipif(kernels.library() is None, reason="the kernels were not compiled")
 def test_machines_without_kernels_are_alike(monkeypatch: pytest.MonkeyPatch):
-    if kernels.library() is None:
-        pytest.skip("the kernels were not compiled")
     _, expected, expected_intercepts = fit_machines(FEATURES, *LABELS, WEIGHTS)
     monkeypatch.setattr(kernels, "library", lambda: None)
     _, found, intercepts = fit_machines(FEATURES, *LABELS, WEIGHTS)

@@ -13,10 +13,8 @@ from jobs import assert_same_end, faulty, finetune
 from models import save_tiny_model
 from trainers import begin, dataset
 
-GPU = (
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and a torch that is built for it"),
-)
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and a torch that is built for it")
+GPU = (pytest.mark.gpu, NO_GPU)
 
 
 def on_devices(*cases: Any, gpu_only: tuple[Any, ...] = ()) -> list[Any]:
@@ -43,13 +41,11 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pd.Serie
     return cache(lambda name: trained(table, folder / name, "cpu", "--encoder", name)[0]["val_loss"].dropna())
 
 
-@pytest.mark.parametrize(
-    ("device", "flags"),
-    on_devices("--precision bf16", "--fsdp full_shard", gpu_only=("", "--precision fp16", "--encoder ngram")),
-)
-def test_training_is_what_it_is_on_a_cpu(
-    tmp_path: Path, table: Path, on_cpu: Callable[[str], pd.Series], device: str, flags: str
-):
+BOTH, GPU_ONLY = ("--precision bf16", "--fsdp full_shard"), ("", "--precision fp16", "--encoder ngram")
+
+
+@pytest.mark.parametrize(("device", "flags"), on_devices(*BOTH, gpu_only=GPU_ONLY))
+def test_training_is_what_it_is_on_a_cpu(tmp_path: Path, table: Path, on_cpu: Callable, device: str, flags: str):
     found, printed = trained(table, tmp_path / "out", device, *flags.split())
     expected = on_cpu("ngram" if "ngram" in flags else "tiny")
     pd.testing.assert_series_equal(found["val_loss"].dropna(), expected, rtol=1e-2 if "--precision" in flags else 1e-4)
@@ -103,8 +99,7 @@ def test_no_double_is_asked_of_a_gpu(tmp_path: Path, table: Path, device: str):
 @on_gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_step_never_waits_for_the_gpu(tmp_path: Path, table: Path, device: str, precision: str):
-    data = dataset(tmp_path, table, ("hisco_1",))
-    trainer = begin(tmp_path, data, precision=precision, num_classes=8, device=torch.device(device, 0))
+    trainer = begin(tmp_path, dataset(tmp_path, table), precision=precision, device=torch.device(device, 0))
     batch = next(iter(trainer.train_loader))
     trainer.learner.train_step([batch])
     torch.cuda.synchronize()

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import DEADLINE, ROOT, environment, free_port, run, write_table
+from conftest import DEADLINE, ROOT, environment, free_port, program, run, write_table
 from forked import Forked
-from jobs import TINY, assert_same_end, assert_same_weights, end_of, finetune, logged, training, wait_until
+from jobs import TINY, assert_same_end, assert_same_weights, finetune, logged, training, wait_until
 
 LAUNCH = ROOT / "scripts" / "launch_training.sh"
 SBATCH = ROOT / "scripts" / "slurm.sbatch"
@@ -64,18 +64,10 @@ def test_two_ranks_do_what_one_process_does(one_process: Path, tmp_path: Path, l
 @pytest.mark.slow
 def test_launch_training_starts_torchrun(one_process: Path, tmp_path: Path):
     two = (*job(tmp_path), "--save-path", tmp_path / "out", "--batch-size", 4, "--device", "cpu")
-    result = shell(LAUNCH, 2, *two, PYTHON=sys.executable)
-    assert result.returncode == 0, result.stderr
-    assert "finetune.py" in result.stdout and "processes  2 on the CPU (--device cpu)" in result.stdout
-    assert "--standalone --nproc_per_node=2" in result.stdout
+    printed = program("bash", LAUNCH, 2, *two, env=environment(PYTHON=sys.executable)).stdout
+    for words in ("finetune.py", "processes  2 on the CPU (--device cpu)", "--standalone --nproc_per_node=2"):
+        assert words in printed
     assert_same_course(one_process, tmp_path / "out")
-
-
-def shell(script: Path, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", str(script), *map(str, args)], cwd=ROOT, env=environment(**env), capture_output=True, text=True,
-        timeout=DEADLINE, check=False,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -84,9 +76,8 @@ def programs(tmp_path: Path) -> dict[str, str]:
     folder = tmp_path / "bin"
     folder.mkdir()
     write_program(folder / "nvidia-smi", 'for i in 0 1 2; do echo "GPU $i: NVIDIA H100 (UUID: GPU-$i)"; done')
-    write_program(
-        folder / "python", 'echo "${OMP_NUM_THREADS:-all} threads, rank ${RANK:-none}"; echo "started by $PPID: $*"'
-    )
+    said = 'echo "${OMP_NUM_THREADS:-all} threads, rank ${RANK:-none}"; echo "started by $PPID: $*"'
+    write_program(folder / "python", said)
     return {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHON": str(folder / "python"), "VIRTUAL_ENV": ""}
 
 
@@ -105,13 +96,11 @@ def write_program(path: Path, text: str, *, interpreter: str = "/usr/bin/env bas
         ("5 --device=cpu", None, "5 on the CPU (--device cpu)", "--nproc_per_node=5"),
     ],
 )
-def test_launch_training_counts_gpus(
-    programs: dict[str, str], args: str, visible: str | None, devices: str, launcher: str
-):
+def test_launch_training_counts_gpus(programs: dict, args: str, visible: str | None, devices: str, launcher: str):
     env = programs if visible is None else {**programs, "CUDA_VISIBLE_DEVICES": visible}
-    result = shell(LAUNCH, *args.split(), **env, OMP_NUM_THREADS="")
-    assert result.returncode == 0 and f"processes  {devices}\n" in result.stdout
-    launched, command = result.stdout.splitlines()[-2:]  # what the stand-in for Python was given
+    printed = program("bash", LAUNCH, *args.split(), env=environment(**env, OMP_NUM_THREADS="")).stdout
+    assert f"processes  {devices}\n" in printed
+    launched, command = printed.splitlines()[-2:]  # what the stand-in for Python was given
     assert command.startswith(f"started by {os.getpid()}: ")  # in the shell's place, so that signals reach it
     assert launcher in command and ("torch.distributed.run" in command) == ("nproc" in launcher)
     assert ("--distributed" in command) == ("nproc" in launcher)
@@ -123,14 +112,11 @@ def test_launch_training_counts_gpus(
 
 
 def test_srun_alone_is_a_launcher(table: Path, tmp_path: Path):
-    port = str(free_port())
-    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "1", "MASTER_PORT": port}
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "1"}
+    env = environment(**step, MASTER_PORT=str(free_port()))
     args = finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 3)
-    tasks = [
-        Forked(args, cwd=ROOT, env={**environment(), **step, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)})
-        for task in range(2)
-    ]
-    assert [end_of(task).returncode for task in tasks] == [0, 0]
+    tasks = [Forked(args, cwd=ROOT, env=env | dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID"), i)) for i in "01"]
+    assert [task.result().returncode for task in tasks] == [0, 0]
     run(*finetune(table, tmp_path / "one", "--batch-size", 8, "--max-steps", 3))
     assert logged(tmp_path / "out", "val_loss") == pytest.approx(logged(tmp_path / "one", "val_loss"), abs=2e-5)
 
@@ -140,10 +126,8 @@ import os, signal, subprocess, sys
 number, folder = int(os.environ["SLURM_NTASKS"]), os.environ["STAND_INS"]
 command = sys.argv[2:] if sys.argv[1] == "--kill-on-bad-exit=1" else sys.exit(f"srun: {sys.argv}")
 step = {"SLURM_STEP_NUM_TASKS": str(number), "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_ID": "0"}
-tasks = [
-    subprocess.Popen(command, env={**os.environ, **step, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)})
-    for i in range(number)
-]
+places = [{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(number)]
+tasks = [subprocess.Popen(command, env=os.environ | step | place) for place in places]
 with open(f"{folder}/tasks", "w") as file:
     file.write(" ".join(str(task.pid) for task in tasks))
 ended = [task.wait() for task in tasks]
@@ -164,17 +148,14 @@ class Cluster:
         write_program(folder / "srun", SRUN, interpreter=sys.executable)
         write_program(folder / "scontrol", SCONTROL)
         (folder / "job").write_text("   PreemptEligibleTime=2026-01-01T00:00:00 PreemptTime=None\n")
-        (folder / "requests").touch()
 
     def run(self, args: list[str], *, signum: int = 0, at_step: int = 0) -> int:
         """Run the script as SLURM does on the first node of a job; signal its tasks at a step; return its status."""
-        env = environment(
-            PATH=f"{self.folder}:{os.environ['PATH']}", STAND_INS=str(self.folder), PYTHON=sys.executable,
-            SLURM_JOB_ID="7", SLURM_NTASKS="2", SLURM_CPUS_PER_TASK="1", MASTER_PORT=str(free_port()),
-        )  # fmt: skip
-        command = ["bash", str(SBATCH), *args]
+        env = {"PATH": f"{self.folder}:{os.environ['PATH']}", "STAND_INS": str(self.folder), "PYTHON": sys.executable}
+        env |= {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "1", "MASTER_PORT": str(free_port())}
+        how = {"cwd": ROOT, "env": environment(**env), "start_new_session": True}
         with (self.folder / "log").open("a") as log:
-            job = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
+            job = subprocess.Popen(["bash", str(SBATCH), *args], stdout=log, stderr=log, **how)
         try:
             if signum:
                 wait_until(lambda: f"step {at_step}/" in self.log)
@@ -189,11 +170,6 @@ class Cluster:
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
-    @property
-    def requests(self) -> list[str]:
-        """What scontrol was asked for."""
-        return (self.folder / "requests").read_text().splitlines()
-
 
 @pytest.mark.slow
 def test_a_signalled_slurm_job_is_requeued(together: Path, tmp_path: Path):
@@ -201,7 +177,7 @@ def test_a_signalled_slurm_job_is_requeued(together: Path, tmp_path: Path):
     assert cluster.run(args, signum=signal.SIGUSR1, at_step=9) == 128 + signal.SIGUSR1, cluster.log
     assert cluster.run(args) == 0, cluster.log  # as SLURM would
     assert "Resuming from step" in cluster.log and "step 24/24" in cluster.log
-    assert cluster.requests == ["requeue 7"]
+    assert (cluster.folder / "requests").read_text() == "requeue 7\n"  # what scontrol was asked for
     assert_same_end(together, tmp_path / "out")
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-import yaml
-from conftest import environment, refused, run, write_table
+from conftest import environment, refused, run, write, write_table
 from jobs import TINY, assert_same_weights, finetune, logged, two_ranks, weights
 
 from histocoder import Coder, OnnxCoder
@@ -21,7 +20,7 @@ from histocoder.cli.main import main
 def test_a_run_and_its_files(table: Path, tmp_path: Path):
     out = tmp_path / "out"
     extra = ("--batch-size", 8, "--max-steps", 9, "--save-interval", 3, "--eval-interval", 4, "--language", "en")
-    args = [arg for arg in finetune(table, out, *extra) if arg != "--no-report"]
+    args = [arg for arg in finetune(table, out, *extra, "--save-each-epoch") if arg != "--no-report"]
     result = run(*args, fresh=True)
     assert all(words in result.stdout for words in ("step 9/9", "validation at step 9", "got exactly the right codes"))
     assert not result.stderr
@@ -30,7 +29,8 @@ def test_a_run_and_its_files(table: Path, tmp_path: Path):
         *("config.json", "model.safetensors", "README.md", "checkpoints", "best", "logs.csv"),
         *("examples.arrow", "report", "report.html", "metrics.json"),
     }
-    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-0000006", "step-0000009"]
+    # the last two of those of steps 3, 6 and 9, and of the end of the first epoch
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-0000007", "step-0000009"]
     assert logged(out, "step") == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 9]
     assert len(logged(out, "val_loss")) == 3 and logged(out, "lr")[-1] == 0
     config = json.loads((out / "config.json").read_text())
@@ -53,27 +53,17 @@ def test_a_run_and_its_files(table: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_args_yaml_repeats_a_run(table: Path, tmp_path: Path):
-    run(*finetune(table, tmp_path / "a", "--batch-size", 8, "--max-steps", 4, "--augmentation-prob", 0.5))
-    args = yaml.safe_load((tmp_path / "a" / "args.yaml").read_text())
-    assert args["augmentation_prob"] == 0.5 and args["seed"] == 42
-    run("finetune.py", "--config", tmp_path / "a" / "args.yaml", "--save-path", tmp_path / "b", fresh=True)
-    assert_same_weights(tmp_path / "a", tmp_path / "b")
-
-
-@pytest.mark.slow
 def test_a_frozen_encoder_under_two_ranks(table: Path, tmp_path: Path):
-    extra = ("--freeze-encoder", "--eval-interval", 3, "--augmentation-prob", 0, "--unk-lang-prob", 0)
-    run(*finetune(table, tmp_path / "one", *extra, "--batch-size", 8, "--max-steps", 6))
-    first, other = two_ranks(finetune(table, tmp_path / "two", *extra, "--batch-size", 4, "--max-steps", 6))
+    extra = "--freeze-encoder --eval-interval 3 --augmentation-prob 0 --unk-lang-prob 0 --max-steps 6".split()
+    one, two, start = (tmp_path / name for name in ("one", "two", "start"))
+    run(*finetune(table, one, *extra, "--batch-size", 8))
+    first, other = two_ranks(finetune(table, two, *extra, "--batch-size", 4))
     assert (first.stdout + other.stdout).count("are computed once") == 2  # of training and validation data, by rank 0
-    assert logged(tmp_path / "two", "val_loss") == pytest.approx(logged(tmp_path / "one", "val_loss"), abs=1e-5)
-    start = tmp_path / "start"
+    assert logged(two, "val_loss") == pytest.approx(logged(one, "val_loss"), abs=1e-5)
     run(*finetune(table, start, "--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1))  # a first step at rate 0
-    for name, tensor in weights(tmp_path / "two").items():
-        assert torch.equal(tensor, weights(start)[name]) == (name.startswith("encoder.") or "pos_embedding" in name), (
-            name
-        )
+    for name, tensor in weights(two).items():
+        is_frozen = name.startswith("encoder.") or "pos_embedding" in name
+        assert torch.equal(tensor, weights(start)[name]) == is_frozen, name
 
 
 CLASSES = ["craft & trade", "Bauer/Knecht", "wood, metal", "=clerk's", "væver", "farmer"]
@@ -95,8 +85,7 @@ def of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_classes_in_words_are_predicted(of_words: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(of_words)
-    written = pd.read_csv("out/key.csv")["system_code"].str.removeprefix("'")  # of formulas
-    assert written.tolist() == sorted(CLASSES)
+    assert pd.read_csv("out/key.csv")["system_code"].str.removeprefix("'").tolist() == sorted(CLASSES)  # ' of formulas
     coder = Coder.from_pretrained("out")
     assert coder.codes == tuple(sorted(CLASSES)) and [*coder.predict("cook", mode="full")] == [*coder.codes]
     for mode in ("greedy", "flat", "topk", "combined"):
@@ -118,12 +107,10 @@ def test_classes_in_words_are_predicted(of_words: Path, monkeypatch: pytest.Monk
 
 
 def test_what_review_says_trains_on(of_words: Path, tmp_path: Path):
-    model, coded, corrected = of_words / "out", tmp_path / "coded.csv", tmp_path / "review.csv"
-    files = ("--input", of_words / "t.csv", "--output", coded, "--columns", "m_")
-    run("-m", "histocoder", "predict", "--model", model, *files)
+    model, coded, corrected = ("--model", of_words / "out"), tmp_path / "coded.csv", tmp_path / "review.csv"
+    run("-m", "histocoder", "predict", *model, *("--input", of_words / "t.csv", "--output", coded, "--columns", "m_"))
     flags = ("--predictions", coded, "--output", corrected, "--budget", 9)
-    said = run("-m", "histocoder", "review", "--model", model, *flags, env=environment(PATH="")).stdout
-    *_, command = said.splitlines()
+    *_, command = run("-m", "histocoder", "review", *model, *flags, env=environment(PATH="")).stdout.splitlines()
     review = pd.read_csv(corrected, dtype=object)
     assert {*review["class_1"]} <= {*CLASSES, "'=clerk's"}  # which no spreadsheet runs
     review.loc[0, ["checked", "class_1", "class_2"]] = ["x", "Æ & new/one", ""]
@@ -136,32 +123,27 @@ def test_what_review_says_trains_on(of_words: Path, tmp_path: Path):
 
 
 def test_a_new_run_deletes_no_model(table: Path, tmp_path: Path):
-    out, steps = tmp_path / "out", ("--batch-size", 8, "--max-steps", 2)
-    run(*finetune(table, out, *steps))
+    out = tmp_path / "out"
+    args, earlier = finetune(table, out, "--batch-size", 8, "--max-steps", 2), "holds the model of an earlier run"
+    run(*args)
     shutil.copytree(out, tmp_path / "other")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-
-    def assert_refused(*flags: object) -> None:
-        assert "holds the model of an earlier run" in refused(*finetune(table, out, *steps, *flags))
-
-    assert_refused("--resume", "never")
-    assert_refused("--resume", tmp_path / "other")
+    for other in ("never", tmp_path / "other"):
+        assert earlier in refused(*args, "--resume", other)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     shutil.rmtree(out / "checkpoints")
-    assert_refused()
-    run(*finetune(table, out, *steps, "--overwrite"))
+    assert earlier in refused(*args)
+    run(*args, "--overwrite")
     (out / "model.safetensors").unlink()
     shutil.rmtree(out / "checkpoints")
-    assert_refused("--resume", "never")
-    run(*finetune(table, out, *steps))  # as if killed before the first checkpoint
+    assert earlier in refused(*args, "--resume", "never")
+    run(*args)  # as if killed before the first checkpoint
 
 
 def test_a_finished_run_resumes_with_more_epochs(table: Path, tmp_path: Path):
-    out, earlier = tmp_path / "out", [tmp_path / "out" / name for name in ("report.html", "metrics.json", "last.bin")]
-    saving = ("--batch-size", 8, "--save-interval", 1, "--keep-checkpoints", 9)
+    out, saving = tmp_path / "out", ("--batch-size", 8, "--save-interval", 1, "--keep-checkpoints", 9)
     run(*finetune(table, out, *saving, "--num-epochs", 1, "--min-steps", 9))
-    for path in earlier:
-        path.touch()
+    earlier = [write(out / name, "earlier") for name in ("report.html", "metrics.json", "last.bin")]
     run(*finetune(table, out, *saving, "--num-epochs", 2))
     assert logged(out, "step")[-1] == 14 and not any(path.exists() for path in earlier)
     with pytest.raises(AssertionError):  # step 10 is at the new schedule's learning rate, not at the last one's, 0
@@ -176,23 +158,23 @@ def test_workers_change_nothing(table: Path, tmp_path: Path):
 
 
 def test_initial_checkpoint(table: Path, tmp_path: Path):
-    run(*finetune(table, tmp_path / "first", "--batch-size", 8, "--max-steps", 2))
+    first = tmp_path / "first"
+    run(*finetune(table, first, "--batch-size", 8, "--max-steps", 2))
     # one step at rate 0: nothing is learnt
-    still = ("--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1, "--recipe", "reference", "--flat-loss", "softmax")
-    whole = finetune(table, tmp_path / "whole", *still, "--initial-checkpoint", tmp_path / "first")
-    run(*whole)
-    assert_same_weights(tmp_path / "first", tmp_path / "whole")
+    still = "--batch-size 8 --max-steps 1 --warmup-pct 1 --recipe reference --flat-loss softmax --initial-checkpoint"
+    still = (*still.split(), first)
+    run(*finetune(table, tmp_path / "whole", *still))
+    assert_same_weights(first, tmp_path / "whole")
 
-    long = finetune(table, tmp_path / "long", *still, "--initial-checkpoint", tmp_path / "first", "--max-len", 512)
-    assert "The model reads 128 positions at most; set --max-len" in refused(*long)
+    long = refused(*finetune(table, tmp_path / "long", *still, "--max-len", 512))
+    assert "The model reads 128 positions at most; set --max-len" in long
 
     other = write_table(tmp_path / "other.csv", two_codes=True)
     other.write_text(other.read_text().replace("58340", "11111"))
-    args = finetune(other, tmp_path / "encoder", *still, "--initial-checkpoint", tmp_path / "first")
-    said = refused(*args)
+    said = refused(*(args := finetune(other, tmp_path / "encoder", *still)))
     assert "58340" in said and "--only-encoder" in said
     run(*args, "--only-encoder")
-    for name, tensor in weights(tmp_path / "first").items():
+    for name, tensor in weights(first).items():
         if name.startswith("encoder."):
             assert torch.equal(weights(tmp_path / "encoder")[name], tensor)
 
@@ -218,49 +200,29 @@ def test_last_bin_in_the_references_form(table: Path, tmp_path: Path):
     other = refused(*finetune(table, tmp_path / "other", *still, "--encoder", "small"))
     assert "do not fit this model (" in other and len(other) < 600
 
-    again = ("--save-format", "occcanine", "--initial-checkpoint", tmp_path / "prior")
     run(*finetune(table, tmp_path / "prior", "--batch-size", 8, "--max-steps", 1))
-    said = refused(*finetune(table, tmp_path / "out", "--batch-size", 8, *again))
+    again = ("--batch-size", 8, "--save-format", "occcanine", "--initial-checkpoint", tmp_path / "prior")
+    said = refused(*finetune(table, tmp_path / "out", *again))
     assert "its decoder uses the flat head's probabilities as a prior" in said
     assert not (tmp_path / "out" / "args.yaml").exists()
 
 
-@pytest.fixture
-def mixer(tmp_path: Path) -> list[str]:
-    """A command that trains the mixer on the table `t.csv`; the flag of its folder comes last."""
-    table = write_table(tmp_path / "t.csv", two_codes=True)
-    return ["train_mixer.py", *TINY, *map(str, ("--train-data", table, "--val-data", table, "--save-dir"))]
-
-
-def test_train_mixer_under_two_ranks(mixer: list[str], tmp_path: Path):
-    run(*mixer, tmp_path / "one", "--max-steps", 6, "--batch-size", 8)
-    two_ranks([*mixer, tmp_path / "two", "--max-steps", 6, "--batch-size", 4])
-    assert logged(tmp_path / "two", "val_loss") == pytest.approx(logged(tmp_path / "one", "val_loss"), abs=3e-5)
-    config = json.loads((tmp_path / "two" / "config.json").read_text())
-    assert config["formatter"]["name"] == "hisco" and config["formatter"]["num_blocks"] == 5
-    start = ("--initial-checkpoint", tmp_path / "two", "--key", tmp_path / "two" / "key.csv")
-    args = finetune(tmp_path / "t.csv", tmp_path / "out", "--batch-size", 8, *start)
-    assert "in another form (hisco, 5 of 5 tokens)" in refused(*args)
-
-
-def test_train_mixer_reads_indices_with_a_key(mixer: list[str], tmp_path: Path):
+def test_two_ranks_mix_indices_as_one_does_codes(tmp_path: Path):
+    table, codes = write_table(tmp_path / "t.csv", two_codes=True), tmp_path / "codes"
     key = ["-1", "58340", "61110", "71105", "75400", "77610", "79100", "80110", "95410"]
-    (tmp_path / "key.csv").write_text("system_code,code\n" + "".join(f"{code},{i}\n" for i, code in enumerate(key)))
-    extra = ("--batch-size", 8, "--max-steps", 3, "--key", tmp_path / "key.csv")
-    run(*mixer, tmp_path / "codes", *extra)
-    text = (tmp_path / "t.csv").read_text().replace("hisco_", "code")
+    path = write(tmp_path / "key.csv", "system_code,code", *(f"{code},{i}" for i, code in enumerate(key)))
+    mixer = ["train_mixer.py", *TINY, "--train-data", table, "--val-data", table, "--key", path, "--max-steps", 6]
+    run(*mixer, "--save-dir", codes, "--batch-size", 8)
+    start = ("--batch-size", 8, "--initial-checkpoint", codes, "--key", codes / "key.csv")
+    assert "in another form (hisco, 5 of 5 tokens)" in refused(*finetune(table, tmp_path / "out", *start))
+    text = table.read_text().replace("hisco_", "code")
     for i, code in enumerate(key):
         text = text.replace(code, str(i))
-    (tmp_path / "t.csv").write_text(text)
-    run(*mixer, tmp_path / "indices", *extra)
-    assert_same_weights(tmp_path / "codes", tmp_path / "indices")
-    assert len(weights(tmp_path / "codes")["linear_decoder.bias"]) == len(key)
-
-
-def test_saving_each_epoch(table: Path, tmp_path: Path):
-    extra = ("--batch-size", 8, "--num-epochs", 2, "--save-each-epoch", "--save-interval", 100, "--keep-checkpoints", 5)
-    run(*finetune(table, tmp_path / "out", *extra))
-    assert {path.name for path in (tmp_path / "out" / "checkpoints").iterdir()} == {"step-0000007", "step-0000014"}
+    table.write_text(text)
+    two_ranks([*mixer, "--save-dir", tmp_path / "indices", "--batch-size", 4])
+    assert logged(tmp_path / "indices", "val_loss") == pytest.approx(logged(codes, "val_loss"), abs=3e-5)
+    assert_same_weights(codes, tmp_path / "indices", tolerance=1e-4)
+    assert len(weights(codes)["linear_decoder.bias"]) == len(key)
 
 
 def test_trains_in_a_folder_with_other_files(table: Path, tmp_path: Path):
@@ -268,9 +230,7 @@ def test_trains_in_a_folder_with_other_files(table: Path, tmp_path: Path):
     said = run(*args, "--prepare-only").stdout
     assert "Train on it:" in said and not said.rstrip().endswith("--prepare-only")
     assert (tmp_path / "prepared.json").exists() and not (tmp_path / "config.json").exists()
-    (tmp_path / "README.md").write_text("mine")
-    assert "contains README.md" in refused(*args)
-    (tmp_path / "README.md").rename(tmp_path / "notes.md")
+    (tmp_path / "notes.md").write_text("mine")
     run(*args)
     assert "Resuming" not in run(*args, "--overwrite").stdout
     assert (tmp_path / "notes.md").read_text() == "mine" and table.exists()

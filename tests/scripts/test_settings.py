@@ -1,20 +1,30 @@
-"""Settings: fields of dataclasses, from which flags, files and checks come; and training from Python."""
+"""Settings: fields of dataclasses, from which flags, files and checks come; `--config`; and training from Python."""
 
+import json
+import shlex
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
+import torch
 import yaml
-from conftest import write_table
+from conftest import ROOT, run, write, write_table
+from jobs import finetune
 
 from histocoder import Coder, FinetuneConfig, MixerConfig, train
+from histocoder.checkpoints.model_files import read_model_config, save_config
 from histocoder.checkpoints.run_folder import ARGS_FILE
 from histocoder.checkpoints.training_state import list_checkpoints, load_checkpoint
 from histocoder.cli.arguments import build_parser, parse
 from histocoder.config import RECIPES, recorded, settings_of
 from histocoder.config.settings import fixed
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.key import Key
 from histocoder.errors import UserError
-from histocoder.training.building import fill_in
+from histocoder.formatters import build_formatter
+from histocoder.model import MixerModel
+from histocoder.training.building import build_model, fill_in, kind_of_start
 
 GIVEN = ["--dataset", "t.csv", "--target-cols", "hisco_1"]
 
@@ -30,8 +40,8 @@ def test_a_setting_is_one_field(tmp_path: Path):
     assert "--share-of-all P" in build_parser(LongerConfig).format_usage()
     assert settings_of(LongerConfig)[-1].help == "share of the probability that all codes get (default: 0.1)"
     assert parse(LongerConfig, [*GIVEN, "--share-of-all", "0.2"]).share_of_all == 0.2
-    (tmp_path / "run.yaml").write_text("training: {share-of-all: 0.3}")
-    config = parse(LongerConfig, [*GIVEN, "--config", str(tmp_path / "run.yaml")])
+    path = write(tmp_path / "run.yaml", "training: {share-of-all: 0.3}")
+    config = parse(LongerConfig, [*GIVEN, "--config", str(path)])
     assert recorded(config)["share_of_all"] == 0.3
     with pytest.raises(UserError, match="--share-of-all is 2; it must lie between 0 and 1"):
         replace(config, share_of_all=2.0)
@@ -64,7 +74,8 @@ def test_args_yaml_of_another_start_leaves_recipes_open(tmp_path: Path):
     def again(*flags: object) -> FinetuneConfig:
         return fill_in(parse(FinetuneConfig, ["--config", str(args), *map(str, flags)]))
 
-    first = fill_in(parse(FinetuneConfig, "--dataset t.csv --target-cols h --encoder ngram --batch-size 32".split()))
+    flags = "--encoder ngram --batch-size 32 --augmentation-prob 0.5 --no-report --attribute-cols status"
+    first = fill_in(parse(FinetuneConfig, [*GIVEN, *flags.split()]))
     args.write_text(yaml.safe_dump(recorded(first)))
     assert again() == first and again("--seed", 1) == replace(first, seed=1)
     other = again("--encoder", "small", "--num-epochs", 3)
@@ -79,38 +90,152 @@ def test_args_yaml_of_another_start_leaves_recipes_open(tmp_path: Path):
 
 @pytest.mark.parametrize(("rows", "growth"), [(12_800, 1), (12_801, 2), (25_601, 4), (10**6, 4)])
 def test_large_tables_get_larger_batches(rows: int, growth: int):
-    config = fill_in(FinetuneConfig("t.csv", ("h",), encoder="ngram"))
-    grown = config.for_rows(rows, 1)
+    grown = fill_in(FinetuneConfig("t.csv", ("h",), encoder="ngram")).for_rows(rows, 1)
     assert (grown.batch_size, grown.learning_rate) == (64 * growth, pytest.approx(1e-3 * growth**0.5))
-    assert grown.batch_size // grown.decoder_stride == 64
-    assert grown.for_rows(rows, 1) == grown
-    given = fill_in(FinetuneConfig("t.csv", ("h",), encoder="ngram", batch_size=32))
-    assert given.for_rows(rows, 1).batch_size == 32
+    assert grown.batch_size // grown.decoder_stride == 64 and grown.for_rows(rows, 1) == grown
+    assert fill_in(FinetuneConfig("t.csv", ("h",), encoder="ngram", batch_size=32)).for_rows(rows, 1).batch_size == 32
 
 
 def test_python_trains_resumes_and_is_told_of_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    config = FinetuneConfig(
-        dataset=write_table(tmp_path / "table.csv"),
-        target_cols=["hisco_1"],
-        save_path=tmp_path / "out",
-        encoder="tiny",
-        precision="fp32",
-        batch_size=16,
-        max_steps=2,
-        no_report=True,
-        no_experts=True,
-        no_refit=True,
-    )
+    settings = {"save_path": tmp_path / "out", "encoder": "tiny", "precision": "fp32", "batch_size": 16, "max_steps": 2}
+    settings |= dict.fromkeys(("no_report", "no_experts", "no_refit"), True)
+    config = FinetuneConfig(dataset=write_table(tmp_path / "table.csv"), target_cols=["hisco_1"], **settings)
     folder = train(config)
     assert folder == tmp_path / "out" and (folder / "best" / "model.safetensors").exists()
     assert len(Coder.from_pretrained(folder).predict(["farmer"], "en")) == 1
     args = yaml.safe_load((folder / ARGS_FILE).read_text())
     assert args["learning_rate"] == 1e-3 and args["target_cols"] == ["hisco_1"] and "resume" not in args
     (checkpoint,) = list_checkpoints(folder)
-    kept = load_checkpoint(checkpoint).settings
-    assert {one.flag for one in settings_of(FinetuneConfig) if one.resume} <= set(kept)
+    assert {one.flag for one in settings_of(FinetuneConfig) if one.resume} <= set(load_checkpoint(checkpoint).settings)
     capsys.readouterr()
     train(replace(config, max_steps=3))
     assert "Resuming from step 2" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"--dropout +0\.0 +0\.5"):
         train(replace(config, dropout=0.5))
+
+
+# Files of flags, in sections or flat, and the examples in configs/
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+SCRIPTS = {"finetune.py": FinetuneConfig, "train_mixer.py": MixerConfig}
+
+
+def parsed(path: Path, text: str, *flags: str) -> dict:
+    return vars(fill_in(parse(FinetuneConfig, ["--config", str(write(path, text)), *GIVEN, *flags])))
+
+
+def test_sections_are_headings(tmp_path: Path):
+    flat = "language: da\nencoder: tiny\nbatch-size: 7\ndistributed: true\n"
+    mixed = "data:\ndistributed:\n  distributed: true\nmodel: {encoder: tiny, language: da}\nbatch_size: 7\n"
+    one, two = (parsed(tmp_path / "run.yaml", text) for text in (flat, mixed))
+    assert one == two
+    assert (one["language"], one["encoder"], one["batch_size"], one["distributed"]) == ("da", "tiny", 7, True)
+    assert one["learning_rate"] == 1e-3  # that of a model from scratch, which the file makes it
+    flags_win = parsed(tmp_path / "run.yaml", mixed + "target_cols: [a, b]\n", "--batch-size", "9")
+    assert (flags_win["batch_size"], flags_win["target_cols"]) == (9, ("hisco_1",))
+
+
+def test_the_example_of_the_page(tmp_path: Path):
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    args = parsed(tmp_path / "run.yaml", page.split("```yaml\n")[1].partition("```")[0], "--batch-size", "32")
+    assert (args["batch_size"], args["use_amp"], args["save_path"]) == (32, True, "out")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("training: {bach_size: 8}", "There is no flag --bach-size. Did you mean '--batch-size'?"),
+        ("language: no", "language can't be False. Quote words such as no or yes."),
+        ("target_cols: [a, no]", "target-cols can't be ['a', False]. Quote words such as no"),
+        ("batch_size: many", "argument --batch-size: invalid int value: 'many'"),
+        ("zero_pad_codes: yes please", "argument --zero-pad-codes: ignored explicit argument 'yes please'"),
+        ("- a list", "must hold lines of the form"),
+        ("a: [", "can't be read"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, message: str):
+    with pytest.raises(UserError) as error:
+        parsed(tmp_path / "run.yaml", text)
+    assert message.lower() in str(error.value).lower() and f"--config {tmp_path}" in str(error.value)
+
+
+def example(path: Path) -> tuple[str, list[str]]:
+    """The script that an example's comment starts, and its arguments."""
+    comment = [line[1:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    words = shlex.split(" ".join(line.strip().removesuffix("\\") for line in comment[1:]))
+    start = next(i for i, word in enumerate(words) if word in SCRIPTS)
+    return words[start], words[start + 1 :]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_examples_are_read_by_their_scripts(path: Path, monkeypatch: pytest.MonkeyPatch):
+    script, args = example(path)
+    monkeypatch.chdir(ROOT)
+    assert f"configs/{path.name}" in args
+    read = yaml.safe_load(yaml.safe_dump(recorded(fill_in(parse(SCRIPTS[script], args)))))
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    flags = {name: value for section in content.values() for name, value in section.items()}
+    flags["learning_rate"] = float(flags.get("learning_rate", read["learning_rate"]))  # 1e-3 is a word in YAML
+    assert {name: read[name] for name in flags} == flags
+    assert len(CONFIGS) == 7
+
+
+# What a run inherits from the model that it starts from
+
+
+def test_a_continued_run_reads_as_its_model(table: Path, tmp_path: Path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    extra = ("--max-steps", 1, "--max-len", 64, "--batch-size", 8)
+    run(*finetune(table, first, *extra, "--recipe", "reference"))
+    as_imported = {"mask_memory": False, "pad_to": 64, "text_normalization": "lower_ascii", "flat_loss": "bce"}
+    save_config(first, replace(read_model_config(first), **as_imported))
+    run(*finetune(table, second, *extra, "--initial-checkpoint", first))
+    found = json.loads((second / "config.json").read_text(encoding="utf-8"))
+    assert {name: found[name] for name in as_imported} == as_imported
+    assert not found.get("decoder_prior")  # the first model's decoder does not start from its flat head
+
+
+def begun(formatter: str, codes: tuple[str, ...], *columns: str, **settings: object) -> MixerModel:
+    """The model that a run with these settings begins with."""
+    config = fill_in(FinetuneConfig("t.csv", columns, **settings))
+    files = ExampleFiles((), columns, build_formatter(formatter, num_blocks=len(columns)))
+    return build_model(config, files, key=Key(codes), languages=("en", "unk"), attributes={})
+
+
+def test_a_continued_run_drops_ngrams_as_told():
+    path = ROOT / "tests" / "fixtures" / "ngram"
+    settings = {"initial_checkpoint": str(path), "max_len": 32, "decoder_dim_feedforward": 8, "ngram_dropout": 0.1}
+    model = begun("general", read_model_config(path).codes, "hisco_1", **settings)
+    assert model.encoder.config.ngram_dropout_prob == model.config.encoder["ngram_dropout_prob"] == 0.1
+
+
+@pytest.mark.parametrize(("encoder", "columns", "learns"), [("ngram", 1, False), ("ngram", 2, True), ("tiny", 1, True)])
+def test_a_decoder_that_adds_nothing_does_not_learn(encoder: str, columns: int, learns: bool):
+    codes = ("-1", "61110", "61115", "77610")
+    model = begun("hisco", codes, *("hisco_1", "hisco_2")[:columns], encoder=encoder)
+    assert model.config.decoder_learns == learns
+    assert all(parameter.requires_grad == learns for parameter in model.decoder.parameters())
+    if not learns:  # all modes give the classifier's answer
+        torch.manual_seed(0)
+        torch.nn.init.normal_(model.linear_decoder.weight)
+        coder, texts = Coder(model, "cpu"), ["farmer", "wine merchant", "baker"]
+        flat, best = (coder.predict(texts, "en", mode=mode) for mode in ("flat", "topk"))
+        pd.testing.assert_frame_equal(flat, best[flat.columns], rtol=0.02)  # a prior leaves room for other tokens
+        assert coder.predict(texts, "en", mode="greedy")["hisco_1"].isin(codes).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"encoder": "ngram"}, "ngram"),
+        ({"encoder": "small"}, "scratch"),
+        ({"encoder": "some/bert"}, "pretrained"),
+        ({"encoder": "some/bert", "freeze_encoder": True}, "frozen"),
+        ({"encoder": "some/bert", "recipe": "reference"}, "reference"),
+    ],
+)
+def test_settings_not_given_are_the_starts(settings: dict, kind: str):
+    config = FinetuneConfig(dataset="t.csv", target_cols=("hisco_1",), **settings)
+    assert kind_of_start(config) == kind
+    assert fill_in(config).learning_rate == RECIPES[kind]["learning_rate"]
+    assert fill_in(replace(config, learning_rate=0.5)).learning_rate == 0.5

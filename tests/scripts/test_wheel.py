@@ -13,11 +13,12 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from conftest import DEADLINE, ROOT, environment, free_port, run, write_table
+from conftest import DEADLINE, ROOT, environment, free_port, program, run, write, write_table
 from jobs import assert_same_weights, finetune, wait_until
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 SOURCES = [name for names in re.findall(r"^COPY ([^-/]+) \S+$", DOCKERFILE, re.MULTILINE) for name in names.split()]
+PACKAGED = {".py", ".typed", ".jinja", ".html", ".css", ".js", ".csv", ".bib", ".svg", ".sql"}
 IGNORED = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
 
 
@@ -26,9 +27,9 @@ def installed(folder: Path, wheel: Path) -> Path:
     venv.create(folder)
     (packages,) = folder.glob("**/site-packages")
     # without histocoder, which this environment has as a link to the clone
-    (packages / "libraries.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    write(packages / "libraries.pth", *(path for path in sys.path if path.endswith("site-packages")))
     pip = (sys.executable, "-m", "pip", "--python", folder, "install", "--quiet", "--no-index", "--no-deps", wheel)
-    subprocess.run([*map(str, pip)], check=True, env=environment(PYTHONPATH=""))
+    program(*pip, env=environment(PYTHONPATH=""))
     return folder / "bin"
 
 
@@ -41,11 +42,13 @@ def test_dockerfile_copies_what_dockerignore_lets_pass():
 def test_an_installed_wheel_does_what_the_clone_does(tmp_path: Path):
     (tmp_path / "clone").mkdir()
     for name in SOURCES:
-        ignore = shutil.ignore_patterns("__pycache__", "*.so")
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tmp_path / "clone" / name, **({"ignore": ignore} if copy is shutil.copytree else {}))
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.so")
+            shutil.copytree(ROOT / name, tmp_path / "clone" / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, tmp_path / "clone" / name)
     build = ("wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", ".", "./clone")
-    subprocess.run([sys.executable, "-m", "pip", *build], cwd=tmp_path, check=True, env=environment(PYTHONPATH=""))
+    program(sys.executable, "-m", "pip", *build, cwd=tmp_path, env=environment(PYTHONPATH=""))
     (wheel,) = tmp_path.glob("*.whl")
     shutil.rmtree(tmp_path / "clone")
     programs, empty = installed(tmp_path / "venv", wheel), tmp_path / "empty"
@@ -54,19 +57,13 @@ def test_an_installed_wheel_does_what_the_clone_does(tmp_path: Path):
 
     def do(*command: object) -> str:
         """What a program of the environment prints, in an empty folder."""
-        words = [*map(str, command)]
-        ended = subprocess.run(words, cwd=empty, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return ended.stdout
+        return program(*command, cwd=empty, env=env).stdout
 
     package = Path(do("python", "-c", "import histocoder; print(histocoder.__file__)").strip()).parent
     assert package.is_relative_to(tmp_path / "venv")
     in_wheel = {path.relative_to(package).as_posix() for path in package.rglob("*")}
-    assert in_wheel >= {
-        path.relative_to(ROOT / "histocoder").as_posix()
-        for path in (ROOT / "histocoder").rglob("*")
-        if path.suffix in (".py", ".typed", ".jinja", ".html", ".css", ".js", ".csv", ".bib", ".svg")
-    }
+    sources = [path for path in (ROOT / "histocoder").rglob("*") if path.suffix in PACKAGED]
+    assert in_wheel >= {path.relative_to(ROOT / "histocoder").as_posix() for path in sources}
     if shutil.which("cc") or shutil.which("gcc"):
         assert any(name.startswith("ops/_kernels") and name.endswith((".so", ".pyd")) for name in in_wheel)
 
@@ -88,15 +85,13 @@ def test_an_installed_wheel_does_what_the_clone_does(tmp_path: Path):
 def serves(env: dict[str, str]) -> None:
     """Check that the Dockerfile's commands start a server, and see that it is well, and not without a token."""
     port = free_port()
-    start, check = (
-        json.loads(re.search(rf"^{name}.*?(\[.*\])$", DOCKERFILE, re.MULTILINE)[1].replace("8000", str(port)))
-        for name in ("CMD", "HEALTHCHECK")
-    )
-    refused = subprocess.run(start, env=env | {"TOKEN": ""}, capture_output=True, text=True, check=False)
+    commands = (re.search(rf"^{name}.*?(\[.*\])$", DOCKERFILE, re.MULTILINE)[1] for name in ("CMD", "HEALTHCHECK"))
+    start, check = (json.loads(command.replace("8000", str(port))) for command in commands)
+    refused = program(*start, env=env | {"TOKEN": ""}, check=False)
     assert refused.returncode == 2 and "--token" in refused.stderr
     server = subprocess.Popen(start, env=env)
     try:
-        wait_until(lambda: subprocess.run(check, env=env, capture_output=True, check=False).returncode == 0)
+        wait_until(lambda: program(*check, env=env, check=False).returncode == 0)
         with urlopen(f"http://127.0.0.1:{port}/?token={env['TOKEN']}") as page:
             assert "<title>histocoder" in page.read().decode()
         with pytest.raises(HTTPError, match="401"):

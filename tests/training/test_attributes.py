@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, refused, run, write_table
-from jobs import assert_same_weights, finetune, weights
+from conftest import ROOT, refused, run, write, write_table
+from jobs import assert_same_weights, finetune, logged, weights
 
 from histocoder import Coder
 from histocoder.checkpoints.model_files import read_model_config
@@ -47,8 +47,7 @@ def test_attributes_are_predicted(trained: Path):
     config = read_model_config(trained)
     assert config.attributes == {"status": ("21", "22", "23"), "place": ("Aa",)}
     assert {*config.attribute_experts["status"]} == {"flat", "linear"}
-    coder = Coder.from_pretrained(trained)
-    texts = ["baker master", "weaver's apprentice", "miner", None]
+    coder, texts = Coder.from_pretrained(trained), ["baker master", "weaver's apprentice", "miner", None]
     found = coder.predict(texts, "unk")
     assert found["status"].fillna("").tolist() == ["21", "23", "", ""] and found["place"].tolist()[:3] == ["Aa"] * 3
     assert (found["status_prob"][:3] > 0.5).all() and np.isnan(found["status_prob"][3])
@@ -58,22 +57,17 @@ def test_attributes_are_predicted(trained: Path):
     np.testing.assert_allclose(attribute.probs[:3].sum(1), 1, rtol=1e-6)
     for mode in ("flat", "greedy", "topk"):
         assert coder.predict(texts, "unk", mode=mode)["status"].equals(found["status"])
-    logs = pd.read_csv(trained / "logs.csv")
-    assert logs["acc_status"].dropna().iloc[-1] > 80
+    assert logged(trained, "acc_status")[-1] > 80
 
 
 def test_expected_values_count_each_status(trained: Path, tmp_path: Path):
-    coder = Coder.from_pretrained(trained)
+    coder, text = Coder.from_pretrained(trained), "baker master, journeyman"
     hiscam = {status: 10.0 * i for i, status in enumerate(STATUS.values())}
-    hisclass = {
-        (code, status): (i + j) % 3 for i, code in enumerate(coder.codes) for j, status in enumerate(STATUS.values())
-    }
+    hisclass = {(code, one): (i + j) % 3 for i, code in enumerate(coder.codes) for j, one in enumerate(hiscam)}
     lines = [f"{code},{status},{value},{hiscam[status]}" for (code, status), value in hisclass.items()]
-    (tmp_path / "classes.csv").write_text("\n".join(["hisco,status,hisclass,hiscam", *lines]))
-    text = "baker master, journeyman"
-    files = ("--input", tmp_path / "in.csv", "--output", tmp_path / "out.csv", "--classes", tmp_path / "classes.csv")
-    (tmp_path / "in.csv").write_text(f'occ1\n"{text}"\n')
-    run("-m", "histocoder", "predict", "--model", trained, "--language", "unk", *files)
+    classes = write(tmp_path / "classes.csv", "hisco,status,hisclass,hiscam", *lines)
+    files = ("--input", write(tmp_path / "in.csv", "occ1", f'"{text}"'), "--output", tmp_path / "out.csv")
+    run("-m", "histocoder", "predict", "--model", trained, "--language", "unk", *files, "--classes", classes)
     row = pd.read_csv(tmp_path / "out.csv").iloc[0]
 
     found, ranked = coder.predict_ranked([text], "unk")
@@ -115,17 +109,13 @@ def test_attributes_are_evaluated_reviewed_and_corrected(trained: Path, tmp_path
     assert found["n"] == 256 and {"model", "none", "svc"} < {*found}
     assert "Attributes, by method." in (tmp_path / "report" / "report.html").read_text()
 
-    files = ("--input", table, "--output", coded, "--columns", "m_")
-    run("-m", "histocoder", "predict", "--model", out, *files)
+    run("-m", "histocoder", "predict", "--model", out, *("--input", table, "--output", coded, "--columns", "m_"))
     run("-m", "histocoder", "review", "--model", out, "--predictions", coded, "--output", checked, "--budget", 9)
     review = pd.read_csv(checked, dtype=str, keep_default_na=False)
     assert {"status", "status_prob"} < {*review}
     review.loc[:1, ["checked", "status"]] = [["x", "24"], ["x", ""]]
     review.to_csv(checked, index=False)
-    config = FinetuneConfig(
-        *(table, ("hisco_1",)), corrections=(checked,), attribute_cols=("status",), save_path=str(tmp_path / "again")
-    )
-    prepare(config, tmp_path / "again")
+    prepare(FinetuneConfig(table, ("hisco_1",), corrections=(checked,), attribute_cols=("status",)), tmp_path / "again")
     rows = Examples.open(tmp_path / "again" / EXAMPLES_FILE, TRAIN)
     status = pd.Series(rows.attributes["status"].to_pylist(), rows.texts)
     assert status[review["occ1"][0]] == "24" and status[review["occ1"][1]] == ""
@@ -142,8 +132,8 @@ def test_nothing_changes_without_attributes(tmp_path: Path):
     config = json.loads((tmp_path / "without" / "config.json").read_text())
     assert not config.pop("attributes") and not config.pop("attribute_experts")
     (tmp_path / "without" / "config.json").write_text(json.dumps(config))  # as of earlier versions
-    found = Coder.from_pretrained(tmp_path / "without").predict(["farmer"])
-    assert found.columns[-1] == "conf" and not Coder.from_pretrained(tmp_path / "without").attributes
+    coder = Coder.from_pretrained(tmp_path / "without")
+    assert coder.predict(["farmer"]).columns[-1] == "conf" and not coder.attributes
 
 
 def test_a_resumed_run_of_ngrams_is_bit_identical(tmp_path: Path):
@@ -173,18 +163,12 @@ def test_a_further_run_keeps_the_heads(tmp_path: Path):
 
 def test_what_is_not_known_is_not_none(tmp_path: Path):
     table = with_status(tmp_path / "table.csv")
-    titles = tmp_path / "titles.csv"
-    titles.write_text("title,code\nmaster of hounds,61110\n")
-    config = FinetuneConfig(
-        *(table, ("hisco_1",)), attribute_cols=("status",), titles=str(titles), save_path=str(tmp_path / "out")
-    )
-    prepare(config, tmp_path / "out")
-    rows = Examples.open(tmp_path / "out" / EXAMPLES_FILE, TITLES)
-    assert rows.attributes["status"].to_pylist() == [None]
-    known = Examples.open(tmp_path / "out" / EXAMPLES_FILE, TRAIN, VAL).attributes["status"]
-    assert {*known.to_pylist()} == {"", "21", "22", "23"}
-    assert "status" in (tmp_path / "out" / "data_train.csv").read_text().splitlines()[0]
-    assert "status" not in (tmp_path / "out" / "data_titles.csv").read_text().splitlines()[0]
+    titles, out = write(tmp_path / "titles.csv", "title,code", "master of hounds,61110"), tmp_path / "out"
+    prepare(FinetuneConfig(table, ("hisco_1",), attribute_cols=("status",), titles=str(titles)), out)
+    of_titles = Examples.open(out / EXAMPLES_FILE, TITLES).attributes["status"]
+    known = Examples.open(out / EXAMPLES_FILE, TRAIN, VAL).attributes["status"]
+    assert of_titles.to_pylist() == [None] and {*known.to_pylist()} == {"", "21", "22", "23"}
+    assert "status" in pd.read_csv(out / "data_train.csv") and "status" not in pd.read_csv(out / "data_titles.csv")
 
 
 def test_columns_that_can_not_be_attributes(tmp_path: Path):
@@ -196,8 +180,7 @@ def test_columns_that_can_not_be_attributes(tmp_path: Path):
         ("conf",): "can't be called conf",
     }.items():
         assert words in refused(*finetune(table, tmp_path / "out", "--attribute-cols", *columns))
-    rows = pd.read_csv(table, dtype=str)
-    rows.assign(status="").to_csv(table, index=False)
+    pd.read_csv(table, dtype=str).assign(status="").to_csv(table, index=False)
     said = refused(*finetune(table, tmp_path / "empty", "--attribute-cols", "status"))
     assert "The column 'status' has 0 categories; a column of --attribute-cols has 1 to 1,000." in said
 
@@ -205,5 +188,5 @@ def test_columns_that_can_not_be_attributes(tmp_path: Path):
 def test_scores_of_categories():
     true = np.array(["", "", "21", "23"], dtype=object)
     assert attribute_scores(true, true) == {"accuracy": 1.0, "macro_f1": 1.0}
-    found = attribute_scores(true, np.array(["", "", "21", "22"], dtype=object))
-    assert found == {"accuracy": 0.75, "macro_f1": pytest.approx(2 / 3)}
+    guess = np.array(["", "", "21", "22"], dtype=object)
+    assert attribute_scores(true, guess) == {"accuracy": 0.75, "macro_f1": pytest.approx(2 / 3)}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import NOTES, ROOT, TITLES, environment
+from conftest import NOTES, ROOT, TITLES, run
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -25,10 +23,8 @@ from histocoder import Coder, OccupationClassifier
 
 TEXTS = [f"{title}{note}" for note in NOTES for title in TITLES]
 CODES = [*TITLES.values()] * len(NOTES)
-SMALL = {
-    **{"initial_checkpoint": str(ROOT / "tests" / "fixtures" / "ngram"), "only_encoder": True, "titles": "none"},
-    **{"max_steps": 40, "device": "cpu", "precision": "fp32"},
-}
+SMALL = {"initial_checkpoint": str(ROOT / "tests" / "fixtures" / "ngram"), "only_encoder": True, "titles": "none"}
+SMALL |= {"max_steps": 40, "device": "cpu", "precision": "fp32"}
 """Settings of an n-gram encoder of few rows, which is fitted in a second."""
 
 
@@ -82,12 +78,9 @@ def test_clones_repeat_a_fit_and_keep_parameters(fitted: OccupationClassifier):
 
 def test_pickled_model_predicts_in_a_new_process(fitted: OccupationClassifier, tmp_path: Path):
     (tmp_path / "fitted.pkl").write_bytes(pickle.dumps(fitted))
-    code = "import pickle, sys; print(*pickle.load(open('fitted.pkl', 'rb')).predict(['miner', 'baker (retired)']))"
-    env = environment(PYTHONPATH=str(ROOT))
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, check=True, text=True
-    )
-    assert ended.stdout.split() == fitted.predict(["miner", "baker (retired)"]).tolist()
+    code = "import pickle, sys; print(*pickle.load(open(sys.argv[1], 'rb')).predict(['miner', 'baker (retired)']))"
+    printed = run("-c", code, tmp_path / "fitted.pkl", fresh=True).stdout
+    assert printed.split() == fitted.predict(["miner", "baker (retired)"]).tolist()
     assert pickle.loads(pickle.dumps(classifier())).get_params() == classifier().get_params()
 
 

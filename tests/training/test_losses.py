@@ -1,16 +1,24 @@
-import itertools
+"""Losses, what validation counts as right, and when a model is the best so far."""
+
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import shared
+from conftest import shared, spied
+from hypothesis import given
+from hypothesis import strategies as st
 from models import tiny_model
+from trainers import begin, dataset
 
+from histocoder.checkpoints.training_state import TrainState
 from histocoder.config import FLAT_LOSSES, FitConfig
 from histocoder.data.dataset import Batch
 from histocoder.formatters import PAD, build_formatter
+from histocoder.model import MixerModel
+from histocoder.training import losses
 from histocoder.training.losses import block_order_invariant, flat_loss, mixed_loss, multi_hot
 
 FORMATTER = build_formatter("hisco", num_blocks=4)
@@ -27,10 +35,9 @@ def loop_over_blocks(logits: torch.Tensor, targets: torch.Tensor, num_blocks: in
     unused = torch.zeros(())
     for row in range(len(targets)):
         k = sum(bool((block != PAD).any()) for block in blocks[row])
-        for i, j in itertools.product(range(num_blocks), range(num_blocks)):
-            if i < k and j == 0:
-                losses = [F.cross_entropy(guesses[row, g], blocks[row, i], ignore_index=PAD) for g in range(k)]
-                by_block[i] = by_block.get(i, torch.zeros(())) + torch.stack(losses).min()
+        for i in range(k):
+            each = [F.cross_entropy(guesses[row, g], blocks[row, i], ignore_index=PAD) for g in range(k)]
+            by_block[i] = by_block.get(i, torch.zeros(())) + torch.stack(each).min()
         for j in range(k, num_blocks):
             unused = unused + F.cross_entropy(guesses[row, j], torch.full_like(blocks[row, 0], PAD))
     return sum(by_block.values(), torch.zeros(())) / len(targets) / len(by_block) + unused / len(targets) / num_blocks
@@ -90,23 +97,68 @@ def test_the_decoder_learns_from_every_nth_row():
     model, num_rows = tiny_model(), len(ROWS)
     targets = torch.from_numpy(build_formatter("hisco", num_blocks=2).encode([row[:5] for row in ROWS])).long()
     input_ids = torch.randint(97, 123, (num_rows, 16), generator=torch.Generator().manual_seed(4))
-    batch = Batch(
-        input_ids=input_ids,
-        targets=targets,
-        class_ids=torch.zeros(num_rows, 2, dtype=torch.int64),
-        attribute_ids=torch.zeros(num_rows, 0, dtype=torch.int64),
-        num_rows=num_rows,
-        num_target_blocks=1,
-        weight=1.0,
-        rows=np.arange(num_rows),
-        counts=torch.ones(num_rows),
-    )
+    ids = {name: torch.zeros(num_rows, n, dtype=torch.int64) for name, n in (("class_ids", 2), ("attribute_ids", 0))}
+    each = {"rows": np.arange(num_rows), "counts": torch.ones(num_rows)}
+    batch = Batch(input_ids, targets, **ids, **each, num_rows=num_rows, num_target_blocks=1, weight=1.0)
     every, third = model(input_ids, targets[:, :-2]), model(input_ids, targets[::3, :-2], decoder_stride=3)
     torch.testing.assert_close(third.seq2seq_logits, every.seq2seq_logits[::3])
     found = mixed_loss(third, batch, model.config, FitConfig(seq2seq_weight=1.0, decoder_stride=3))
     torch.testing.assert_close(found, block_order_invariant(third.seq2seq_logits, targets[::3], num_blocks=2))
-    flat = [
-        mixed_loss(output, batch, model.config, FitConfig(seq2seq_weight=0.0, decoder_stride=stride))
-        for output, stride in ((third, 3), (every, 1))
-    ]
-    assert torch.equal(*flat)
+    flat_third = mixed_loss(third, batch, model.config, FitConfig(seq2seq_weight=0.0, decoder_stride=3))
+    flat_every = mixed_loss(every, batch, model.config, FitConfig(seq2seq_weight=0.0, decoder_stride=1))
+    assert torch.equal(flat_third, flat_every)
+
+
+# What counts as right
+
+OCC = build_formatter("occ1950", num_blocks=2)
+GENERAL = build_formatter("general", num_blocks=2, block_size=4)
+CODES = st.lists(st.sampled_from(["1", "22", "333", "4444"]), min_size=1, max_size=2)
+
+
+def tokens(formatter, codes: str) -> torch.Tensor:
+    return torch.from_numpy(formatter.encode([codes]))[:, 1:-1].long()
+
+
+@given(CODES, CODES)
+def test_exact_set_agrees_with_sets_of_decoded_codes(truth: list[str], guess: list[str]):
+    right = losses.exact_set(tokens(GENERAL, "&".join(truth)), tokens(GENERAL, "&".join(guess)), num_blocks=2)
+    assert right.item() is (set(truth) == set(guess))
+
+
+def test_token_matches_by_hand():
+    def matches(truth: str, guess: str) -> list[int]:
+        return [n.item() for n in losses.token_matches(tokens(OCC, truth), tokens(OCC, guess), num_blocks=2)]
+
+    assert matches("100&205", "105&105") == [4, 6]
+    assert matches("100", "999&100") == [0, 3]  # with one code, only the first block is held against it
+    assert matches("100&205", "205&100") == [6, 6]  # in any order
+
+
+def test_flat_exact_set_needs_exactly_the_classes():
+    class_ids = torch.tensor([[0, 2], [0, 2], [0, 2], [2, -1]])
+    probabilities = torch.tensor([[0.9, 0.1, 0.8], [0.9, 0.6, 0.7], [0.9, 0.1, 0.2], [0.1, 0.1, 0.2]])
+    # the second: no more than two count; the last: its best class counts below the threshold too
+    assert losses.flat_exact_set(probabilities, class_ids, threshold=0.5).tolist() == [True, True, False, True]
+
+
+@pytest.mark.parametrize(("num_rows", "error"), [(100, 4.0), (1024, 1.25), (100_000, 0.634)])
+def test_the_best_is_known_to_a_standard_error(num_rows: int, error: float):
+    """Of 80 %, by all rows and by those of them that are decoded, 1,024 at most."""
+    for accuracy, is_kept in ((80 - 0.99 * error, True), (80 - 1.01 * error, False)):
+        state = TrainState()
+        for mean in (80.0, accuracy):
+            results = {"greedy_seq_acc": mean + 1, "flat_acc": mean - 1, "val_loss": 1.0}
+            kept = state.improves(results, num_rows=num_rows)
+        assert kept is is_kept
+
+
+def test_validation_does_not_depend_on_batches(tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch):
+    data = dataset(tmp_path, table)
+    sizes = spied(monkeypatch, MixerModel, "encode", lambda _, ids, *__: [len(ids)])
+    found = []
+    for number, batch_size in enumerate((1, 1 + len(data) // 4)):
+        trainer = begin(tmp_path / str(number), data, batch_size=batch_size)
+        found.append(losses.validate(trainer.model, data, trainer.config))
+    assert sizes == [4] * (len(data) // 4) + [len(data) % 4] * (len(data) % 4 > 0) + [len(data)]
+    assert found[0] == pytest.approx(found[1], rel=1e-5)

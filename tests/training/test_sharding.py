@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run, write_table
-from jobs import assert_same_weights, end_of, finetune, logged, ranks, two_ranks
+from conftest import run, slow, succeeded, write_table
+from jobs import assert_same_weights, finetune, logged, ranks, two_ranks
 from pretrained import save_pretrained
 from trainers import begin, dataset
 
@@ -17,7 +17,8 @@ from histocoder.training.trainer import Trainer
 
 STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 8, "--eval-interval", 4)
 STEPS += ("--share-val", 0.08)  # five rows, so that ranks may have different numbers of batches to validate on
-SHARDED = ("--fsdp", "full_shard")
+SHARDED, GRADS = ("--fsdp", "full_shard"), ("--fsdp", "shard_grad_op")
+IN_LESS = (*SHARDED, "--gradient-checkpointing")
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +35,7 @@ def alone(data: Path) -> Path:
 
 def begun(folder: Path, **options: Any) -> Trainer:
     """A run that draws random numbers in every layer."""
-    data = dataset(folder, write_table(folder / "table.csv"), ("hisco_1",))
-    found = begin(folder, data, num_classes=8, batch_size=4, **options)
+    found = begin(folder, dataset(folder, write_table(folder / "table.csv")), batch_size=4, **options)
     sizes = found.model.encoder.config
     sizes.hidden_dropout_prob = sizes.attention_probs_dropout_prob = 0.1
     for module in found.model.modules():
@@ -61,19 +61,9 @@ def test_checkpointing_keeps_less_and_changes_no_bit(tmp_path: Path, precision: 
 
 @pytest.mark.parametrize(
     ("processes", "accumulated", "flags"),
-    [
-        (1, 2, ()),
-        pytest.param(1, 3, (), marks=pytest.mark.slow),
-        (2, 3, ()),
-        (1, 1, (*SHARDED, "--gradient-checkpointing")),
-        (2, 3, SHARDED),
-        pytest.param(2, 1, (*SHARDED, "--gradient-checkpointing"), marks=pytest.mark.slow),
-        pytest.param(2, 1, ("--fsdp", "shard_grad_op"), marks=pytest.mark.slow),
-    ],
+    [(1, 2, ()), slow(1, 3, ()), (2, 3, ()), (2, 3, SHARDED), slow(2, 1, GRADS), (1, 1, IN_LESS), slow(2, 1, IN_LESS)],
 )
-def test_training_in_parts_is_that_of_one_process(
-    alone: Path, data: Path, tmp_path: Path, processes: int, accumulated: int, flags: tuple[str, ...]
-):
+def test_parts_train_as_one_process(alone: Path, data: Path, tmp_path: Path, processes: int, accumulated: int, flags):
     size = 12 // processes // accumulated
     sizes = ("--batch-size", size, "--gradient-accumulation-steps", accumulated)
     args = finetune(data, tmp_path / "out", *STEPS, *sizes, *flags)
@@ -92,8 +82,7 @@ def test_other_encoders_are_sharded_too(table: Path, tmp_path: Path, kind: str, 
     encoder = ("--encoder", save_pretrained(kind, tmp_path / kind), "--precision", precision)
     args = (*encoder, "--max-len", 64, "--max-steps", 4, "--eval-interval", 2, "--share-val", 0.08)
     run(*finetune(table, tmp_path / "one", *args, "--batch-size", 4))
-    flags = ("--batch-size", 2, *SHARDED)
-    ended = two_ranks(finetune(table, tmp_path / "two", *args, *flags))
+    ended = two_ranks(finetune(table, tmp_path / "two", *args, "--batch-size", 2, *SHARDED))
     assert all("deprecated" not in one.stderr for one in ended) and "Loading" not in ended[1].stderr
     for column in ("train_loss", "val_loss"):
         tolerance = 1e-5 if precision == "fp32" else 1e-2
@@ -118,25 +107,22 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_each_of_two_ranks_holds_half(data: Path, tmp_path: Path):
-    flags = ("--max-steps", 2, "--batch-size", 6, "--fsdp", "full_shard")
-    ended = two_ranks(["-c", COUNTED, *finetune(data, tmp_path / "out", *STEPS, *flags)])
-    for one in ended:
+    args = finetune(data, tmp_path / "out", *STEPS, "--max-steps", 2, "--batch-size", 6, *SHARDED)
+    for one in two_ranks(["-c", COUNTED, *args]):
         total, own, state = map(int, one.stdout.split("numbers ")[1].splitlines()[0].split())
         assert own == pytest.approx(total / 2, rel=0.05) and state == pytest.approx(total, rel=0.05)
 
 
 @pytest.mark.slow
 def test_runs_resume_under_any_strategy(alone: Path, data: Path, tmp_path: Path):
-    out, grad_op = tmp_path / "out", ("--fsdp", "shard_grad_op")
-    ways = ((3, ()), (2, grad_op), (3, SHARDED), (2, ()), (1, SHARDED), (1, ()), (2, ()))
+    out, ways = tmp_path / "out", ((3, ()), (2, GRADS), (3, SHARDED), (2, ()), (1, SHARDED), (1, ()), (2, ()))
     for start, (processes, flags) in enumerate(ways):
         for checkpoint in list_checkpoints(out):
             if step_of(checkpoint) > start:
                 shutil.rmtree(checkpoint)
         args = (*STEPS, "--batch-size", 12 // processes, "--save-interval", 1, "--keep-checkpoints", 9, *flags)
         with ranks(*[finetune(data, out, *args)] * processes) as started:
-            ended = [end_of(process) for process in started]
-        assert [one.returncode for one in ended] == [0] * processes, [one.stderr for one in ended]
+            ended = [succeeded(process.result()) for process in started]
         assert start == 0 or f"Resuming from step {start}" in ended[0].stdout
         for column in ("train_loss", "val_loss", "grad_norm"):
             assert logged(out, column) == pytest.approx(logged(alone, column), abs=2e-5)  # of six digits

@@ -8,7 +8,7 @@ let timer, files = [];
 export function start() {
   get("to-code").replaceChildren(dropZone({
     id: "file", use: "code", title: "Drop a table here, or choose one",
-    hint: "CSV, Parquet, Excel, Stata or SPSS, up to 2 GB. The file stays on the machine that runs this server.",
+    hint: "CSV, Parquet, Excel or Stata, up to 2 GB. The file stays on the machine that runs this server.",
     then: async (file) => {
       await choose(file);
       await list();

@@ -82,9 +82,12 @@ function row(card) {
 async function accept() {
   const ids = boxes().filter((box) => box.checked).map((box) => Number(box.value));
   const cards = Object.fromEntries(found.cards.filter((card) => ids.includes(card.id)).map((card) => [card.id, card.version]));
-  await api("review/accept", { json: { who: at.who, cards } });
-  say(`Accepted: ${count(ids.length)}`);
-  await Promise.all([load(), at.changed()]);
+  try {
+    await api("review/accept", { json: { who: at.who, cards } });
+    say(`Accepted: ${count(ids.length)}`);
+  } finally {
+    await Promise.all([load(), at.changed()]);
+  }
 }
 
 async function undo() {

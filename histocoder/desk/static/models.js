@@ -46,7 +46,6 @@ async function drawNow() {
   if (news && !about.model) dispatchEvent(new Event("model"));
   const details = await Promise.all(models.map(about.may_train || models.length ? detail : () => ({})));
   const corrections = news ? await api("improve", { method: "POST" }) : null;
-  if (models.some((one) => one.corrections && one.corrections === corrections?.corrections)) corrections.learned = true;
   welcome(models);
   const focused = document.activeElement?.dataset?.key;
   get("made").replaceChildren(...models.map((model, i) => panel(model, details[i], corrections)));

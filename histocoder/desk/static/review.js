@@ -211,7 +211,7 @@ const decide = (codes) => alone(async () => {
 });
 
 const decidedBy = (card) => {
-  const what = card.status === "unsure" ? "is unsure" : card.status === "open" ? "undid a decision" : `has decided: ${card.codes.join(", ")}`;
+  const what = card.status === "unsure" ? "is unsure" : card.status === "open" ? "undid a decision" : card.status === "disputed" ? "differ" : `has decided: ${card.codes.join(", ")}`;
   return `${card.who || "Another reviewer"} ${what}. Accept to replace that with the codes below, or continue with →.`;
 };
 
@@ -279,6 +279,7 @@ async function trust(sources) {
     now.right ? el("p", {}, el("span", { class: "figure" }, percent(now.right.mean)), `of the file's rows are right as the model coded them, by ${count(now.random_cards)} cards drawn at random; 95\u00a0% interval ${percent(now.right.low)} to ${percent(now.right.high)}`)
       : now.random_cards_needed ? el("p", { class: "quiet" },
         `Every third card is drawn at random. After ${now.random_cards_needed} of them, this shows how many of the file's rows are right: ${count(now.random_cards)} so far.`) : null,
+    now.skipped ? el("p", { class: "quiet" }, "A card drawn at random is not decided; those drawn after it do not count yet. ", el("button", { class: "plain", onclick: doing(() => openCard(now.skipped)) }, "Show it")) : null,
     el("p", {}, "Export: ", el("a", { href: "/api/corrections.csv", download: true }, "what is settled"), " · ", el("a", { href: "/api/decisions.csv", download: true }, "who decided what")),
     el("p", {}, "Enough is checked? ", el("a", { href: "#models" }, "Train again")),
     el("div", { class: "by-keys" }, el("button", { id: "key-help", "aria-expanded": String(helps), "aria-controls": "keys", onclick: toggleHelp }, "Keys ", el("kbd", {}, "?")),
