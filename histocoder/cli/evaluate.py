@@ -15,7 +15,7 @@ from histocoder.data.languages import chosen_language
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, check_output, write_frame
 from histocoder.data.table import open_table
-from histocoder.errors import UserError, counted
+from histocoder.errors import UserError
 from histocoder.evaluation.baselines import Baselines, run_rows
 from histocoder.evaluation.review_file import Columns, next_step, review
 from histocoder.evaluation.scores import named_groups
@@ -104,11 +104,7 @@ def _coded_rows(config: KnownCodesFlags, coder: Coder) -> Examples:
         rules=rules_of(config),
         sheet=config.sheet,
     )
-    rows = files.read(say=log.info)
-    examples = rows.coded()
-    if number := len(rows) - len(examples):
-        log.info(f"{config.data}: {counted(number, 'row without any code is', 'rows without any code are')} left out.")
-    return examples
+    return files.read(say=log.info)
 
 
 def _trained(config: EvaluateFlags, coder: Coder, examples: Examples, folder: Path) -> Baselines | None:

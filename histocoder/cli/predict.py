@@ -78,5 +78,5 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags) -> tuple[Known, 
     sources = " ".join(map(fingerprint, files.paths))
     known = Known(languages=coder.model.config.languages, **settings)
     for examples in files.chunks(say=log.info):
-        known.add(examples.coded())
+        known.add(examples)
     return known, f"{sources} {files.input_col} {files.language_col} {rules} {settings}"

@@ -109,8 +109,8 @@ class LabelChecker:
     """Reads the codes of a file chunk by chunk, and gathers those that do not fit.
 
     Codes are read by `read_code`; `known` are those of a model. With a key, no other codes are allowed. Reading of a
-    row stops at its first missing code; a code that a row has twice counts once; if the formatter has a mark for a
-    missing first code, it is put there; as a further code, this mark is missing.
+    row stops at its first missing code; a code that a row has twice counts once. The formatter's mark for a missing
+    first code is missing, too, unless rows without codes are kept: they get it.
     """
 
     def __init__(
@@ -127,6 +127,7 @@ class LabelChecker:
         self._rules, self._key, self._known = rules, key, {*known, *(key.codes if key else ())}
         allow_short = rules.allow_short or rules.zero_pad or any(is_short(code, formatter.system) for code in known)
         self._allow_short = allow_short
+        self._marks_missing = rules.blank_means_no_occupation and formatter.system.missing_block is not None
         self._num_ignored = 0
         self._has_decimals: dict[str, bool] = {}  # by column; its first chunk tells
         self._too_short = f"has fewer than {formatter.block_size} characters"
@@ -142,7 +143,6 @@ class LabelChecker:
         codes: dict[str, np.ndarray] = {}
         reading = np.ones(len(table), dtype=bool)
         is_read, is_filled = np.zeros((2, len(table)), dtype=bool)
-        may_be_missing = self._formatter.system.missing_block is not None
         for name in self._target_cols:
             index, distinct = self._read(name, table.columns[name])
             present = index >= 0
@@ -155,14 +155,13 @@ class LabelChecker:
                 bad.setdefault(row, f"{name}: {shown(distinct[index[row]])} {problems[index[row]]}")
                 self._has_short |= problems[index[row]] == self._too_short
             codes[name] = np.array([*distinct, None], dtype=object)[index]
-            if len(codes) == 1 and may_be_missing:
-                codes[name][~present] = MISSING
-            else:
-                reading &= present
+            reading &= present
             is_read |= has_code & reading
             is_filled |= has_code
-        if self._rules.blank_means_no_occupation and may_be_missing:
-            is_read[:] = is_filled[:] = True
+        if self._marks_missing:
+            codes[self._target_cols[0]][~is_filled] = MISSING
+            is_read |= ~is_filled
+            is_filled[:] = True
         for row in np.flatnonzero(is_filled & ~is_read).tolist():
             bad.setdefault(row, f"{self._target_cols[0]}: no code, but one in a later column")
         self._num_bad += len(bad)
@@ -193,7 +192,8 @@ class LabelChecker:
         codes = []
         for cell in cells:
             code = read_code(cell, self._known, has_decimals=self._has_decimals[name], system=system)
-            code = "" if code == MISSING and not is_first and system.missing_block is not None else code
+            if code == MISSING and system.missing_block is not None and not (is_first and self._marks_missing):
+                code = ""
             if self._rules.zero_pad and code.isascii() and code.isdigit() and is_short(code, system):
                 code = code.zfill(system.block_size)
             codes.append(code)

@@ -16,22 +16,27 @@ from histocoder.data.examples import ATTRIBUTES, LANG_COL, is_codes
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
 from histocoder.data.table import open_table
+from histocoder.errors import counted
 from histocoder.formatters import Formatter
 from histocoder.log import log
 
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 200
 _FEWEST = 20  # number of corrections from which some are held out: a fifth of fewer shows nothing
-_ANY = Language()  # that of a correction that applies to every language
+_ANY = "*"  # language of a correction that applies to every one; "unk" is that of rows whose language is not known
 
 
 class Corrections:
     """Descriptions with checked codes, by their keys and languages; of several for one description the last counts.
 
-    `rows` has the columns of checked rows and `key`; the language of those that apply to every one is "unk".
+    `rows` has the columns of checked rows and `key`; the language of those that apply to every one is `_ANY`.
     """
 
     def __init__(self, rows: pa.Table, default_language: Language) -> None:
-        self._rows = rows.to_pandas().drop_duplicates(["key", "lang"], keep="last", ignore_index=True)
+        distinct = rows.to_pandas().drop_duplicates(["key", "lang", *filter(is_codes, rows.column_names)], keep="last")
+        self._rows = distinct.drop_duplicates(["key", "lang"], keep="last", ignore_index=True)
+        if number := len(distinct) - len(self):
+            replaced = counted(number, "correction is", "corrections are")
+            log.info(f"{replaced} replaced by a later one, which has other codes for the same description.")
         self._index = pd.MultiIndex.from_frame(self._rows[["key", "lang"]])
         self._default_language, self._schema = default_language, rows.schema
         self._is_used, self._is_held_out = np.zeros((2, len(self)), dtype=bool)
@@ -74,7 +79,7 @@ class Corrections:
         is_held_out = frame["key"].isin(held_out).to_numpy() & is_kept
         is_known = frame["key"].isin(self.keys - held_out).to_numpy() & is_kept
         found = self._index.get_indexer(pd.MultiIndex.from_frame(frame))
-        of_all = self._index.get_indexer(pd.MultiIndex.from_frame(frame.assign(lang=str(_ANY))))
+        of_all = self._index.get_indexer(pd.MultiIndex.from_frame(frame.assign(lang=_ANY)))
         found = np.where(is_known | is_held_out, np.where(found < 0, of_all, found), -1)
         self._is_used[found[found >= 0]] = True
         for i, name in enumerate(rows.schema.names):
@@ -117,6 +122,7 @@ def read_corrections(
             known=known,
             rules=rules,
             attribute_cols=config.attribute_cols or (),
+            opened={path: file},
         )
         parts += [examples.coded().table for examples in files.chunks(say=log.info)]
     rows = pa.concat_tables(parts)

@@ -228,8 +228,8 @@ class OccupationDataset(Dataset):
 
 
 def category_ids(column: pa.ChunkedArray, categories: Sequence[str]) -> np.ndarray:
-    """Return the index of each category, from 1; 0 where there is none, -1 where that is not known."""
-    return np.array(pc.fill_null(pc.index_in(column, value_set=pa.array(["", *categories], pa.string())), -1))
+    """Return the index of each category, from 1, writable; 0 where there is none, -1 where that is not known."""
+    return pc.fill_null(pc.index_in(column, value_set=pa.array(["", *categories], pa.string())), -1).to_numpy().copy()
 
 
 class BatchLoader:

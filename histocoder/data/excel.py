@@ -3,7 +3,7 @@
 import itertools
 import re
 import zipfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ _ZEROS = re.compile(r"0+")
 def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tuple[pa.Table, list[str], int]:
     """Read a sheet, by default the only one with content or with all `columns`; titles may precede its header.
 
+    If no flag names a sheet, `columns` are no mapping to flags, and the sheet with most of them is read by default.
     Returns the table, in which columns of numbers keep their type and others are text; notices to the user; and
     Excel's number of the first row below the header.
 
@@ -54,7 +55,7 @@ def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tu
 
 
 def _choose(path: Path, book: openpyxl.Workbook, name: str | None, columns: Collection[str]) -> Any:
-    """Return the sheet of a name, else the only one with content, or else the only one with all columns."""
+    """Return the sheet of a name, or the one that `read_workbook` reads by default."""
     names = ", ".join(shown(title.strip()) for title in book.sheetnames)
     if name is not None:
         if len(alike := named(name, book.sheetnames)) != 1:
@@ -62,14 +63,16 @@ def _choose(path: Path, book: openpyxl.Workbook, name: str | None, columns: Coll
             raise UserError(f"{path} has no sheet {shown(name)}; it has: {names}.", **({"sheet": near} if near else {}))
         return book[alike[0]]
     headers = {sheet: list(filter(None, _header(sheet, columns)[1])) for sheet in book.worksheets}
-    filled = [sheet for sheet, header in headers.items() if header]
-    has_all = [sheet for sheet in filled if columns and all(named(name, headers[sheet]) for name in columns)]
-    if len(filled) == 1 or len(has_all) == 1:
-        return (has_all or filled)[0]
-    if not filled:
+    found = {sheet: sum(bool(named(n, header)) for n in columns) for sheet, header in headers.items() if header}
+    if not found:
         raise UserError(f"{path} is empty.")
-    best = max(filled, key=lambda sheet: (sum(bool(named(n, headers[sheet])) for n in columns), len(headers[sheet])))
-    raise UserError(f"{path} has several sheets ({names}). Name one with --sheet.", sheet=best.title.strip())
+    has_flag = isinstance(columns, Mapping)
+    meant = [sheet for sheet in found if found[sheet] == (len(columns) if has_flag else max(found.values()))]
+    if len(found) == 1 or len(meant) == 1:
+        return (meant or [*found])[0]
+    way = "Name one with --sheet." if has_flag else "Keep the one to read, or save it as a file of its own."
+    best = max(found, key=lambda sheet: (found[sheet], len(headers[sheet]))).title.strip()
+    raise UserError(f"{path} has several sheets ({names}). {way}", **({"sheet": best} if has_flag else {}))
 
 
 def _read(path: Path, sheet: Any, columns: Collection[str]) -> tuple[pa.Table, list[str], int]:

@@ -66,8 +66,11 @@ def check_new_columns(names: Iterable[str], *, path: object, taken: Collection[s
 
 def check_kept(file: TableFile, output: Path) -> None:
     """Raise a UserError if a table can't be written to `output` with its columns."""
+    kind, repeated = kind_of(output), [name for name in file.header if file.header.count(name) > 1]
+    if repeated and kind in (*PARQUET, *STATA):
+        raise UserError(f"{file.path} has several columns {repeated[0]!r}; rename them, or let --output end in .csv.")
     try:
-        if kind_of(output) not in PARQUET:
+        if kind not in PARQUET:
             pa.csv.write_csv(file.schema.empty_table(), pa.BufferOutputStream())
     except pa.ArrowInvalid as error:
         raise UserError(f"{file.path} does not fit into CSV ({error}). Let --output end in .parquet.") from error

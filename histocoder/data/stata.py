@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from math import inf, nan
 from pathlib import Path
 
 import pandas as pd
@@ -77,6 +78,6 @@ def write_stata(path: Path, table: pa.Table) -> bool:
     long = [name for name in texts if (pc.max(pc.binary_length(table[name])).as_py() or 0) > _LONGEST_TEXT]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        frame = table.to_pandas().astype(dict.fromkeys(texts, object))
+        frame = table.to_pandas().astype(dict.fromkeys(texts, object)).replace([inf, -inf], nan)  # which Stata lacks
         frame.to_stata(path, version=118, write_index=False, convert_strl=long)
     return any(issubclass(one.category, pd.errors.InvalidColumnName) for one in caught)

@@ -138,9 +138,9 @@ def open_table(
 ) -> TableFile:
     """Read the header of a file: CSV, Parquet, Excel, Stata or SPSS.
 
-    `columns` are those that are needed, and may be a mapping to the settings that name them, which errors mention; by
-    these and `optional` ones the separator, the header and the sheet of a workbook are chosen. Names match whatever
-    their case, accents and blanks around them. The string "nan" is a word.
+    `columns` are those that are needed, and may be a mapping to the settings that name them, which errors mention, as
+    they do --sheet; by these and `optional` ones the separator, the header and the sheet of a workbook are chosen.
+    Names match whatever their case, accents and blanks around them. The string "nan" is a word.
 
     Raises UserError if the file or a column is missing, or the file is empty, damaged or not text.
     """
@@ -157,7 +157,8 @@ def open_table(
     elif kind in EXCEL:
         from histocoder.data.excel import read_workbook
 
-        file = TableFile(path, *read_workbook(path, sheet, columns))
+        wanted = columns if isinstance(columns, Mapping) else columns or optional
+        file = TableFile(path, *read_workbook(path, sheet, wanted))
     elif kind in STATA:
         stata = StataFile(path)
         file = TableFile(path, stata, stata.notices)
@@ -214,6 +215,8 @@ def strings(array: _Cells, where: str = "A column") -> _Cells:
 def _check_readable(path: Path) -> None:
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a CSV, Parquet, Excel, Stata or SPSS file.")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is a pipe or a device, which can't be read twice; save it to a file first.")
     if not path.exists():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
         hint = f" Did you mean {path.parent / near[0]}?" if near else ""

@@ -29,11 +29,6 @@ from histocoder.inference.predictions import code_columns
 
 _CLAIM_SECONDS = 180.0  # time for which a card that one reviewer was given is not given to another
 _TABLES = Path(__file__).with_name("tables.sql")
-_LATER_COLUMNS = {  # table -> columns that earlier versions lack
-    "sources": {"targets": "TEXT"},
-    "cards": {"row": "TEXT DEFAULT '{}'", "double": "INTEGER DEFAULT 0"},
-    "decisions": {"batch": "INTEGER"},
-}
 _Codes: TypeAlias = list[str] | None  # of a decision; None: unsure
 _MOST_SHOWN = 12  # columns of a row, of those before the codes
 _LIVE = "undone = 0 AND action != 'undone'"
@@ -50,10 +45,6 @@ class Cards:
         self._db.row_factory = sqlite3.Row
         self._db.create_function("casefold", 1, str.casefold)  # SQLite's own knows ASCII alone
         self._db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; {_TABLES.read_text()}")
-        for table, columns in _LATER_COLUMNS.items():
-            names = {row["name"] for row in self._rows(f"PRAGMA table_info({table})")}
-            for name in columns.keys() - names:
-                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {name} {columns[name]}")
         self._claims: dict[int, tuple[str, float]] = {}  # card -> reviewer, and when
 
     def close(self) -> None:
@@ -72,7 +63,7 @@ class Cards:
         """
         digest, targets = sha256(path), json.dumps(list(columns.target_cols))
         key = f"{digest} {columns.input_col} {columns.language_col} {targets}"
-        if known := self._rows("SELECT id FROM sources WHERE sha256 = ?", key):
+        if known := self._rows("SELECT id FROM sources WHERE sha256 IN (?, ?)", key, digest):  # which 1.0.0 has
             return next(source for source in self.sources() if source.id == known[0]["id"])
         file = open_coded(path, columns)
         own = file.header[: file.header.index(next(iter(code_columns(file.header)), file.header[-1]))]
@@ -196,7 +187,7 @@ class Cards:
         wanted = list(self._models.coding.coder.model.config.target_cols)
         query = "SELECT s.targets FROM cards c JOIN sources s ON s.id = c.source WHERE c.id = ?"
         for row in itertools.chain.from_iterable(self._rows(query, card) for card in cards):
-            if row["targets"] and (own := json.loads(row["targets"])) != wanted:
+            if (own := json.loads(row["targets"])) != wanted:
                 raise UserError(
                     f"This file was coded with {', '.join(own)}, and the model in use gives {', '.join(wanted)}. "
                     "Switch to a model of this file's codes under Models first."
@@ -264,7 +255,7 @@ class Cards:
     def settled(self, target_cols: Sequence[str]) -> list[Card]:
         """Return the settled cards of all files with these columns of codes, the first decision first."""
         query = """SELECT c.* FROM cards c JOIN sources s ON s.id = c.source WHERE c.status = 'settled'
-                   AND coalesce(s.targets, ?1) = ?1 ORDER BY c.at"""
+                   AND s.targets = ? ORDER BY c.at"""
         return [_card(row) for row in self._rows(query, json.dumps(list(target_cols)))]
 
     def decisions(self) -> pd.DataFrame:
@@ -328,4 +319,4 @@ class Cards:
 
 def _card(row: sqlite3.Row) -> Card:
     own = {name: row[name] and json.loads(row[name]) for name in ("predicted", "codes", "row")}
-    return Card(**{**dict(row), **own, "row": own["row"] or {}, "confidence": row["conf"]})
+    return Card(**{**dict(row), **own, "confidence": row["conf"]})

@@ -169,7 +169,7 @@ class Uploads:
             Crosswalk(self._path(sent), ClassOptions())  # raises an error if it is none
         input_col, language_col = (self._models.settings.get(name) for name in ("input_col", "language_col"))
         wanted = [*filter(None, (input_col, language_col)), "occ1", "lang"]
-        table = open_table(self._path(sent), (), optional=wanted, sheet=sent.sheet)
+        table = open_table(self._path(sent), {}, optional=wanted, sheet=sent.sheet)
         chunk = next(iter(table.chunks(chunk_rows=_GUESS_ROWS)))
         texts_of = (strings(column).fill_null("").to_pylist() for column in chunk.columns)
         columns = dict(zip(table.header, texts_of, strict=True))  # of several with one name, the last

@@ -127,10 +127,10 @@ class Coder:
 
         Parameters
         ----------
-        texts : str, or sequence or Series of str, of n descriptions
+        texts : str, or sequence, Series or Arrow array of str, of n descriptions
             Missing or blank descriptions get missing codes.
-        lang : str, or sequence or Series of n
-            Language of all descriptions, or of each.
+        lang : str, or sequence, Series or Arrow array of n
+            Language of all descriptions, or of each; None where it is not known.
         progress : bool or callable
             Whether to show a progress bar on a terminal; or a function that is called after each batch with its number
             of distinct descriptions. It may raise an error to stop.

@@ -1,11 +1,12 @@
 """The distinct descriptions among those that a user gives, and batches of them as a model reads them."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from histocoder.config import ALL_LANGUAGES, ModelConfig, PredictOptions
 from histocoder.data.cells import MISSING_MARKS, spoilt
@@ -16,10 +17,11 @@ from histocoder.formatters import tokenizers
 
 _MARKS = MISSING_MARKS - {"None"}
 """Marks of missing values that are no descriptions: "None" says that a person had no occupation."""
+_WHOLE, _ARROW = (str, Mapping, pd.DataFrame), (pa.Array, pa.ChunkedArray)  # no columns of descriptions, and Arrow's
 _LIKE = 1.25  # maximum ratio of lengths within a batch, if there are enough descriptions
 
-Texts: TypeAlias = str | Sequence[str | None] | pd.Series
-Langs: TypeAlias = str | Sequence[str] | pd.Series
+Texts: TypeAlias = str | Sequence[str | None] | pd.Series | pa.Array
+Langs: TypeAlias = str | Sequence[str] | pd.Series | pa.Array | None
 
 
 class Descriptions(NamedTuple):
@@ -37,15 +39,17 @@ class Descriptions(NamedTuple):
         raised if a value is not text, or one language is given for all rows that is neither the model's nor in the
         table of languages.
         """
-        values: list[object] = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+        given: list[Any] = [one.to_pylist() if isinstance(one, _ARROW) else one for one in (texts, lang)]
+        texts, lang = given[0], "unk" if lang is None else given[1]
+        values: list[object] = [texts] if isinstance(texts, _WHOLE) or not isinstance(texts, Iterable) else list(texts)
         langs = [chosen_language(lang, languages)] * len(values) if isinstance(lang, str) else list(lang)
         if len(langs) != len(values):
             raise UserError(f"There are {len(values):,} descriptions, but {len(langs):,} languages.")
         strange = next((value for value in values if not isinstance(value, str) and pd.isna(value) is not True), None)
         if strange is not None:
             raise UserError(
-                f"The description {shown(str(strange))} is of the type {type(strange).__name__}; give strings, and "
-                "None where there is no description."
+                f"The description {shown(str(strange))} is of the type {type(strange).__name__}; give strings, such as "
+                "df['occ1'], and None where there is no description."
             )
         return DistinctDescriptions(languages).add(values, langs)
 

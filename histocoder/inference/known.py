@@ -15,6 +15,7 @@ from histocoder.data.normalize import description_keys
 from histocoder.data.table import open_table
 from histocoder.formatters.tokenizers import UNKNOWN
 from histocoder.inference.coder import Coder
+from histocoder.log import log
 
 
 class KnownCodes(NamedTuple):
@@ -96,8 +97,11 @@ def training_files(
     A column that is missing under the given name is read under that of prepared data, or a usual name of descriptions.
     """
     languages = (language_col or LANG_COL, LANG_COL)
-    file = open_table(path, (), optional=(input_col, TEXT_COL, *languages))
+    file = open_table(path, (), optional=(input_col, TEXT_COL, *languages, *coder.model.config.target_cols))
     text_col = next(filter(file.has, (input_col, TEXT_COL)), descriptions_in(file.header) or input_col)
     lang_col = next((name for name in languages if file.has(name)), None)
+    if language_col and not lang_col:
+        log.info(f"{path} has no column {language_col!r}; its codes apply to all languages.")
     langs = {"language_col": lang_col or LANG_COL, "language": None if lang_col else "unk"}
-    return files_of(coder, path, input_col=text_col, rules=rules, **langs), lang_col is not None
+    opened = {path: file} if file.has(text_col) else {}  # else titles precede the header
+    return files_of(coder, path, input_col=text_col, rules=rules, opened=opened, **langs), lang_col is not None

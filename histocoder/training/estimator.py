@@ -5,6 +5,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -13,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted, check_random_state, column
 
 from histocoder.config import FinetuneConfig
 from histocoder.data.key import Key, write_key
+from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.log import log
 from histocoder.training.train import train
@@ -21,7 +23,7 @@ from histocoder.training.train import train
 class OccupationClassifier(ClassifierMixin, BaseEstimator):
     """Give each description one of the codes that it was fitted on; `finetune.py` learns several codes a row.
 
-    X holds descriptions, of shape (n,), or descriptions and their languages, of shape (n, 2); none may be blank.
+    X holds descriptions, none of them blank, of shape (n,), or with their languages, or None for unknown, (n, 2).
 
     Parameters
     ----------
@@ -48,11 +50,13 @@ class OccupationClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any) -> "OccupationClassifier":
         """Train on descriptions and their codes y (n,); raise a ValueError that says why if they can't be used."""
         columns, codes = _columns(X), column_or_1d(y, warn=True)
+        if pd.isna(codes).any():
+            raise ValueError(f"y has no code in row {pd.isna(codes).argmax()}; leave such rows out.")
         check_classification_targets(codes)
         self.classes_, classes = np.unique(codes, return_inverse=True)
         labels = tuple(map(str, self.classes_.tolist()))
-        if len(labels) < 2 or "" in map(str.strip, labels):
-            raise ValueError("y holds one class alone, or blank codes; it needs two codes or more, and no blank ones.")
+        if len(labels) < 2 or {"", MISSING} & {*map(str.strip, labels)}:
+            raise ValueError("y holds one class alone, or blank codes; it needs two codes or more, and no '' or '?'.")
         settings = {"no_report": True, "allow_codes_shorter_than_block_size": True, **(self.settings or {})}
         settings |= {"language_col": "lang"} if "lang" in columns else {"language": self.language}
         settings["seed"], level = int(check_random_state(self.random_state).randint(2**31)), log.level
@@ -115,4 +119,5 @@ def _columns(X: Any) -> dict[str, list[str]]:
     for row, text in enumerate(cells[:, 0]):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"X has no description in row {row}, but {text!r}; leave such rows out.")
+    cells[pd.isna(cells)] = "unk"
     return dict(zip(("occ1", "lang"), cells.T.tolist(), strict=False))

@@ -137,8 +137,8 @@ def fit(
     start_step = 0 if checkpoint is None else checkpoint.state.step
     if start_step > trainer.total_steps:
         raise UserError(
-            f"The run in {run.path} has taken {start_step:,} steps, and these settings ask for {trainer.total_steps:,}. "
-            "Choose another folder, or add --overwrite to delete that run."
+            f"The run in {run.path} has taken {start_step:,} steps, and these settings ask for "
+            f"{trainer.total_steps:,}. Choose another folder, or add --overwrite to delete that run."
         )
 
     def begin() -> None:

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import example, given
@@ -12,7 +13,7 @@ from trainers import stored
 from transformers import CanineTokenizer
 
 from histocoder.data.augment import Augmenter, WordList
-from histocoder.data.dataset import OccupationDataset
+from histocoder.data.dataset import OccupationDataset, category_ids
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import Examples
 from histocoder.data.prepare import PREPARED_RULES
@@ -99,6 +100,11 @@ def altered(noise: Augmenter, texts: list[str], epoch: int = 0) -> tuple[list[st
     """Texts after their noise, and which of them lose their language."""
     drawn = noise.noise(np.arange(len(texts)), epoch)
     return [noise.alter(text, drawn, row) for row, text in enumerate(texts)], drawn.withheld
+
+
+def test_category_ids_are_writable():
+    found = category_ids(pa.chunked_array([["b", None, "", "a"]]), ["a", "b"])  # of one chunk, which Arrow protects
+    assert found.tolist() == [2, -1, 0, 1] and found.flags.writeable
 
 
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=20), st.integers(0, 1000))

@@ -84,8 +84,15 @@ def test_corrections_match_languages_by_value(tmp_path: Path, logged: list[str])
     frame = prepared(table, tmp_path / "a", **settings, share_val=0.3)["data_train"]
     found = frame[frame["occ1"].isin(["bonde", "råd"])].value_counts(["occ1", "lang", "hisco_1"]).to_dict()
     assert found == {("bonde", "se", "62105"): 2, ("bonde", "da", "61115"): 1, ("råd", "da", "20110"): 1}
+    checked.write_text("occ1,language,checked,hisco_1\nbonde,,x,62105\nråd,da,x,11111\nRåd,da,x,20110\n")
+    frame = prepared(table, tmp_path / "c", **settings, share_val=0.3)["data_train"]
+    found = frame[frame["occ1"].str.lower().isin(["bonde", "råd"])].value_counts(["occ1", "lang", "hisco_1"]).to_dict()
+    of_table = {("bonde", "se", "61110"): 2, ("bonde", "da", "61115"): 1}  # which have a language
+    assert found == {**of_table, ("bonde", "unk", "62105"): 1, ("Råd", "da", "20110"): 1}
+    assert any(text.startswith("1 correction is replaced by a later one") for text in logged)
     checked.write_text("occ1,lang,checked,hisco_1\nbonde,sv,x,62105\n")
-    prepare(config(table, **settings, share_val=0.3), tmp_path / "b")
+    frame = prepared(table, tmp_path / "b", **settings, share_val=0.3)["data_train"]
+    assert {*frame["hisco_1"][frame["occ1"] == "bonde"]} == {"62105"}
     assert any("no column 'language'; its codes apply to all languages" in text for text in logged)
 
 
@@ -119,7 +126,7 @@ def test_a_correction_of_another_spelling_is_used(tmp_path: Path):
     ("rows", "codes", "notice"),
     [
         (["x,11111,  ,33333"], {"x": ["11111"]}, "1 code is ignored, because an earlier cell of the row is empty"),
-        (["y,,22222,", "z,?,,"], {"y": ["?", "22222"]}, "1 row is left out, without a description or"),
+        (["y,22222,,", "z,?,,"], {"y": ["22222"]}, "1 row is left out, without a description or"),
         (["x,11111,?,33333"], {"x": ["11111"]}, "1 code is ignored, because an earlier cell"),
         (["y,22222,22222,11111"], {"y": ["22222", "11111"]}, "1 code is ignored, because an earlier cell"),
         (["x,11111,22222,11111"], {"x": ["11111", "22222"]}, "1 code is ignored, because an earlier cell"),
@@ -136,15 +143,28 @@ def test_codes_of_a_row(tmp_path: Path, logged: list[str], rows: list[str], code
 
 
 def test_rows_without_any_code_are_dropped(tmp_path: Path):
-    table = write(tmp_path / "t.csv", "occ1,a,b\nx,11111,\ny,,22222\nz,?,\nw, ,\n,?,\nv,33333,")
+    table = write(tmp_path / "t.csv", "occ1,a,b\nx,11111,\ny,22222,\nz,?,\nw, ,\n,?,\nv,33333,")
     rejected = prepared(table, tmp_path / "out", target_cols=("a", "b"), share_val=0.3)["rejected"]
     assert rejected.set_index("line")["reason"].to_dict() == {"4": "no code", "5": "no code", "6": "no description"}
     options = {"target_cols": ("a", "b"), "share_val": 0.3, "blank_means_no_occupation": True}
     files = prepared(table, tmp_path / "all", **options)
     assert {*files["rejected"]["line"]} == {"6"} and "?" not in set(files["key"]["system_code"])
-    table.write_text("occ1,lang,a,b\nx,en,11111,\ny,en,,22222\n")
-    with pytest.raises(UserError, match=r"line 3, a: no code, but one in a later column"):
-        read(table, ["a", "b"], build_formatter("hisco", num_blocks=2))
+
+
+@pytest.mark.parametrize("name", ["hisco", "general"])
+@pytest.mark.parametrize("first", ["", " ", "NA"])
+def test_a_code_behind_a_missing_one_is_bad(tmp_path: Path, name: str, first: str):
+    table, formatter = tmp_path / "t.csv", build_formatter(name, num_blocks=2)
+    table.write_text(f"occ1,lang,a,b\nx,en,11111,\ny,en,{first},22222\nz,en,,\nv,en,33333,\n")
+    why = "a: no code, but one in a later column"
+    for rules in (LabelRules(), LabelRules(blank_means_no_occupation=True)):
+        with pytest.raises(UserError, match=f"1 row has a label .*line 3, {why}"):
+            read(table, ["a", "b"], formatter, rules=rules)
+    options = {"target_cols": ("a", "b"), "share_val": 0.5, "drop_bad_labels": True}
+    rejected = prepared(table, tmp_path / "out", **options)["rejected"]
+    assert rejected.set_index("line")["reason"].to_dict() == {"3": why, "4": "no code"}
+    table.write_text("occ1,lang,a,b\ny,en,?,22222\n")  # as OccCANINE's prepared files have it
+    assert read(table, ["a", "b"], build_formatter("general", num_blocks=2), rules=PREPARED_RULES).codes["a"][0] == "?"
 
 
 WORDS = ["farmer", "craft & trade", "Bauer/Knecht", "wood, metal", "væver", "'t Hof", "1. clerks of any kind"]

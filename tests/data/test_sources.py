@@ -1,6 +1,7 @@
 """Tables in the forms that people have: Excel, Stata, Parquet, packed CSV; and texts that spreadsheets would run."""
 
 import gzip
+import os
 import sys
 import zipfile
 from datetime import date, datetime, timedelta
@@ -18,14 +19,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from histocoder.cli.main import main
-from histocoder.config import FinetuneConfig
+from histocoder.config import FinetuneConfig, PrepareConfig
 from histocoder.data import output, stata
+from histocoder.data.codes import LabelRules
+from histocoder.data.corrections import read_corrections
 from histocoder.data.csv_file import as_meant, without_formulas
+from histocoder.data.key import read_key
 from histocoder.data.output import check_output
 from histocoder.data.prepare import prepare
 from histocoder.data.table import open_table
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import review
+from histocoder.formatters import build_formatter
+
+skip_without_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes among files")
 
 
 def workbook(path: Path, *sheets: tuple[str, list[list[object]]]) -> Path:
@@ -94,7 +101,7 @@ def test_sheets_are_named_where_several(model: Path, tmp_path: Path):
     rows = [["occ1", "lang", "hisco_1"], ["farmer", "en", "61110"], ["baker", "en", "77610"]]
     path = workbook(tmp_path / "t.xlsx", ("1880", rows), ("1890", rows))
     with pytest.raises(UserError, match=r"several sheets \('1880', '1890'\)\. Name one with --sheet"):
-        open_table(path, ["occ1"])
+        open_table(path, {"occ1": "input_col"})
     with pytest.raises(UserError, match=r"no sheet '1900'; it has: '1880', '1890'"):
         open_table(path, ["occ1"], sheet="1900")
     with pytest.raises(UserError, match=r"--sheet is for Excel workbooks"):
@@ -108,6 +115,22 @@ def test_sheets_are_named_where_several(model: Path, tmp_path: Path):
     main(["evaluate", *flags, "--data", str(path), "--output", str(tmp_path / "report")])
     prepare(FinetuneConfig(str(path), ("hisco_1",), sheet="1880"), tmp_path / "out")
     assert openpyxl.load_workbook(tmp_path / "out.xlsx")["data"].cell(2, 4).number_format == "@"
+
+
+def test_sheets_that_no_flag_names(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rows = [["occ1", "lang", "hisco_1"], ["farmer", "en", "61110"]]
+    notes, key = [["occ1", "note"], ["smith", "?"]], [["system_code", "code"], ["61110", 0], ["77610", 1]]
+    assert read_key(workbook(tmp_path / "key.xlsx", ("notes", notes), ("codes", key))).codes == ("61110", "77610")
+    known = workbook(tmp_path / "known.xlsx", ("notes", notes), ("coded", rows))
+    main(["predict", "--model", str(model), "--known", str(known), "--language", "en", "farmer"])
+    assert capsys.readouterr().out.split()[-1] == "known"
+    checked = workbook(tmp_path / "c.xlsx", ("n", notes), ("c", [[*rows[0], "checked"], [*rows[1], "x"]]))
+    settings = PrepareConfig("t.csv", ("hisco_1",), corrections=(str(checked),), language_col="lang")
+    assert len(read_corrections(settings, build_formatter("hisco", num_blocks=1), LabelRules())) == 1
+    for several in ([notes, notes], [key, key]):
+        path = workbook(tmp_path / "several.xlsx", *zip("ab", several, strict=True))
+        with pytest.raises(UserError, match=r"several sheets \('a', 'b'\)\. Keep the one to read, or save it"):
+            read_key(path)
 
 
 @pytest.mark.parametrize("suffix", [".dta", ".sav"])
@@ -159,6 +182,7 @@ def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         ("t.csv.gz", b"occ1,h\nx,1\n", "damaged, or not a gzip file"),
         ("t.csv.gz", gzip.compress(b"occ1,h\nx,1\n")[:-9], "damaged, or not a gzip file"),
         ("folder", Path.mkdir, "is a folder; name a CSV"),
+        pytest.param("pipe", getattr(os, "mkfifo", None), "save it to a file first", marks=skip_without_pipes),
     ],
     ids=lambda value: value if isinstance(value, str) else "content",  # the same in each process
 )

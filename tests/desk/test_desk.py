@@ -420,25 +420,3 @@ def test_two_coders_decide_alone(coder: tuple[Coder, Path], tmp_path: Path):
         said = pd.read_csv(io.StringIO(client.get("/api/decisions.csv").text), dtype=str)
     of_two = said.loc[said["text"] == mine[1]["text"], ["who", "action", "codes", "settled"]].to_numpy()
     assert [*map(" ".join, of_two)] == ["Anna changed 61110 61115", "Bo changed 61115 61115", "Cy settled 61115 61115"]
-
-
-def test_earlier_desks_are_opened(coder: tuple[Coder, Path], tmp_path: Path):
-    (tmp_path / "desk").mkdir()
-    with sqlite3.connect(tmp_path / "desk" / "desk.sqlite") as db:
-        db.executescript("""
-            CREATE TABLE sources (id INTEGER PRIMARY KEY, name TEXT, sha256 TEXT UNIQUE, at REAL);
-            CREATE TABLE cards (
-                id INTEGER PRIMARY KEY, source INTEGER, place INTEGER, text TEXT, lang TEXT, predicted TEXT, conf REAL,
-                times INTEGER, version INTEGER DEFAULT 0, status TEXT DEFAULT 'open', codes TEXT, who TEXT, at REAL);
-            CREATE TABLE decisions (
-                id INTEGER PRIMARY KEY AUTOINCREMENT, card INTEGER, who TEXT, at REAL, action TEXT, before TEXT,
-                after TEXT, undone INTEGER DEFAULT 0);
-            INSERT INTO sources VALUES (1, 'a.csv', 'x', 1);
-            INSERT INTO cards
-                VALUES (1, 1, 0, 'farmer', 'en', '["61110"]', 0.5, 1, 1, 'settled', '["61115"]', 'Anna', 2);
-            INSERT INTO decisions VALUES (1, 1, 'Anna', 2, 'changed', '{"status": "open", "codes": null}', '{}', 0);
-        """)
-    db.close()
-    with served(tmp_path / "desk", coder) as client:
-        assert client.post("/api/improve").json()["corrections"] == 1
-        assert client.post("/api/review/1/undo", json={"who": "Anna"}).json()[0]["status"] == "open"

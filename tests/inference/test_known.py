@@ -76,6 +76,15 @@ def test_known_rows_are_answered(model: Path, tmp_path: Path, mode: str):
     assert out.loc[~known, same].equals(plain.loc[~known, same])
 
 
+def test_known_rows_without_languages_apply_to_all(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "known.csv").write_text("Beruf,sprache,hisco_1\nfarmer,en,61110\n")
+    (tmp_path / "in.csv").write_text("occ1,lang\nfarmer,da\nfarmer,en\n")
+    flags = ("--model", model, "--input", tmp_path / "in.csv", "--known", tmp_path / "known.csv")
+    predict(*flags, "--language-col", "lang", "--output", tmp_path / "out.csv")
+    assert "known.csv has no column 'lang'; its codes apply to all languages." in capsys.readouterr().out
+    assert set(read(tmp_path / "out.csv")["source"]) == {"known"}
+
+
 def test_resumed_coding_keeps_known_codes(model: Path, tmp_path: Path):
     write_archive(tmp_path / "in.csv", 100)
     coder = Coder(load_model(model), "cpu")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from conftest import ROOT, shared, spied, write
@@ -47,6 +48,10 @@ def test_index_and_order_are_the_inputs(coder: Coder, mode: str):
 def test_a_language_for_each_row(coder: Coder):
     table = coder.predict(["baker", "baker", "baker"], ["en", "da", "en"], mode="full")
     assert table.iloc[0].equals(table.iloc[2]) and not table.iloc[0].equals(table.iloc[1])
+    texts, langs = pa.array(["baker", None, "baker"]), pa.chunked_array([["en", "da", None]])
+    expected = coder.predict(["baker", None, "baker"], ["en", "da", "unk"], mode="full")
+    assert coder.predict(texts, langs, mode="full").equals(expected) and expected.iloc[1].isna().all()
+    assert coder.predict("baker", None, mode="full").equals(coder.predict("baker", "unk", mode="full"))
     with pytest.raises(UserError, match="3 descriptions, but 1 languages"):
         coder.predict(["a", "b", "c"], ["en"])
 
@@ -330,7 +335,8 @@ def test_published_characters_and_keys_are_read(tmp_path):
 
 def test_values_that_are_not_text_are_refused():
     coder = Coder(tiny_model(), "cpu")
-    for texts in (5, [61110], ["baker", 3.5], [["baker"]]):
-        with pytest.raises(UserError, match="give strings"):
+    table = {"occ1": ["baker"], "lang": ["en"]}
+    for texts in (5, [61110], ["baker", 3.5], [["baker"]], table, pd.DataFrame(table), pa.table(table)):
+        with pytest.raises(UserError, match=r"give strings, such as df\['occ1'\]"):
             coder.predict(texts)
     assert coder.predict([None, float("nan"), " "])["conf"].isna().all()

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -65,6 +66,20 @@ def test_parquet_is_copied_or_refused(model: Path, tmp_path: Path):
     pq.write_table(pa.table(columns | {"hash": others["hash"]}), tmp_path / "in.parquet")
     with pytest.raises(UserError, match="column 'hash' holds bytes that are not UTF-8"):
         code(model, tmp_path / "in.parquet", tmp_path / "no.xlsx")
+    numbers = {"n": [np.inf, 1.5], "half": pa.array([-np.inf, np.nan], pa.float16())}
+    pq.write_table(pa.table(columns | numbers), tmp_path / "in.parquet")
+    code(model, tmp_path / "in.parquet", tmp_path / "out.dta")
+    found = pd.read_stata(tmp_path / "out.dta")
+    assert found["n"].isna().tolist() == [True, False] and found["half"].isna().all()
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("x", ".parquet"), ("x", ".dta"), ("", ".parquet")])
+def test_columns_of_one_name_are_refused_where_formats_lack_them(model: Path, tmp_path: Path, name: str, suffix: str):
+    (tmp_path / "in.csv").write_text(f"occ1,lang,{name},{name}\nfarmer,en,1,2\n")
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text().startswith(f'"occ1","lang","{name}","{name}"')
+    with pytest.raises(UserError, match=rf"in\.csv has several columns '{name}'; rename them, or let .* end in \.csv"):
+        code(model, tmp_path / "in.csv", tmp_path / f"out{suffix}")
     assert not list(tmp_path.glob("no.*"))
 
 

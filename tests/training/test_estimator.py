@@ -59,7 +59,7 @@ def test_classes_keep_the_type_of_codes(kind: Any):
 
 
 def test_second_column_holds_languages():
-    X = pd.DataFrame({"occ1": [f"{text} x" for text in TEXTS], "lang": ["en", "da"] * 32})
+    X = pd.DataFrame({"occ1": [f"{text} x" for text in TEXTS], "lang": [*["en", "da"] * 31, None, float("nan")]})
     fitted = classifier().fit(X, CODES)
     assert fitted.coder_.model.config.languages == ("da", "en", "unk")
     assert fitted.score(X, CODES) > 0.9 and fitted.predict(X[["occ1"]]).shape == (64,)
@@ -106,7 +106,10 @@ def test_two_descriptions_are_enough():
         ([[1.5, 2.0], [1.0, 2.0]], ["a", "b"], "in row 0, but 1.5"),
         ([["a", "b", "c"]] * 2, ["a", "b"], "of shape"),
         (["baker", "smith"], ["a", "a"], "one class"),
-        (["baker", "smith"], ["a", " "], "no blank ones"),
+        (["baker", "smith"], ["a", " "], "blank codes"),
+        (["baker", "smith", "miner"], ["a", "b", "?"], "no '' or '\\?'"),
+        (["baker", "smith"], ["a", None], "y has no code in row 1"),
+        (["baker", "smith"], pd.Series([float("nan"), "a"]), "y has no code in row 0"),
         (["baker", "smith"], ["a", "b", "a"], "length 3"),
         (["baker", "smith"], [0.5, 1.5], "continuous"),
         (["baker", "smith"], None, "1d array"),
