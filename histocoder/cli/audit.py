@@ -1,5 +1,6 @@
 """`histocoder audit` and `agreement`: find codes that are likely wrong, and those on which two coders differ."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,15 @@ from tqdm import tqdm
 
 from histocoder.cli.flags import AgreementFlags, AuditFlags, CodedTableFlags
 from histocoder.config import PrepareConfig, settings_of
+from histocoder.data.cells import read_code
 from histocoder.data.example_files import CHECKED_COL, other_cells
 from histocoder.data.examples import LANG_COL
 from histocoder.data.key import read_key
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, check_output, write_frame
 from histocoder.data.prepare import table_files
-from histocoder.errors import UserError
-from histocoder.evaluation.scores import agreement, code_sets, named_groups, to_settle
+from histocoder.errors import UserError, counted
+from histocoder.evaluation.scores import agreement, code_sets, to_settle
 from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.formatters import CodeSystem
 from histocoder.log import log
@@ -26,8 +28,12 @@ _LABEL = ["key", "lang", "codes"]
 
 def run_audit(config: AuditFlags) -> None:
     """Write the most suspect labels, and how many there are of each code and group."""
-    output = Path(config.output)
-    check_output(output, overwrite=config.overwrite)
+    output, group = Path(config.output), config.group_col or ""
+    group += "_group" if group.casefold() in ("code", "rows", "suspect", "share") else ""  # a column beside these
+    names = {name: re.sub(r"[^\w. -]", "_", name) for name in ("code", group) if name}
+    paths = {name: output.with_name(f"{output.stem}_by_{end}.csv") for name, end in names.items()}
+    for path in (output, *paths.values()):
+        check_output(path, inputs=(config.dataset, config.key), overwrite=config.overwrite)
     rows, _ = coded_rows(config, config.dataset, config.group_col, "group_col")
     found = rows.groupby(_LABEL, sort=False).agg(text=("text", "first"), line=("line", list), times=("text", "size"))
     labels = found.reset_index()
@@ -37,7 +43,8 @@ def run_audit(config: AuditFlags) -> None:
 
     with tqdm(total=len(labels), unit="label", disable=None, leave=False) as bar:
         labels = labels.join(suspects(labels, tell=bar.update))
-    key = set(read_key(config.key).codes if config.key else rows["codes"].explode())
+    num_digits = None if config.zero_pad_codes else 0
+    key = set(read_key(config.key, num_digits=num_digits).codes if config.key else rows["codes"].explode())
     is_outside = ~labels["codes"].map(key.issuperset)
     labels.loc[is_outside, ["doubt", "conf"]] = np.inf, 0.0
     others = labels.groupby(["key", "lang"])["times"].transform("sum") - labels["times"]
@@ -59,12 +66,10 @@ def run_audit(config: AuditFlags) -> None:
         f"with random codes. Of {len(labels):,} different labels, {sum(others > 0):,} have rows of the same "
         "description with other codes" + (f"; {sum(is_outside):,} are not in the key." if config.key else ".")
     )
-    groups = {"code": rows["codes"].explode()}
-    groups |= {config.group_col: pd.Series(named_groups(rows["other"]))} if config.group_col else {}
-    for name, group in groups.items():
-        shares = wrong.loc[group.index].groupby(group.to_numpy()).agg(rows="size", suspect="sum", share="mean")
+    for name, path in paths.items():
+        of = rows["codes"].explode() if name == "code" else rows["other"].fillna("(blank)")
+        shares = wrong.loc[of.index].groupby(of.to_numpy()).agg(rows="size", suspect="sum", share="mean")
         shares = shares.sort_values("suspect", ascending=False, kind="stable").rename_axis(name).reset_index()
-        path = output.with_name(f"{output.stem}_by_{name}.csv")
         write_frame(path, shares.round(4), Form(raw=config.raw))
         log.info(f"Suspect rows by {name}, all in {path}:\n{shares.head(10).round(3).to_string(index=False)}")
     log.info(
@@ -75,11 +80,11 @@ def run_audit(config: AuditFlags) -> None:
 
 def run_agreement(config: AgreementFlags) -> None:
     """Print how far two coders agree, and write what they have to settle."""
-    output, by = Path(config.output), ["other" if config.id_col else "key", "lang", "n"]
-    check_output(output, overwrite=config.overwrite)
+    output, by = Path(config.output), ["other"] if config.id_col else ["key", "lang"]
+    check_output(output, inputs=config.files, overwrite=config.overwrite)
     tables = [coded_rows(config, path, config.id_col, "id_col") for path in config.files]
-    first, second = (rows.assign(n=rows.groupby(by[:2]).cumcount()) for rows, _ in tables)
-    both = first.merge(second[[*by, "codes"]], on=by, suffixes=("", "_second"))
+    first, second = (rows.assign(n=rows.groupby(by).cumcount()) for rows, _ in tables)
+    both = first.merge(second[[*by, "n", "codes"]], on=[*by, "n"], suffixes=("", "_second"))
     names = " and ".join(config.files)
     if both.empty:
         raise UserError(f"{names} have no row in common; check --input-col, --language-col and --id-col.")
@@ -104,7 +109,7 @@ def run_agreement(config: AgreementFlags) -> None:
 def coded_rows(config: CodedTableFlags, path: str, other: str | None, setting: str) -> tuple[pd.DataFrame, CodeSystem]:
     """Return the rows of a table that have codes, and what these are like.
 
-    They have `key`, `lang`, `codes` (a tuple), `text`, `line` and `other`, the cells of a further column, if named.
+    They have `key`, `lang`, `codes` (a tuple), `text`, `line` and `other`, cells of a further column (no blank ids).
     """
     own = {one.name: getattr(config, one.name) for one in settings_of(PrepareConfig) if hasattr(config, one.name)}
     files = table_files(PrepareConfig(**own | {"dataset": path, "drop_bad_labels": True}))
@@ -115,6 +120,10 @@ def coded_rows(config: CodedTableFlags, path: str, other: str | None, setting: s
     rows = rows.assign(codes=codes, text=examples.texts, line=examples.table["line"].to_numpy())
     if other is not None:
         rows["other"] = other_cells(examples, path, other, setting=setting, sheet=files.sheet).to_pandas()
+    if other is not None and setting == "id_col":
+        ids = rows["other"].fillna("").map(read_code)
+        rows = rows.assign(other=ids)[ids != ""]
+        log.info(f"{path}: {counted(sum(ids == ''), 'row without an id is', 'rows without an id are')} left out.")
     return rows, files.formatter.system
 
 

@@ -2,12 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Iterable
 from pathlib import Path
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import local_folder, read_model_config
-from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of, run_settings
+from histocoder.checkpoints.model_files import WEIGHTS_FILE, local_folder, read_model_config
+from histocoder.checkpoints.run_folder import ARGS_FILE, LOG_FILE, METRICS_FILE, REPORT_FILE, run_of, run_settings
 from histocoder.cli.flags import CompareFlags, EvaluateFlags, KnownCodesFlags, ReviewFlags
 from histocoder.data.codes import rules_of
 from histocoder.data.example_files import other_cells
@@ -37,12 +36,14 @@ def run_evaluate(config: EvaluateFlags) -> None:
     output = Path(config.output)
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; name a folder for the report with --output.")
+    if any((output / name).exists() for name in (ARGS_FILE, WEIGHTS_FILE)):
+        raise UserError(f"{output} holds a run or a model, whose own report stays; choose another --output.")
     if not config.overwrite and any((output / name).exists() for name in (METRICS_FILE, REPORT_FILE)):
         raise UserError(f"{output} already has a report. Add --overwrite to replace it, or choose another --output.")
     folder = local_folder(config.model)
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
     examples = _coded_rows(config, coder)
-    trained = _trained(config, coder, examples, run_of(folder))
+    trained = _trained(config, coder, examples, folder)
     groups = {}
     for name in config.group_col or ():
         cells = other_cells(examples, config.data, name, setting="group_col", sheet=config.sheet)
@@ -60,9 +61,12 @@ def run_compare(config: CompareFlags) -> None:
     from histocoder.evaluation.evaluator import compare
 
     device, output = distributed.start(device=config.device), Path(config.output)
-    check_output(output, overwrite=config.overwrite)
+    check_output(output, inputs=[config.data], overwrite=config.overwrite)
     first, second = (Coder.from_pretrained(name, str(device), precision=config.precision) for name in config.models)
-    found, changed = compare(first, second, _coded_rows(config, first))
+    examples = _coded_rows(config, first)
+    for name, coder in zip(config.models, (first, second), strict=True):
+        _measured(coder, examples, local_folder(name))
+    found, changed = compare(first, second, examples)
     models = " and ".join(
         f"{percent(found[name]['rows'])} ({percent(found[name]['texts'])}) by {path}"
         for name, path in zip(("first", "second"), config.models, strict=True)
@@ -103,34 +107,39 @@ def _coded_rows(config: KnownCodesFlags, coder: Coder) -> Examples:
     return files.read(say=log.info)
 
 
-def _trained(config: EvaluateFlags, coder: Coder, examples: Examples, run: Path) -> Baselines | None:
+def _trained(config: EvaluateFlags, coder: Coder, examples: Examples, folder: Path) -> Baselines | None:
     """Read what the model was trained on; None where that is not known."""
-    chunks: Iterable[Examples]
     if config.train_data:
         columns = {"input_col": config.input_col, "language_col": config.language_col}
         files, has_languages = training_files(Path(config.train_data), coder, rules_of(config), **columns)
         chunks = files.chunks(say=log.info)
     else:
-        rows, has_languages = run_rows(run, coder, TRAIN), True
+        rows, has_languages = run_rows(run_of(folder), coder, TRAIN), True
         if rows is None:
             if config.baselines:
-                raise UserError(f"--baselines needs the training data, and {run} has none. Add --train-data FILE.")
+                raise UserError(
+                    f"--baselines needs the training data, and {run_of(folder)} has none. Add --train-data FILE."
+                )
             return None
         chunks = rows.chunks()
     known = Known(languages=coder.model.config.languages, any_language=not has_languages)
     trained = Baselines(examples, known, max_size=math.inf if config.baselines else 0)
-    measured = run_rows(run, coder, VAL, HELD_OUT) if coder.model.config.fitted_to_validation else None
-    if measured is not None:
-        chunks = itertools.chain(chunks, [measured])
-        num_seen = sum(map(set(description_keys(measured.texts)).__contains__, description_keys(examples.texts)))
-        if num_seen:
-            log.info(
-                f"Notice: {num_seen:,} of these {len(examples):,} descriptions are in the run's validation data or "
-                f"held-out corrections, on which the model was trained after {run / REPORT_FILE} had measured it."
-            )
-    for chunk in chunks:
+    for chunk in itertools.chain(chunks, _measured(coder, examples, folder)):
         trained.add(chunk)
     return trained
+
+
+def _measured(coder: Coder, examples: Examples, folder: Path) -> list[Examples]:
+    """Return the rows on which a model was trained after its report, and say how many of `examples` they have."""
+    run = run_of(folder)
+    rows = run_rows(run, coder, VAL, HELD_OUT) if coder.model.config.fitted_to_validation else None
+    keys = set(description_keys(rows.texts)) if rows is not None else ()
+    if num_seen := sum(key in keys for key in description_keys(examples.texts)):
+        log.info(
+            f"Notice: {num_seen:,} of these {len(examples):,} descriptions are in the run's validation data or "
+            f"held-out corrections, on which {folder} was trained after {run / REPORT_FILE} had measured it."
+        )
+    return [rows] if rows is not None else []
 
 
 def run_review(config: ReviewFlags) -> None:

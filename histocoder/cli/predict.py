@@ -15,9 +15,8 @@ from histocoder.config import PredictConfig
 from histocoder.data.codes import rules_of
 from histocoder.data.examples import HELD_OUT
 from histocoder.data.languages import chosen_language
-from histocoder.data.output import check_output
 from histocoder.data.prepare import SPLIT_FILES, TRAIN_FILE
-from histocoder.data.provenance import provenance_file, write_provenance
+from histocoder.data.provenance import check_coded, provenance_file, write_provenance
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
 from histocoder.files import is_same_file
@@ -31,10 +30,11 @@ from histocoder.log import log
 def run_predict(config: PredictFlags) -> None:
     """Code the descriptions; print or write their codes."""
     device = distributed.start(device=config.device)
-    if config.output:  # before the model is read, which takes a while
-        check_output(Path(config.output), excel=config.excel, overwrite=config.overwrite)
     folder = local_folder(config.model)
     known_file = _known_file(config.known, config, folder) if config.known else None
+    if config.output:  # before the model is read, which takes a while
+        inputs = (config.input, config.classes, known_file)
+        check_coded(config.output, inputs=inputs, excel=config.excel, overwrite=config.overwrite)
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
     chosen_language(config.language, coder.model.config.languages)  # raises an error if it is not one
     known, known_id = _read_known(known_file, coder, config) if known_file else (None, "")
@@ -62,9 +62,8 @@ def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
     path = run_of(folder) / TRAIN_FILE if known == "auto" else Path(known)
     if known == "auto" and not path.is_file():
         raise UserError(f"--known auto reads the run's training data, and there is no {path}. Add --known FILE.")
-    for flag, other in (("--input", config.input), ("--output", config.output)):
-        if other and path.is_file() and is_same_file(path, other):
-            raise UserError(f"{flag} {other} is the file of --known itself; choose another.")
+    if config.input and path.is_file() and is_same_file(path, config.input):
+        raise UserError(f"--input {config.input} is the file of --known itself; choose another.")
     return path
 
 

@@ -27,18 +27,18 @@ class PredictOptions(Settings):
         None, "flat: probability that further codes need (default: the model's own)", metavar="P", between=(0, 1)
     )
     constrain: bool | None = free(None, "greedy: write only codes of the model's key")
-    min_confidence: float = free(0.0, "confidence below which rows get no codes", metavar="P")
+    min_confidence: float = free(0.0, "confidence below which rows get no codes", metavar="P", between=(0, 1))
 
     def check(self) -> None:
         """Raise a UserError if an option does not fit the mode."""
-        for name, mode in (("threshold", "flat"), ("k", "topk")):
+        for name, mode in (("threshold", "flat"), ("k", "topk"), ("constrain", "greedy")):
             require(
                 getattr(self, name) == getattr(PredictOptions, name) or self.mode in (None, mode),
                 f"--{name} is for the mode {mode}, and the mode is {self.mode}; omit it, or add --mode {mode}.",
             )
         require(
-            self.constrain is not False or self.mode not in ("combined", "topk", "full"),
-            f"The mode {self.mode!r} gives codes of the key only; omit constrain.",
+            self.min_confidence == 0 or self.mode != "full",
+            "--min-confidence leaves out codes, and --mode full writes none; omit one of them.",
         )
 
 

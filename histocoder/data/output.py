@@ -18,7 +18,7 @@ from histocoder.data.csv_file import without_formulas
 from histocoder.data.stata import write_stata
 from histocoder.data.table import EXCEL, PARQUET, STATA, TableFile, kind_of, strings
 from histocoder.errors import UserError, counted
-from histocoder.files import replacing
+from histocoder.files import is_same_file, replacing
 from histocoder.log import log
 
 
@@ -38,9 +38,13 @@ class Form:
         return cls(**{**own, **form})
 
 
-def check_output(path: Path, *, excel: bool = False, num_rows: int = 0, overwrite: bool = True) -> None:
-    """Raise a UserError if a path can't be written to, or a table of so many rows not in the format of its suffix."""
+def check_output(
+    path: Path, *, inputs: Iterable[object] = (), excel: bool = False, num_rows: int = 0, overwrite: bool = True
+) -> None:
+    """Raise a UserError if a path is one of `inputs`, can't be written to, or its format can't hold so many rows."""
     kind = kind_of(path, doing="written")
+    if path.exists() and (own := [one for one in inputs if one and is_same_file(path, str(one))]):
+        raise UserError(f"--output is the input itself, {own[0]}; choose another.")
     if path.exists() and not overwrite:
         raise UserError(f"{path} already exists. Add --overwrite to replace it, or choose another --output.")
     if excel and kind in (*PARQUET, *EXCEL, *STATA):
@@ -61,9 +65,7 @@ def check_new_columns(names: Iterable[str], *, path: object, taken: Collection[s
 
 
 def check_kept(file: TableFile, output: Path) -> None:
-    """Raise a UserError if a table can't be written to `output` with its columns, or is there itself."""
-    if output.exists() and output.samefile(file.path):
-        raise UserError("--output is the input itself; choose another.")
+    """Raise a UserError if a table can't be written to `output` with its columns."""
     kind, repeated = kind_of(output), [name for name in file.header if file.header.count(name) > 1]
     if repeated and kind in (*PARQUET, *STATA):
         raise UserError(f"{file.path} has several columns {repeated[0]!r}; rename them, or let --output end in .csv.")

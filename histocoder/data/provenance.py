@@ -11,8 +11,9 @@ from typing import Any
 from histocoder import __version__
 from histocoder.config.settings import Settings, recorded, settings_of
 from histocoder.data.crosswalk import covered
+from histocoder.data.output import check_output
 from histocoder.data.table import fingerprint
-from histocoder.errors import counted
+from histocoder.errors import UserError, counted
 from histocoder.files import write_text
 
 BIBTEX = Path(__file__).with_name("cite.bib").read_text(encoding="utf-8").replace("VERSION", __version__)
@@ -24,6 +25,14 @@ def provenance_file(output: str | Path) -> Path:
     path = Path(output)
     stem = path.stem if path.suffix.lower() != ".gz" else Path(path.stem).stem
     return path.with_name(f"{stem}.histocoder.json")
+
+
+def check_coded(output: str | Path, *, overwrite: bool, **how: Any) -> None:
+    """Raise what `check_output` does, and a UserError if the provenance would replace that of another output."""
+    check_output(Path(output), overwrite=overwrite, **how)
+    path, own = provenance_file(output), f'"output": {json.dumps(Path(output).name, ensure_ascii=False)}'
+    if not overwrite and path.exists() and own not in path.read_text(encoding="utf-8", errors="replace"):
+        raise UserError(f"{path} is of another output. Add --overwrite to replace it, or choose another --output.")
 
 
 def write_provenance(
@@ -78,8 +87,8 @@ def _sentences(told: Mapping[str, Any]) -> Iterator[str]:
         )
     if "coded" in (conf := told.get("expected_accuracy", {})):
         yield (
-            f"The mean confidence in the codes of this file is {_percent(conf['coded'])}, the share that is expected "
-            "to be right if the file is like the validation data."
+            f"The mean confidence in the codes that the model gave is {_percent(conf['coded'])}, the share that is "
+            "expected to be right if the file is like the validation data."
         )
     for classes in told.get("classes", ()):
         columns, parts = classes["columns"], list[str]()

@@ -51,7 +51,7 @@ def review(
 
     Raises UserError where a column is missing, or the output exists and `overwrite` is not set.
     """
-    check_output(output, num_rows=budget, overwrite=overwrite)
+    check_output(output, inputs=[predictions], num_rows=budget, overwrite=overwrite)
     file = open_coded(predictions, columns, sheet=sheet)
     table = in_order_of_worth(file, columns)
     chosen = table.iloc[:budget]

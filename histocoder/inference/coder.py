@@ -162,7 +162,7 @@ class Coder:
             lambda inputs: self.predict_batch(inputs, options).arrays, given, options, progress=progress
         )
         found = Prediction.of(join_rows(parts, given.rows), self.model.config)
-        found.drop_unsure(0.0 if options.mode == "full" else options.min_confidence)
+        found.drop_unsure(options.min_confidence)
         return found
 
     @torch.inference_mode()

@@ -148,7 +148,7 @@ class _Told:
 def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form:
     """Return the form of the output; raise a UserError if the input, the new columns and the output do not fit."""
     output = Path(config.output)
-    check_output(output, excel=config.excel)
+    check_output(output, inputs=(table.path, config.classes), excel=config.excel)
     check_kept(table, output)
     check_new_columns(names, path=table.path, taken=table.header, prefix=f"pred_{config.columns}")
     how = {"excel": config.excel, "raw": config.raw, **({} if config.excel else {"decimal": "."})}

@@ -8,6 +8,7 @@ import pytest
 from archives import read
 from conftest import ROOT, mistake, run, write
 
+from histocoder.cli.main import main
 from histocoder.data.example_files import ExampleFiles
 from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded
 from histocoder.formatters import build_formatter
@@ -67,6 +68,32 @@ def test_audit_puts_codes_outside_the_key_first(rows: pd.DataFrame, tmp_path: Pa
     assert "1 are not in the key" in said
 
 
+@pytest.mark.parametrize(
+    ("group", "name"), [("coder", "coder"), ("rows", "rows_group"), ("Code", "Code_group"), ("a/b", "a_b")]
+)
+def test_audit_counts_by_any_column(rows: pd.DataFrame, tmp_path: Path, group: str, name: str, capsys):
+    rows = rows.head(300).drop(columns="coder")
+    rows.assign(**{group: np.arange(300) % 20}).to_csv(tmp_path / "coded.csv", index=False)
+    output = tmp_path / "audit.csv"
+    flags = ("audit", "--dataset", tmp_path / "coded.csv", *COLUMNS, "--group-col", group, "--output", output)
+    main([*map(str, flags)])
+    found = read(tmp_path / f"audit_by_{name}.csv")
+    assert list(found)[1:] == ["rows", "suspect", "share"] and set(found.iloc[:, 0]) == {*map(str, range(20))}
+    by_code = tmp_path / "audit_by_code.csv"
+    assert read(by_code)["rows"].astype(int).sum() >= 300
+    output.unlink()
+    assert f"{by_code} already exists" in mistake(capsys, *flags) and not output.exists()
+
+
+def test_audit_restores_the_zeros_of_the_key_too(rows: pd.DataFrame, tmp_path: Path, logged: list[str]):
+    rows.head(300).to_csv(tmp_path / "coded.csv", index=False)
+    key = read(ROOT / "data" / "key.csv")
+    key.assign(system_code=key["system_code"].str.lstrip("0")).to_csv(tmp_path / "key.csv", index=False)
+    flags = (*COLUMNS, "--zero-pad-codes", "--key", tmp_path / "key.csv", "--output", tmp_path / "audit.csv")
+    main(["audit", "--dataset", *map(str, (tmp_path / "coded.csv", *flags))])
+    assert any("0 are not in the key" in line for line in logged)
+
+
 def test_audit_refuses_what_it_can_not_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     coded = write(tmp_path / "coded.csv", "occ1,hisco_1", "farmer,61110", "baker,61110")
     flags = ("--dataset", coded, "--target-cols", "hisco_1", "--output", tmp_path / "audit.csv")
@@ -88,6 +115,18 @@ def test_agreement_of_two_files(rows: pd.DataFrame, tmp_path: Path, by: tuple[st
     assert set(found["other_hisco_1"]) <= {"83990", "99999"} and (found["hisco_1"] != found["other_hisco_1"]).all()
     assert "98 rows have codes in both files; 2 and 0 rows" in said and "kappa" in said
     assert list(found)[:5] == ["occ1", "lang", "checked", "hisco_1", "prob_1"]
+
+
+def test_agreement_matches_rows_by_their_ids_alone(rows: pd.DataFrame, tmp_path: Path, logged: list[str]):
+    first = rows.head(100).assign(id=[str(i) if i % 4 else "" for i in range(100)])
+    first.to_csv(tmp_path / "a.csv", index=False)
+    second = first.assign(id=first["id"].where(first["id"] == "", first["id"] + ".0"), lang="unk", occ1="the same")
+    second.sample(frac=1, random_state=0).to_csv(tmp_path / "b.csv", index=False)
+    flags = (*COLUMNS, "--id-col", "id", "--output", tmp_path / "settle.csv")
+    main(["agreement", *map(str, (tmp_path / "a.csv", tmp_path / "b.csv", *flags))])
+    assert f"{tmp_path / 'a.csv'}: 25 rows without an id are left out." in logged
+    assert any("75 rows have codes in both files; 0 and 0 rows" in line for line in logged)
+    assert len(read(tmp_path / "settle.csv")) == 0
 
 
 def test_agreement_needs_two_files_with_the_same_rows(rows: pd.DataFrame, tmp_path: Path, capsys):

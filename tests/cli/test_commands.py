@@ -95,6 +95,28 @@ def test_mistakes_end_in_a_sentence(args: tuple[str, ...], message: str, monkeyp
     assert message in mistake(capsys, *args)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "audit --target-cols hisco_1 --dataset t.csv",
+        "audit --target-cols hisco_1 --dataset other.csv --key t.csv",
+        "agreement other.csv t.csv --target-cols hisco_1",
+        "review --model MODEL --predictions t.csv",
+        "compare MODEL MODEL --data t.csv",
+        "predict --model MODEL --input other.csv --classes t.csv",
+        "predict --model MODEL --input other.csv --known t.csv",
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--overwrite",)], ids=str)
+def test_no_command_replaces_its_input(words: str, more: tuple[str, ...], model: Path, data: Path, monkeypatch, capsys):
+    monkeypatch.chdir(data.parent)
+    write(Path("other.csv"), TABLE)
+    given = [str(model) if word == "MODEL" else word for word in words.split()]
+    said = mistake(capsys, *given, "--output", "t.csv", *more)
+    assert said == "error: --output is the input itself, t.csv; choose another."
+    assert data.read_text() == f"{TABLE}\n"
+
+
 @pytest.mark.parametrize("words", ["--help", "predict --help", "finetune --help-all", "predict --modell x"])
 def test_help_and_misspelt_flags_import_no_torch(words: str):
     script = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules))"
@@ -144,6 +166,7 @@ def test_evaluate_takes_labels_as_training_does(general: Path, data: Path, capsy
     assert "no column 'hisko_2'" in mistake(capsys, *evaluation(general, data, "--target-cols", "hisco_1", "hisko_2"))
     evaluate(general, data, "--target-cols", "hisco_1", "hisco_2")  # however they are capitalised
     assert "name a folder for the report" in mistake(capsys, *evaluation(general, data, "--output", data))
+    assert "holds a run or a model, whose own" in mistake(capsys, *evaluation(general, data, "--output", general))
     given = [arg for arg in evaluation(general, data) if arg != "--overwrite"]
     assert "Add --overwrite" in mistake(capsys, *given)
 
@@ -192,7 +215,10 @@ def test_simple_methods_learn_all_that_the_model_has(model: Path, data: Path, ca
     write(data, TABLE, "smith,en,61110", "tailor,en,61110", "miner,en,61110")
     found = evaluate(best, data)
     assert found["baselines"]["exact_match"]["rows"] == 0.75 and found["answer"]["by_text_seen"]["0"]["n"] == 1
-    assert "2 of these 4 descriptions are in the run's validation data or held-out" in capsys.readouterr().out
+    said = f"2 of these 4 descriptions are in the run's validation data or held-out corrections, on which {best} was"
+    assert said in capsys.readouterr().out
+    main(["compare", str(model), str(best), "--data", str(data), "--output", str(data.parent / "changed.csv")])
+    assert capsys.readouterr().out.count("of these 4 descriptions") == 1
 
 
 def test_help_shows_a_dozen_flags(capsys: pytest.CaptureFixture[str]):

@@ -116,15 +116,16 @@ def test_a_table_of_codes_alone(tmp_path: Path, logged: list[str]):
         ("hisco_1,x", ("--value-cols", "hiscam"), "has no column 'hiscam'"),
         ("hisco_1,x", ("--relation-col", "rel"), "has no column 'rel'"),
         ("hisco_1,x", ("--value-cols", "hisclass", "--output", "data.csv", "--overwrite"), "is the input itself"),
-        ("hisco_1,x", ("--output", "crosswalk.csv", "--overwrite"), "is the file of --table itself"),
+        ("hisco_1,x", ("--output", "crosswalk.csv", "--overwrite"), "is the input itself, crosswalk.csv"),
         ("hisco_1,x", ("--table", "data.csv"), "has no column 'hisco'"),
-        ("hisco_1,x", ("--output", "crosswalk.csv"), "already exists. Add --overwrite"),
+        ("hisco_1,x", ("--output", "old.csv"), "already exists. Add --overwrite"),
         ("hisco_1,x", ("--output", "out.doc"), ".doc files can't be written"),
     ],
 )
 def test_mistakes_are_one_sentence(header: str, flags: tuple, message: str, crosswalk: Path, monkeypatch, capsys):
     monkeypatch.chdir(crosswalk.parent)
     write(Path("data.csv"), header, "61110,1")
+    write(Path("old.csv"), "mine")
     before = {path: path.read_bytes() for path in Path().iterdir()}
     given = ("--table", "crosswalk.csv", "--input", "data.csv", "--output", "out.csv")
     assert message in mistake(capsys, "classes", *given, *flags)

@@ -61,6 +61,19 @@ def test_a_file_coded_twice_has_the_same_provenance(folder: Path, model: Path):
     assert Path("coded.csv").read_bytes() == coded and provenance_file("coded.csv").read_bytes() == first
 
 
+def test_the_provenance_of_another_output_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]):
+    told = predict("--mode", "flat")
+    classes = ("classes", "--input", "coded.csv", "--levels", "major", "--output", "coded.parquet")
+    for flags in (classes, (*PREDICT, "coded.xlsx")):
+        assert "coded.histocoder.json is of another output. Add --overwrite" in mistake(capsys, *flags)
+    assert not Path("coded.parquet").exists() and not Path("coded.xlsx").exists()
+    assert json.loads(provenance_file("coded.csv").read_text(encoding="utf-8")) == told
+    Path("coded.csv").unlink()
+    predict("--mode", "flat")
+    main([*classes, "--overwrite"])
+    assert json.loads(provenance_file("coded.csv").read_text(encoding="utf-8"))["output"] == "coded.parquet"
+
+
 def test_provenance_counts_the_rows(folder: Path, model: Path):
     write(Path("known.csv"), "occ1,lang,hisco_1", "farmer 0,en,61110", "farmer 0,da,61110")
     metrics = {"mode": "combined", "num_rows": 1132, "answer": {"overall": {"accuracy": 0.89134}}}
@@ -79,6 +92,7 @@ def test_provenance_counts_the_rows(folder: Path, model: Path):
     assert told["model"]["sha256"] == fingerprint(model / "model.safetensors") and told["model"]["folder"] == "model"
     assert told["classes"][0]["table"] == "hsn.csv" and told["versions"]["histocoder"] == __version__
     numbers = f"{is_coded.sum()} ({100 * is_coded.mean():.1f} %) are coded", "On 1,132 rows", "89.1 %", "below 0.5"
+    numbers += (f"in the codes that the model gave is {100 * told['expected_accuracy']['coded']:.1f} %",)
     assert all(number in told["methods"] for number in numbers), told["methods"]
     assert "@software{histocoder" in told["bibtex"] and __version__ in told["bibtex"]
     (model.parent / "metrics.json").unlink()

@@ -136,7 +136,7 @@ def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys:
     [
         (("--known", "none.csv"), "File not found: none.csv"),
         (("--known", "in.csv"), "in.csv is the file of --known itself"),
-        (("--known", "out.csv", "--overwrite"), "out.csv is the file of --known itself"),
+        (("--known", "out.csv", "--overwrite"), "--output is the input itself, out.csv; choose another."),
         (("--known", "columns.csv"), "has no column 'hisco_1'; it has: occ1, code"),
         (("--known", "codes.csv"), "no row has a description and codes that fit"),
         (("--known", "short.csv"), "fewer than 5 characters. If leading zeros were lost, add --zero-pad-codes"),

@@ -222,7 +222,9 @@ def test_bad_arguments(coder: Coder):
         ({"threshold": 1.1}, "--threshold is 1.1; it must lie between 0 and 1"),
         ({"mode": "greedy", "threshold": 0.5}, "--threshold is for the mode flat, and the mode is greedy"),
         ({"mode": "combined", "k": 3}, "--k is for the mode topk, and the mode is combined"),
-        ({"mode": "topk", "constrain": False}, "codes of the key only"),
+        ({"mode": "flat", "constrain": True}, "--constrain is for the mode greedy, and the mode is flat"),
+        ({"min_confidence": 7}, "--min-confidence is 7; it must lie between 0 and 1"),
+        ({"mode": "full", "min_confidence": 0.5}, "--mode full writes none; omit one of them"),
     ):
         with pytest.raises(UserError, match=message):
             coder.predict("baker", **arguments)
