@@ -123,7 +123,8 @@ def coded_rows(config: CodedTableFlags, path: str, other: str | None, setting: s
     if other is not None and setting == "id_col":
         ids = rows["other"].fillna("").map(read_code)
         rows = rows.assign(other=ids)[ids != ""]
-        log.info(f"{path}: {counted(sum(ids == ''), 'row without an id is', 'rows without an id are')} left out.")
+        if number := int((ids == "").sum()):
+            log.info(f"{path}: {counted(number, 'row without an id is', 'rows without an id are')} left out.")
     return rows, files.formatter.system
 
 

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from histocoder.config import ALL_LANGUAGES, ModelConfig, PredictOptions
 from histocoder.data.cells import MISSING_MARKS, spoilt
@@ -15,13 +14,16 @@ from histocoder.data.normalize import normalize
 from histocoder.errors import Notice, UserError, shown, warn_user
 from histocoder.formatters import tokenizers
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _MARKS = MISSING_MARKS - {"None"}
 """Marks of missing values that are no descriptions: "None" says that a person had no occupation."""
-_WHOLE, _ARROW = (str, Mapping, pd.DataFrame), (pa.Array, pa.ChunkedArray)  # no columns of descriptions, and Arrow's
+_WHOLE = (str, Mapping, pd.DataFrame)  # what is no column of descriptions
 _LIKE = 1.25  # maximum ratio of lengths within a batch, if there are enough descriptions
 
-Texts: TypeAlias = str | Sequence[str | None] | pd.Series | pa.Array
-Langs: TypeAlias = str | Sequence[str] | pd.Series | pa.Array | None
+Texts: TypeAlias = "str | Sequence[str | None] | pd.Series | pa.Array"
+Langs: TypeAlias = "str | Sequence[str] | pd.Series | pa.Array | None"
 
 
 class Descriptions(NamedTuple):
@@ -39,7 +41,7 @@ class Descriptions(NamedTuple):
         raised if a value is not text, or one language is given for all rows that is neither the model's nor in the
         table of languages.
         """
-        given: list[Any] = [one.to_pylist() if isinstance(one, _ARROW) else one for one in (texts, lang)]
+        given: list[Any] = [one.to_pylist() if hasattr(one, "to_pylist") else one for one in (texts, lang)]
         texts, lang = given[0], "unk" if lang is None else given[1]
         values: list[object] = [texts] if isinstance(texts, _WHOLE) or not isinstance(texts, Iterable) else list(texts)
         langs = [chosen_language(lang, languages)] * len(values) if isinstance(lang, str) else list(lang)

@@ -164,9 +164,6 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm, p: float) -> Tensor:
     """Return the layer norm of `x + dropout(update, p)`."""
-    is_trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, update, norm.weight))
-    if not p and not is_trained and kernels.supports(x) and x.shape[-1] % kernels.LANES == 0:
-        return kernels.add_norm(x, update, norm)
     return layer_norm(x + dropout(update, p), norm)
 
 

@@ -12,7 +12,7 @@
 #define IN_PLACE static inline __attribute__((always_inline))
 
 /* Raised when what a function takes changes; kernels.py has the same. */
-int version(void) { return 13; }
+int version(void) { return 14; }
 
 enum { PIECE = 1 << 14 }; /* numbers that one thread works on in turn */
 
@@ -476,33 +476,6 @@ int attention(const struct attention *a, int backward) {
         free(room);
     }
     return failed;
-}
-
-/* ------------------------------------------------------------------------------------------------------ norms */
-
-/* Layer norm of `x + update`, of shape (rows, dim); `dim` is a multiple of LANES. */
-IN_PLACE void add_norm_row(const void *x, const void *update, const float *weight, const float *bias, void *out,
-                           int64_t dim, float eps, int wide) {
-    float line[dim], sum = 0, squares = 0;
-    FOR_LANES(i, dim) line[i] = get(x, i, wide) + get(update, i, wide);
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < dim; i++) sum += line[i];
-    const float mean = sum / dim;
-#pragma omp simd reduction(+ : squares)
-    for (int64_t i = 0; i < dim; i++) squares += (line[i] - mean) * (line[i] - mean);
-    const float scale = 1 / sqrtf(squares / dim + eps);
-    FOR_LANES(i, dim) put(out, i, (line[i] - mean) * scale * weight[i] + bias[i], wide);
-}
-
-void add_norm(const void *x, const void *update, const float *weight, const float *bias, void *out, int64_t rows,
-              int64_t dim, float eps, int wide) {
-#pragma omp parallel for schedule(static) if (rows * dim > PIECE)
-    for (int64_t k = 0; k < rows * dim; k += dim) {
-        if (wide)
-            add_norm_row(at(x, k, 1), at(update, k, 1), weight, bias, at(out, k, 1), dim, eps, 1);
-        else
-            add_norm_row(at(x, k, 0), at(update, k, 0), weight, bias, at(out, k, 0), dim, eps, 0);
-    }
 }
 
 /* ------------------------------------------------------------------------------------------ attention to paths */

@@ -1,4 +1,4 @@
-"""Kernels in C for a CPU: attention, norms, dropout, n-grams, nearest rows, linear machines, steps of a table's rows.
+"""Kernels in C for a CPU: attention, dropout, n-grams, nearest rows, linear machines, steps of a table's rows.
 
 They are compiled when the package is installed if there is a C compiler; without them callers use slower operators.
 BENCHMARKS.md has what a step takes without each of them ("Kernels").
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-_VERSION = 13  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
+_VERSION = 14  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
 LANES, _LINES = 16, 16  # `LANES` and `LINES` of _kernels.c
@@ -30,7 +30,6 @@ _NO_MEMORY = "The kernels' working memory could not be allocated."
 _ARGUMENTS: dict[str, list[Any]] = {
     "attention": [c_void_p, c_int],
     "attend_paths": [c_void_p],
-    "add_norm": [*[c_void_p] * 5, c_int64, c_int64, c_float, c_int],
     "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
     "hash_ngrams": [c_void_p],
     "fit_machines": [c_void_p, c_int64, c_int64],
@@ -138,15 +137,6 @@ def hash_ngrams(ids: Tensor, kinds: Tensor, mark: Tensor, *, across: bool, **siz
     call = _NgramArguments(**pointers, **shape, **sizes, across=across, num_kinds=num_kinds)
     library().hash_ngrams(ctypes.byref(call))
     return buckets, words
-
-
-def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """Return the layer norm of `x + update`, each of shape (…, dim), without gradients."""
-    tensors = [x.contiguous(), update.contiguous(), norm.weight.float(), norm.bias.float()]
-    out, dim = torch.empty_like(tensors[0]), x.shape[-1]
-    pointers = [tensor.data_ptr() for tensor in (*tensors, out)]
-    library().add_norm(*pointers, x.numel() // dim, dim, norm.eps, x.dtype == torch.float32)
-    return out
 
 
 def attend_paths(levels: Sequence[Tensor], paths: Tensor, *, num_heads: int) -> Tensor:

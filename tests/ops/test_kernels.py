@@ -10,7 +10,7 @@ from sklearn.svm import LinearSVC
 from torch import Tensor
 
 from histocoder.formatters.tokenizers import lower_characters
-from histocoder.model.layers import add_norm, attend_to_paths, attention, dropout
+from histocoder.model.layers import attend_to_paths, attention, dropout
 from histocoder.model.ngram import NgramConfig, hashed_ngrams
 from histocoder.ops import kernels, linear_svm
 from histocoder.ops.linear_svm import fit_machines
@@ -141,20 +141,6 @@ def test_attention_to_paths_is_torchs(num_nodes: tuple[int, ...], dtype: torch.d
     found = attend_to_paths(levels, paths, num_heads=2)
     monkeypatch.setattr(kernels, "supports", lambda _: False)
     expected = attend_to_paths([level.float() for level in levels], paths, num_heads=2)
-    torch.testing.assert_close(found.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-
-
-@built
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_norm_of_a_sum_is_torchs(dtype: torch.dtype):
-    torch.manual_seed(0)
-    norm = torch.nn.LayerNorm(48)
-    torch.nn.init.normal_(norm.weight)
-    x, update = (torch.randn(2, 500, 48).to(dtype) for _ in range(2))
-    with torch.no_grad():
-        found = add_norm(x, update, norm, 0.0)
-        expected = norm(x.float() + update.float())
-    assert found.dtype == dtype
     torch.testing.assert_close(found.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
