@@ -41,7 +41,8 @@ class Descriptions(NamedTuple):
         raised if a value is not text, or one language is given for all rows that is neither the model's nor in the
         table of languages.
         """
-        given: list[Any] = [one.to_pylist() if hasattr(one, "to_pylist") else one for one in (texts, lang)]
+        whole: tuple[Any, Any] = (texts, lang)
+        given = [one.to_pylist() if hasattr(one, "to_pylist") else one for one in whole]
         texts, lang = given[0], "unk" if lang is None else given[1]
         values: list[object] = [texts] if isinstance(texts, _WHOLE) or not isinstance(texts, Iterable) else list(texts)
         langs = [chosen_language(lang, languages)] * len(values) if isinstance(lang, str) else list(lang)
