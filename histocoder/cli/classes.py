@@ -11,7 +11,7 @@ from histocoder.config.prediction import QUALIFIERS
 from histocoder.data.cells import plain
 from histocoder.data.crosswalk import CODE_COL, classes_of
 from histocoder.data.output import Form, check_kept, check_new_columns, check_output, write_table
-from histocoder.data.provenance import check_coded, provenance_file, write_provenance
+from histocoder.data.provenance import provenance_file, write_provenance
 from histocoder.data.table import CHUNK_ROWS, TableFile, open_table
 from histocoder.errors import UserError
 from histocoder.log import log
@@ -20,7 +20,7 @@ from histocoder.log import log
 def run_classes(config: ClassesFlags) -> None:
     """Write the table with its classes and groups, and beside it where these come from and how many rows have which."""
     output = Path(config.output)
-    check_coded(output, inputs=(config.input, config.table), overwrite=config.overwrite)
+    check_output(output, inputs=(config.input, config.table), overwrite=config.overwrite)
     columns = config.settings_of_qualifiers | dict.fromkeys(config.code_cols or (), "code_cols")
     usual = (CODE_COL, f"{CODE_COL}_1", *QUALIFIERS)
     file = open_table(config.input, columns, optional=usual, sheet=config.sheet)

@@ -15,8 +15,9 @@ from histocoder.config import PredictConfig
 from histocoder.data.codes import rules_of
 from histocoder.data.examples import HELD_OUT
 from histocoder.data.languages import chosen_language
+from histocoder.data.output import check_output
 from histocoder.data.prepare import SPLIT_FILES, TRAIN_FILE
-from histocoder.data.provenance import check_coded, provenance_file, write_provenance
+from histocoder.data.provenance import provenance_file, write_provenance
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
 from histocoder.files import is_same_file
@@ -34,7 +35,7 @@ def run_predict(config: PredictFlags) -> None:
     known_file = _known_file(config.known, config, folder) if config.known else None
     if config.output:  # before the model is read, which takes a while
         inputs = (config.input, config.classes, known_file)
-        check_coded(config.output, inputs=inputs, excel=config.excel, overwrite=config.overwrite)
+        check_output(Path(config.output), inputs=inputs, excel=config.excel, overwrite=config.overwrite)
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
     chosen_language(config.language, coder.model.config.languages)  # raises an error if it is not one
     known, known_id = _read_known(known_file, coder, config) if known_file else (None, "")

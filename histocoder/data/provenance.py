@@ -11,9 +11,8 @@ from typing import Any
 from histocoder import __version__
 from histocoder.config.settings import Settings, recorded, settings_of
 from histocoder.data.crosswalk import covered
-from histocoder.data.output import check_output
 from histocoder.data.table import fingerprint
-from histocoder.errors import UserError, counted
+from histocoder.errors import counted
 from histocoder.files import write_text
 
 BIBTEX = Path(__file__).with_name("cite.bib").read_text(encoding="utf-8").replace("VERSION", __version__)
@@ -21,18 +20,15 @@ BIBTEX = Path(__file__).with_name("cite.bib").read_text(encoding="utf-8").replac
 
 
 def provenance_file(output: str | Path) -> Path:
-    """Return the file beside an output that says where it comes from: of coded.csv.gz coded.histocoder.json."""
+    """Return the file beside an output that says where it comes from: of coded.csv.gz coded.histocoder.json.
+
+    If that is another output's, such as coded.xlsx's, it is coded.csv.gz.histocoder.json.
+    """
     path = Path(output)
     stem = path.stem if path.suffix.lower() != ".gz" else Path(path.stem).stem
-    return path.with_name(f"{stem}.histocoder.json")
-
-
-def check_coded(output: str | Path, *, overwrite: bool, **how: Any) -> None:
-    """Raise what `check_output` does, and a UserError if the provenance would replace that of another output."""
-    check_output(Path(output), overwrite=overwrite, **how)
-    path, own = provenance_file(output), f'"output": {json.dumps(Path(output).name, ensure_ascii=False)}'
-    if not overwrite and path.exists() and own not in path.read_text(encoding="utf-8", errors="replace"):
-        raise UserError(f"{path} is of another output. Add --overwrite to replace it, or choose another --output.")
+    usual, own = path.with_name(f"{stem}.histocoder.json"), json.dumps(path.name, ensure_ascii=False)
+    is_own = not usual.is_file() or f'"output": {own}' in usual.read_text(encoding="utf-8", errors="replace")
+    return usual if is_own else path.with_name(f"{path.name}.histocoder.json")
 
 
 def write_provenance(

@@ -61,17 +61,11 @@ def test_a_file_coded_twice_has_the_same_provenance(folder: Path, model: Path):
     assert Path("coded.csv").read_bytes() == coded and provenance_file("coded.csv").read_bytes() == first
 
 
-def test_the_provenance_of_another_output_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_provenance_of_another_output_is_kept(folder: Path):
     told = predict("--mode", "flat")
-    classes = ("classes", "--input", "coded.csv", "--levels", "major", "--output", "coded.parquet")
-    for flags in (classes, (*PREDICT, "coded.xlsx")):
-        assert "coded.histocoder.json is of another output. Add --overwrite" in mistake(capsys, *flags)
-    assert not Path("coded.parquet").exists() and not Path("coded.xlsx").exists()
+    main(["classes", "--input", "coded.csv", "--levels", "major", "--output", "coded.parquet"])
     assert json.loads(provenance_file("coded.csv").read_text(encoding="utf-8")) == told
-    Path("coded.csv").unlink()
-    predict("--mode", "flat")
-    main([*classes, "--overwrite"])
-    assert json.loads(provenance_file("coded.csv").read_text(encoding="utf-8"))["output"] == "coded.parquet"
+    assert json.loads(Path("coded.parquet.histocoder.json").read_text(encoding="utf-8"))["output"] == "coded.parquet"
 
 
 def test_provenance_counts_the_rows(folder: Path, model: Path):
