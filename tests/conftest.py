@@ -51,6 +51,11 @@ def slow(*values: object) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def cases(names: str | tuple[str, ...], *rows: Any, ids: Any = None) -> pytest.MarkDecorator:
+    """Run a test once for each row, which has a value for each name; for tables too long for a line."""
+    return pytest.mark.parametrize(names, rows, ids=ids)
+
+
 @pytest.fixture
 def logged() -> Iterator[list[str]]:
     """Lines that the logger receives."""

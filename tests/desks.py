@@ -35,5 +35,4 @@ def served(folder: Path, coder: tuple[Coder, Path] | None = None, data: Path | N
 
 
 def send(client: TestClient, name: str, content: bytes, **params: str) -> str:
-    """Send a file, and return its id."""
     return client.post("/api/files", params={"name": name, **params}, content=content).json()["id"]

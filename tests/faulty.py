@@ -24,6 +24,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -114,21 +115,19 @@ class Service:
         return self
 
 
+BREAKS: dict[str, Callable[..., object]] = {
+    "room": lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), resource.RLIM_INFINITY)),
+    "wandb": lambda call: sys.modules.update(wandb=Service(call)),
+    **{kind: partial(break_loss, kind) for kind in ("nan", "inf", "memory")},
+    **{"change": break_change, "worker": break_worker},
+}
+
+
 def install(fault: str) -> None:
     """Have a fault happen later on."""
     kind, *rest = fault.split(":")
-    if kind == "room":
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(rest[0]), resource.RLIM_INFINITY))
-        return
-    if kind in ("nan", "inf", "memory"):
-        break_loss(kind, *rest)
-        return
-    if kind == "wandb":
-        sys.modules["wandb"] = Service(*rest)  # type: ignore[assignment]
-        return
-    breaks = {"change": break_change, "worker": break_worker}
-    if kind in breaks:
-        breaks[kind](*rest)
+    if kind in BREAKS:
+        BREAKS[kind](*rest)
         return
     name, at = rest[0], int(rest[1])
 

@@ -46,11 +46,9 @@ class Forked:
         return self.process.is_alive()
 
     def send(self, signum: int) -> None:
-        """Signal it."""
         os.kill(self.process.pid, signum)
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
         self.process.kill()
         self.process.join()
 
@@ -64,7 +62,6 @@ class Forked:
 
 
 def _be(args: list[str], cwd: Path, env: dict[str, str], stdout: Path, stderr: Path) -> None:
-    """Turn into the program."""
     multiprocessing.set_start_method(None, force=True)  # the default of a new interpreter
     for number, path in ((1, stdout), (2, stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)

@@ -58,11 +58,11 @@ def ranks(*commands: Sequence[object], each_a_node: bool = False) -> Iterator[li
             process.kill()
 
 
-def two_ranks(args: Sequence, others: Sequence = (), *, check: bool = True, each_a_node: bool = False) -> list[Ended]:
-    """How two processes ended that trained together; `others` are the arguments of rank 1, by default the same."""
+def two_ranks(args: Sequence, others: Sequence = (), *, status: int | None = 0, each_a_node=False) -> list[Ended]:
+    """How two processes ended, with any status if None, that trained together; `others` are rank 1's own arguments."""
     with ranks(args, others or args, each_a_node=each_a_node) as started:
         ended = [process.result() for process in started]
-    assert not check or [one.returncode for one in ended] == [0, 0], [one.stderr for one in ended]
+    assert status is None or [one.returncode for one in ended] == [status] * 2, [one.stderr for one in ended]
     return ended
 
 
@@ -123,7 +123,6 @@ def children_of(pid: int | None) -> list[int]:
 
 
 def variables(pid: int) -> dict[str, str]:
-    """A process's environment."""
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes().decode()
     except OSError:
@@ -145,7 +144,6 @@ def logs(out: Path) -> list[dict[str, str]]:
 
 
 def logged(out: Path, column: str) -> list[float]:
-    """The numbers of one column."""
     return [float(row[column]) for row in logs(out) if row[column]]
 
 

@@ -52,7 +52,6 @@ def tiny_model(num_blocks: int = 2, *, codes: Sequence[str] = CODES, **changes: 
 
 
 def save_tiny_model(folder: Path) -> Path:
-    """Its folder."""
     model = tiny_model()
     save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer)
     return folder

@@ -102,14 +102,12 @@ def test_wrong_anchors_are_not_found():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.ipynb")), ids=name_of)
 def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """From the first cell to the last."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     for name, value in environment(PYTHONPATH=str(ROOT), PATH=PROGRAMS).items():
         monkeypatch.setenv(name, value)
     shutil.copytree(ROOT / "data", tmp_path / "data")
     (tmp_path / "docs").mkdir()
     notebook = nbformat.read(path, as_version=4)
-    resources = {"metadata": {"path": str(tmp_path / "docs")}}
-    nbclient.NotebookClient(notebook, timeout=900, resources=resources).execute()
+    nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path / "docs")}}).execute()
     printed = "".join(one["text"] for cell in notebook.cells for one in cell.get("outputs", []) if "text" in one)
     assert "exactly right: " in printed and "Saved in " in printed

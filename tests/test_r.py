@@ -49,8 +49,7 @@ def test_r_page(tmp_path: Path):
     files = ("--predictions", tmp_path / "coded.csv", "--output", tmp_path / "review.csv")
     run("-m", "histocoder", "review", "--model", tmp_path / "out" / "best", *files)
     follow("Correct in R")
-    review = (tmp_path / "review.csv").read_text(encoding="utf-8")
-    assert re.search("wine merchant.*41025", review)
+    assert re.search("wine merchant.*41025", (tmp_path / "review.csv").read_text(encoding="utf-8"))
     with serving(tmp_path / "out" / "best", "--port", 0) as (_, address):
         port, token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=(\w+)", address).groups()
         follow("Through the server", int(port), HISTOCODER_TOKEN=token)

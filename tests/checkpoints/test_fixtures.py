@@ -31,8 +31,7 @@ def test_an_earlier_model_predicts_the_same(name: str):
         found = coder.predict(["farmer", "retired baker", "shoemakers apprentice"], "en", mode=mode)
         assert list(found["hisco_1"].astype(str)) == then["codes"]
         # how sure combined is that there is no further code has changed since
-        tolerance = 1e-3 if mode == "combined" else 1e-4
-        assert list(found["conf"]) == pytest.approx(then["confidence"], abs=tolerance)
+        assert list(found["conf"]) == pytest.approx(then["confidence"], abs=1e-3 if mode == "combined" else 1e-4)
 
 
 def test_an_earlier_run_resumes_as_it_did(tmp_path: Path):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DEADLINE, ROOT, environment, mistake, run, shared, write, write_table
+from conftest import DEADLINE, ROOT, cases, environment, mistake, run, shared, write, write_table
 from jobs import finetune
 from models import CODES, tiny_model
 
@@ -76,36 +76,32 @@ def test_output_that_is_closed_or_full(model: Path, monkeypatch: pytest.MonkeyPa
     assert said.startswith("error: The output can't be written (No space left on device).")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("args", "message"),
-    [
-        (("predict", "--model", "nowhere", "x"), "no model folder nowhere"),
-        (("predict", "--model", "nowhere"), "Give descriptions"),
-        (("finetune", "--target-cols", "a"), "--dataset my.csv --target-cols"),
-        (("forecast",), "invalid choice: 'forecast'"),
-        (("finetune", "--epochs", "3"), "flag --epochs. Did you mean '--num-epochs'? See histocoder finetune --help"),
-        (("predict", "--model", "x", "--moda=flat"), "--moda. Did you mean '--mode'? See histocoder predict --help"),
-        ((), "required: COMMAND"),
-        (("convert", "--from-occcanine", "nowhere", "--output", "o", "--formatter", "hisco"), "There is no nowhere"),
-        (("convert", "--output", "o"), "either --from-occcanine or --to-occcanine"),
-    ],
+    (("predict", "--model", "nowhere", "x"), "no model folder nowhere"),
+    (("predict", "--model", "nowhere"), "Give descriptions"),
+    (("finetune", "--target-cols", "a"), "--dataset my.csv --target-cols"),
+    (("forecast",), "invalid choice: 'forecast'"),
+    (("finetune", "--epochs", "3"), "flag --epochs. Did you mean '--num-epochs'? See histocoder finetune --help"),
+    (("predict", "--model", "x", "--moda=flat"), "--moda. Did you mean '--mode'? See histocoder predict --help"),
+    ((), "required: COMMAND"),
+    (("convert", "--from-occcanine", "nowhere", "--output", "o", "--formatter", "hisco"), "There is no nowhere"),
+    (("convert", "--output", "o"), "either --from-occcanine or --to-occcanine"),
 )
 def test_mistakes_end_in_a_sentence(args: tuple[str, ...], message: str, monkeypatch, capsys, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
     assert message in mistake(capsys, *args)
 
 
-@pytest.mark.parametrize(
+@cases(
     "words",
-    [
-        "audit --target-cols hisco_1 --dataset t.csv",
-        "audit --target-cols hisco_1 --dataset other.csv --key t.csv",
-        "agreement other.csv t.csv --target-cols hisco_1",
-        "review --model MODEL --predictions t.csv",
-        "compare MODEL MODEL --data t.csv",
-        "predict --model MODEL --input other.csv --classes t.csv",
-        "predict --model MODEL --input other.csv --known t.csv",
-    ],
+    "audit --target-cols hisco_1 --dataset t.csv",
+    "audit --target-cols hisco_1 --dataset other.csv --key t.csv",
+    "agreement other.csv t.csv --target-cols hisco_1",
+    "review --model MODEL --predictions t.csv",
+    "compare MODEL MODEL --data t.csv",
+    "predict --model MODEL --input other.csv --classes t.csv",
+    "predict --model MODEL --input other.csv --known t.csv",
 )
 @pytest.mark.parametrize("more", [(), ("--overwrite",)], ids=str)
 def test_no_command_replaces_its_input(words: str, more: tuple[str, ...], model: Path, data: Path, monkeypatch, capsys):
@@ -139,7 +135,6 @@ def test_convert_there_and_back(tmp_path: Path):
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A table of one row."""
     return write(tmp_path / "t.csv", TABLE)
 
 
@@ -167,8 +162,7 @@ def test_evaluate_takes_labels_as_training_does(general: Path, data: Path, capsy
     evaluate(general, data, "--target-cols", "hisco_1", "hisco_2")  # however they are capitalised
     assert "name a folder for the report" in mistake(capsys, *evaluation(general, data, "--output", data))
     assert "holds a run or a model, whose own" in mistake(capsys, *evaluation(general, data, "--output", general))
-    given = [arg for arg in evaluation(general, data) if arg != "--overwrite"]
-    assert "Add --overwrite" in mistake(capsys, *given)
+    assert "Add --overwrite" in mistake(capsys, *[arg for arg in evaluation(general, data) if arg != "--overwrite"])
 
 
 def test_evaluate_tells_groups_apart(model: Path, data: Path, capsys: pytest.CaptureFixture[str]):

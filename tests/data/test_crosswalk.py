@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from archives import read
-from conftest import PROGRAMS, ROOT, environment, mistake, program, shared, write
+from conftest import PROGRAMS, ROOT, cases, environment, mistake, program, shared, write
 
 from histocoder.cli.main import main
 from histocoder.config.prediction import ClassOptions
@@ -73,8 +73,7 @@ def test_matching_is_that_of_brute_force(crosswalk: Path, tmp_path: Path):
     cells = [(code, *some) for some in qualifiers for code in codes]
     order = np.random.default_rng(0).integers(0, len(cells), 500)
     lines = [",".join(("text", *cells[i])) for i in (*range(len(cells)), *order)]
-    data = write(tmp_path / "data.csv", "occ1,hisco_1,status,relation,product", *lines)
-    rows, told = classes(crosswalk, data)
+    rows, told = classes(crosswalk, write(tmp_path / "data.csv", "occ1,hisco_1,status,relation,product", *lines))
     for (row, line), column in itertools.product(zip(rows, lines, strict=True), ("hisclass", "socpo")):
         _, code, *given = line.split(",")
         assert row[column] == by_brute_force(code, tuple(given), column), line
@@ -100,27 +99,24 @@ def test_several_codes_get_numbered_columns(crosswalk: Path, tmp_path: Path):
 
 
 def test_a_table_of_codes_alone(tmp_path: Path, logged: list[str]):
-    table = write(tmp_path / "t.csv", "HISCO;Class", "61110;a", "1110;-1")
     data = write(tmp_path / "data.csv", "hisco,status", "61110,", "61110,21", "01110,", "77777,")
-    rows, told = classes(table, data, "--none", "x")
+    rows, told = classes(write(tmp_path / "t.csv", "HISCO;Class", "61110;a", "1110;-1"), data, "--none", "x")
     assert [row["Class"] for row in rows] == ["a", "a", "-1", ""] and len(told["sha256"]) == 64
     assert told["counts"]["Class"] == {"exact": 2, "without status": 1, "code not in the table": 1}
     assert "Class: 50.0 % of 4 rows with a code by exact matches, 75.0 % with fallbacks (exact 2, " in logged[-2]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("header", "flags", "message"),
-    [
-        ("hisco_1,hisclass", (), "already has a column 'hisclass'. Choose a prefix for new ones"),
-        ("code,x", (), "data.csv has no column hisco_1. Name its columns of codes with --code-cols."),
-        ("hisco_1,x", ("--value-cols", "hiscam"), "has no column 'hiscam'"),
-        ("hisco_1,x", ("--relation-col", "rel"), "has no column 'rel'"),
-        ("hisco_1,x", ("--value-cols", "hisclass", "--output", "data.csv", "--overwrite"), "is the input itself"),
-        ("hisco_1,x", ("--output", "crosswalk.csv", "--overwrite"), "is the input itself, crosswalk.csv"),
-        ("hisco_1,x", ("--table", "data.csv"), "has no column 'hisco'"),
-        ("hisco_1,x", ("--output", "old.csv"), "already exists. Add --overwrite"),
-        ("hisco_1,x", ("--output", "out.doc"), ".doc files can't be written"),
-    ],
+    ("hisco_1,hisclass", (), "already has a column 'hisclass'. Choose a prefix for new ones"),
+    ("code,x", (), "data.csv has no column hisco_1. Name its columns of codes with --code-cols."),
+    ("hisco_1,x", ("--value-cols", "hiscam"), "has no column 'hiscam'"),
+    ("hisco_1,x", ("--relation-col", "rel"), "has no column 'rel'"),
+    ("hisco_1,x", ("--value-cols", "hisclass", "--output", "data.csv", "--overwrite"), "is the input itself"),
+    ("hisco_1,x", ("--output", "crosswalk.csv", "--overwrite"), "is the input itself, crosswalk.csv"),
+    ("hisco_1,x", ("--table", "data.csv"), "has no column 'hisco'"),
+    ("hisco_1,x", ("--output", "old.csv"), "already exists. Add --overwrite"),
+    ("hisco_1,x", ("--output", "out.doc"), ".doc files can't be written"),
 )
 def test_mistakes_are_one_sentence(header: str, flags: tuple, message: str, crosswalk: Path, monkeypatch, capsys):
     monkeypatch.chdir(crosswalk.parent)
@@ -148,9 +144,8 @@ def test_groups_of_occ1950_are_added_without_a_table(tmp_path: Path, capsys: pyt
 
 
 def test_damaged_input_leaves_nothing(crosswalk: Path, tmp_path: Path):
-    data = write(tmp_path / "data.csv", "hisco_1,x", *["61110,1"] * 150_000, "61110,1,2")
     with pytest.raises(SystemExit):
-        classes(crosswalk, data)
+        classes(crosswalk, write(tmp_path / "data.csv", "hisco_1,x", *["61110,1"] * 150_000, "61110,1,2"))
     assert {path.name for path in tmp_path.iterdir()} == {"crosswalk.csv", "data.csv"}
 
 
@@ -168,8 +163,7 @@ def test_the_tutorial_is_what_happens(tmp_path: Path):
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     commands = "\n".join(text for kind, text in blocks if not kind)
     script = f'set -e\nhistocoder() {{ python -m histocoder "$@"; }}\n{commands}'
-    env = environment(PYTHONPATH=str(ROOT), PATH=PROGRAMS)
-    printed = program("bash", "-c", script, cwd=tmp_path, env=env).stdout
+    printed = program("bash", "-c", script, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT), PATH=PROGRAMS)).stdout
     shown = [text for kind, text in blocks if kind == "text"]
     assert len(shown) == 2 and all(text in printed for text in shown)
     cells = [[cell.strip() for cell in line.split("|")[1:-2]] for line in re.findall(r"^\|.*\|$", page, re.MULTILINE)]

@@ -31,7 +31,6 @@ CLASSES = ("-1", "41025", "61220", "62105", "75400", "80110")
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Examples:
-    """The rows above, from a file."""
     folder = tmp_path_factory.mktemp("dataset")
     pd.DataFrame({"occ1": TEXTS, "lang": LANGS}).join(CODES).to_csv(folder / "rows.csv", index=False)
     return stored(folder, ExampleFiles((folder / "rows.csv",), ("a", "b"), FORMATTER, rules=PREPARED_RULES))
@@ -54,9 +53,8 @@ def batches(data: OccupationDataset, epoch: int = 0, **kwargs) -> dict[int, list
 def test_token_ids_are_canines(texts: list[str]):
     tokenized = tokenize(texts, max_len=24)
     for row, text in enumerate(texts):
-        points = [ord(character) for character in text][:22]
         ids = tokenized.ids[tokenized.offsets[row] : tokenized.offsets[row + 1]].tolist()
-        assert ids == [0xE000, *points, 0xE001]
+        assert ids == [0xE000, *map(ord, text[:22]), 0xE001]
         if len(text) <= 22 and text.isascii():
             assert ids == TOKENIZER(text)["input_ids"]
 

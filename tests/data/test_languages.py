@@ -46,8 +46,7 @@ def test_a_model_is_given_the_code_it_knows(known: str):
     with pytest.warns(Notice, match="histocoder does not know: 'xx'"):
         Descriptions.of(["x"], ["xx"], languages=())
     config = {**tiny_model().config.to_dict(), "languages": ["da", known, "unk"], "thresholds": {known: 0.3, "*": 0.6}}
-    thresholds = thresholds_of(ModelConfig.from_dict(config), ("sv", "se", "da"))
-    assert thresholds.tolist() == pytest.approx([0.3, 0.3, 0.6])
+    assert thresholds_of(ModelConfig.from_dict(config), ("sv", "se", "da")).tolist() == pytest.approx([0.3, 0.3, 0.6])
 
 
 def test_tables_have_one_code_for_each_language(tmp_path: Path):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import write, write_table
+from conftest import cases, write, write_table
 from hypothesis import given
 from hypothesis import strategies as st
 from models import tiny_coder
@@ -78,21 +78,21 @@ def test_a_fifth_of_corrections_is_held_out(tmp_path: Path):
 def test_corrections_match_languages_by_value(tmp_path: Path, logged: list[str]):
     rows = [*(f"smed {i},sv,83110" for i in range(20)), "bonde,sv,61110", "bonde,Swedish,61110", "bonde,da,61115"]
     table = write(tmp_path / "t.csv", "occ1,language,hisco_1", *rows)
-    corrected = ("Bonde,sv,x,62105", "råd,Danish,x,20110")
-    checked = write(tmp_path / "review.csv", "occ1,language,checked,hisco_1", *corrected)
-    settings = {"language": "unk", "language_col": "language", "corrections": (str(checked),)}
-    frame = prepared(table, tmp_path / "a", **settings, share_val=0.3)["data_train"]
-    found = frame[frame["occ1"].isin(["bonde", "råd"])].value_counts(["occ1", "lang", "hisco_1"]).to_dict()
+
+    def trained_on(column: str, *corrected: str) -> dict[tuple[str, ...], int]:
+        """The rows that are not smiths', once corrected, and how often each occurs."""
+        checked = write(tmp_path / "review.csv", f"occ1,{column},checked,hisco_1", *corrected)
+        settings = {"language": "unk", "language_col": "language", "corrections": (str(checked),), "share_val": 0.3}
+        frame = prepared(table, tmp_path / corrected[0], **settings)["data_train"]
+        return frame[~frame["occ1"].str.startswith("smed")].value_counts(["occ1", "lang", "hisco_1"]).to_dict()
+
+    found = trained_on("language", "Bonde,sv,x,62105", "råd,Danish,x,20110")
     assert found == {("bonde", "se", "62105"): 2, ("bonde", "da", "61115"): 1, ("råd", "da", "20110"): 1}
-    checked.write_text("occ1,language,checked,hisco_1\nbonde,,x,62105\nråd,da,x,11111\nRåd,da,x,20110\n")
-    frame = prepared(table, tmp_path / "c", **settings, share_val=0.3)["data_train"]
-    found = frame[frame["occ1"].str.lower().isin(["bonde", "råd"])].value_counts(["occ1", "lang", "hisco_1"]).to_dict()
     of_table = {("bonde", "se", "61110"): 2, ("bonde", "da", "61115"): 1}  # which have a language
+    found = trained_on("language", "bonde,,x,62105", "råd,da,x,11111", "Råd,da,x,20110")
     assert found == {**of_table, ("bonde", "unk", "62105"): 1, ("Råd", "da", "20110"): 1}
     assert any(text.startswith("1 correction is replaced by a later one") for text in logged)
-    checked.write_text("occ1,lang,checked,hisco_1\nbonde,sv,x,62105\n")
-    frame = prepared(table, tmp_path / "b", **settings, share_val=0.3)["data_train"]
-    assert {*frame["hisco_1"][frame["occ1"] == "bonde"]} == {"62105"}
+    assert {code for _, _, code in trained_on("lang", "bonde,sv,x,62105")} == {"62105"}
     assert any("no column 'language'; its codes apply to all languages" in text for text in logged)
 
 
@@ -101,9 +101,8 @@ def test_checked_rows_alone_count_in_every_file(tmp_path: Path, logged: list[str
     marks["guess {}"] = ("", "nein", "-", "?", "n", "Nej", "no", "não", "FALSE", "0", "NA")
     rows = [f"a {c},{m},{c}".format(i, i) for c, of_code in marks.items() for i, m in enumerate(of_code)]
     checked = write(tmp_path / "review.csv", "occ1,checked,hisco_1", *rows)
-    settings = config(checked, language_col=None, corrections=(str(checked),))
     form = build_formatter("general", num_blocks=1), LabelRules()
-    assert len(read_corrections(settings, *form)) == 7
+    assert len(read_corrections(config(checked, language_col=None, corrections=(str(checked),)), *form)) == 7
     assert len(ExampleFiles((checked,), ("hisco_1",), form[0]).read(say=logged.append)) == 7
     prepared(checked, tmp_path / "out")
     assert logged.count(f"{checked}: 7 checked rows are used; 11 unchecked rows are ignored.") == 3
@@ -122,15 +121,13 @@ def test_a_correction_of_another_spelling_is_used(tmp_path: Path):
     assert [found[text] for text in texts[20:]] == ["75400", "81120"]  # of several for one description the last
 
 
-@pytest.mark.parametrize(
+@cases(
     ("rows", "codes", "notice"),
-    [
-        (["x,11111,  ,33333"], {"x": ["11111"]}, "1 code is ignored, because an earlier cell of the row is empty"),
-        (["y,22222,,", "z,?,,"], {"y": ["22222"]}, "1 row is left out, without a description or"),
-        (["x,11111,?,33333"], {"x": ["11111"]}, "1 code is ignored, because an earlier cell"),
-        (["y,22222,22222,11111"], {"y": ["22222", "11111"]}, "1 code is ignored, because an earlier cell"),
-        (["x,11111,22222,11111"], {"x": ["11111", "22222"]}, "1 code is ignored, because an earlier cell"),
-    ],
+    (["x,11111,  ,33333"], {"x": ["11111"]}, "1 code is ignored, because an earlier cell of the row is empty"),
+    (["y,22222,,", "z,?,,"], {"y": ["22222"]}, "1 row is left out, without a description or"),
+    (["x,11111,?,33333"], {"x": ["11111"]}, "1 code is ignored, because an earlier cell"),
+    (["y,22222,22222,11111"], {"y": ["22222", "11111"]}, "1 code is ignored, because an earlier cell"),
+    (["x,11111,22222,11111"], {"x": ["11111", "22222"]}, "1 code is ignored, because an earlier cell"),
     ids=range(5),
 )
 def test_codes_of_a_row(tmp_path: Path, logged: list[str], rows: list[str], codes: dict, notice: str):
@@ -170,21 +167,19 @@ def test_a_code_behind_a_missing_one_is_bad(tmp_path: Path, name: str, first: st
 WORDS = ["farmer", "craft & trade", "Bauer/Knecht", "wood, metal", "væver", "'t Hof", "1. clerks of any kind"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("cells", "flags", "size", "codes"),
-    [
-        (["055", "390", "970"], {}, 3, ["055", "390", "970"]),
-        (["1", "9", "12", "-1"], {}, 2, ["1", "9", "12", "-1"]),  # HISCLASS's
-        (["A1", "B12.5", "C3", "12"], {}, 5, ["A1", "B12.5", "C3", "12"]),
-        (["55", "390", "970", "-1"], {"zero_pad_codes": True}, 3, ["055", "390", "970", "-1"]),
-        (["55", "390", "-1"], {"allow_codes_shorter_than_block_size": True}, 3, ["55", "390", "-1"]),
-        (["6-11.10", "41025.0", "77610"], {}, 5, ["61110", "41025", "77610"]),
-        (["1,10,2", "80"], {"use_within_block_sep": True}, 3, ["1,10,2", "80"]),
-        (["1,10,2", "80,4"], {}, None, ["1,10,2", "80,4"]),
-        (WORDS, {}, None, [cell.strip("'") for cell in WORDS]),
-        (["IVa", "V"], {}, None, ["IVa", "V"]),
-        (["55", "390"], {"block_size": 5, "zero_pad_codes": True}, 5, ["00055", "00390"]),
-    ],
+    (["055", "390", "970"], {}, 3, ["055", "390", "970"]),
+    (["1", "9", "12", "-1"], {}, 2, ["1", "9", "12", "-1"]),  # HISCLASS's
+    (["A1", "B12.5", "C3", "12"], {}, 5, ["A1", "B12.5", "C3", "12"]),
+    (["55", "390", "970", "-1"], {"zero_pad_codes": True}, 3, ["055", "390", "970", "-1"]),
+    (["55", "390", "-1"], {"allow_codes_shorter_than_block_size": True}, 3, ["55", "390", "-1"]),
+    (["6-11.10", "41025.0", "77610"], {}, 5, ["61110", "41025", "77610"]),
+    (["1,10,2", "80"], {"use_within_block_sep": True}, 3, ["1,10,2", "80"]),
+    (["1,10,2", "80,4"], {}, None, ["1,10,2", "80,4"]),
+    (WORDS, {}, None, [cell.strip("'") for cell in WORDS]),
+    (["IVa", "V"], {}, None, ["IVa", "V"]),
+    (["55", "390"], {"block_size": 5, "zero_pad_codes": True}, 5, ["00055", "00390"]),
     ids=str,
 )
 def test_a_block_fits_the_codes(tmp_path: Path, cells: list[str], flags: dict, size: int | None, codes: list[str]):

@@ -127,21 +127,3 @@ def test_classes_of_predict_are_those_of_classes(folder: Path):
         of_first = "_1" if mode == "greedy" else ""
         ends = {"hisclass": ["prob"], "HISCAM_NL": ["mean", "sd", "share"], "major": ["prob"], "unit": ["prob"]}
         assert new == [f"{prefix}{name}{of_first}_{end}" for name in ends for end in ends[name]]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--classes", "no.csv"), "File not found: no.csv"),
-        (("--classes", "hsn.csv", "--mode", "full"), "--mode full writes none; choose another mode."),
-        (("--levels", "major", "tiny"), "--levels tiny: there is no such level; choose among major, minor, unit."),
-        (("--status-col", "lang"), "--status-col needs --classes; add it, or omit this one."),
-        (("--levels", "major", "--none", "0"), "--none needs --classes"),
-        (("--classes", "hsn.csv", "--status-col", "st"), "has no column 'st'"),
-        (("--classes", "hsn.csv", "--value-cols", "socpo"), "has no column 'socpo'"),
-        (("--classes", "in.csv"), "has no column 'hisco'"),
-    ],
-)
-def test_mistakes_are_one_sentence(flags: tuple, message: str, folder: Path, capsys: pytest.CaptureFixture[str]):
-    assert message in mistake(capsys, *PREDICT, "coded.csv", *flags)
-    assert not Path("coded.csv").exists() and not provenance_file("coded.csv").exists()

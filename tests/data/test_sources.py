@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from archives import code, read, read_table, write_archive
-from conftest import write, write_table
+from conftest import cases, write, write_table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,9 +128,8 @@ def test_sheets_that_no_flag_names(model: Path, tmp_path: Path, capsys: pytest.C
     settings = PrepareConfig("t.csv", ("hisco_1",), corrections=(str(checked),), language_col="lang")
     assert len(read_corrections(settings, build_formatter("hisco", num_blocks=1), LabelRules())) == 1
     for several in ([notes, notes], [key, key]):
-        path = workbook(tmp_path / "several.xlsx", *zip("ab", several, strict=True))
         with pytest.raises(UserError, match=r"several sheets \('a', 'b'\)\. Keep the one to read, or save it"):
-            read_key(path)
+            read_key(workbook(tmp_path / "several.xlsx", *zip("ab", several, strict=True)))
 
 
 @pytest.mark.parametrize("suffix", [".dta", ".sav"])
@@ -168,22 +167,20 @@ def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         open_table(tmp_path / "t.sav", ["occ1"])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "content", "message"),
-    [
-        ("t.xlsx", b"occ1,h\nx,1\n", "can't be read as an Excel workbook: it is damaged"),
-        ("t.xlsx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "protected by a password"),
-        ("t.xlsx", lambda path: zipfile.ZipFile(path, "w").close(), "can't be read as an Excel workbook"),
-        ("t.xlsx", lambda path: workbook(path, ("a", [])), "t.xlsx is empty"),
-        ("t.xlsx", lambda path: workbook(path, ("a", [["occ1", "h"]])), "no rows"),
-        ("t.ods", b"PK", r"\.ods files can't be read\. Use one of the formats \.csv"),
-        ("t.dta", b"no Stata", "can't be read as a .dta file"),
-        ("t.dta", lambda path: pd.DataFrame({"occ1": []}, dtype=float).to_stata(path), "has columns but no rows"),
-        ("t.csv.gz", b"occ1,h\nx,1\n", "damaged, or not a gzip file"),
-        ("t.csv.gz", gzip.compress(b"occ1,h\nx,1\n")[:-9], "damaged, or not a gzip file"),
-        ("folder", Path.mkdir, "is a folder; name a CSV"),
-        pytest.param("pipe", getattr(os, "mkfifo", None), "save it to a file first", marks=skip_without_pipes),
-    ],
+    ("t.xlsx", b"occ1,h\nx,1\n", "can't be read as an Excel workbook: it is damaged"),
+    ("t.xlsx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "protected by a password"),
+    ("t.xlsx", lambda path: zipfile.ZipFile(path, "w").close(), "can't be read as an Excel workbook"),
+    ("t.xlsx", lambda path: workbook(path, ("a", [])), "t.xlsx is empty"),
+    ("t.xlsx", lambda path: workbook(path, ("a", [["occ1", "h"]])), "no rows"),
+    ("t.ods", b"PK", r"\.ods files can't be read\. Use one of the formats \.csv"),
+    ("t.dta", b"no Stata", "can't be read as a .dta file"),
+    ("t.dta", lambda path: pd.DataFrame({"occ1": []}, dtype=float).to_stata(path), "has columns but no rows"),
+    ("t.csv.gz", b"occ1,h\nx,1\n", "damaged, or not a gzip file"),
+    ("t.csv.gz", gzip.compress(b"occ1,h\nx,1\n")[:-9], "damaged, or not a gzip file"),
+    ("folder", Path.mkdir, "is a folder; name a CSV"),
+    pytest.param("pipe", getattr(os, "mkfifo", None), "save it to a file first", marks=skip_without_pipes),
     ids=lambda value: value if isinstance(value, str) else "content",  # the same in each process
 )
 def test_files_that_can_not_be_read(tmp_path: Path, name: str, content, message: str):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, run, shared, write
+from conftest import ROOT, cases, run, shared, write
 from jobs import finetune
 
 from histocoder.checkpoints.model_files import read_model_config
@@ -42,8 +42,7 @@ def test_a_hisco_table_gets_titles_of_its_languages(tmp_path: Path):
     assert set(found[TITLES].langs) == {"en"} and len(found[TRAIN]) + len(found[VAL]) == 300
     given = {*description_keys(rows["title"].tolist())}
     assert not given & {*description_keys(found[TITLES].texts)} and len(found[TITLES]) > 300
-    key = pd.read_csv(tmp_path / "out" / "key.csv", dtype=str)
-    assert {*found[TITLES].code_table} <= {*key["system_code"]}
+    assert {*found[TITLES].code_table} <= {*pd.read_csv(tmp_path / "out" / "key.csv", dtype=str)["system_code"]}
 
 
 OTHERS = [("1{:.4}", {}), ("x{:.2}", {}), ("{}", {"titles": "none"}), ("{}", {"language": "unk"})]
@@ -107,8 +106,6 @@ def test_a_run_learns_codes_of_titles_alone(tmp_path: Path):
     assert {*titles["hisco_1"]} <= {*read_model_config(tmp_path / "out").codes}
 
 
-# Groups of HISCO and OCC1950
-
 OWN = {row.system_code: row.desc for row in pd.read_csv(ROOT / "data" / "key.csv", dtype=str).itertuples()}
 
 
@@ -130,19 +127,17 @@ def test_groups_are_those_of_published_codes():
     assert None not in values
 
 
-@pytest.mark.parametrize(
+@cases(
     ("system", "code", "expected"),
-    [
-        ("hisco", "61110", ["6", "61", "611"]),
-        ("hisco", "1110.0", ["0/1", "01", "011"]),
-        ("hisco", "98135", ["7/8/9", "98", "981"]),
-        ("hisco", "61000", ["6", "61", "610"]),
-        ("hisco", "61310", ["6", "61", None]),  # HISCO has no unit group 613
-        ("hisco", "-1", [None, None, None]),
-        ("occ1950", "70", ["000-099"]),
-        ("occ1950", "730", ["730-790"]),
-        ("occ1950", "979", [None]),
-    ],
+    ("hisco", "61110", ["6", "61", "611"]),
+    ("hisco", "1110.0", ["0/1", "01", "011"]),
+    ("hisco", "98135", ["7/8/9", "98", "981"]),
+    ("hisco", "61000", ["6", "61", "610"]),
+    ("hisco", "61310", ["6", "61", None]),  # HISCO has no unit group 613
+    ("hisco", "-1", [None, None, None]),
+    ("occ1950", "70", ["000-099"]),
+    ("occ1950", "730", ["730-790"]),
+    ("occ1950", "979", [None]),
 )
 def test_groups_of_codes(system: str, code: str, expected: list[str | None]):
     found = Groups(system, ("major", "minor", "unit")[: len(expected)]).find(code)

@@ -31,8 +31,6 @@ AXE = os.environ.get("AXE_CORE", "")
 
 
 class Page:
-    """A browser at the desk."""
-
     def __init__(self, address: str, downloads: Path, width: int = 1280, dark: bool = False, first: str = "") -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM

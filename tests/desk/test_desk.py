@@ -19,7 +19,7 @@ import numpy as np
 import openpyxl
 import pandas as pd
 import pytest
-from conftest import mistake, spied, write
+from conftest import cases, mistake, spied, write
 from jobs import wait_until
 from models import save_tiny_model
 
@@ -108,16 +108,14 @@ def test_models_without_named_languages_get_the_language(coder: tuple[Coder, Pat
     assert [code["title"] for code in found] == ["Keeper of an Inn", "Innkeeper", "Spinner"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("headers", "status"),
-    [
-        ({}, 401),
-        ({"Authorization": "Bearer wrong"}, 401),
-        ({"Cookie": f"histocoder_8000={TOKEN}", "Origin": "http://127.0.0.1:8000"}, 200),
-        ({**HEADERS, "Origin": "http://evil.example"}, 403),
-        ({**HEADERS, "Host": "evil.example:8000"}, 421),
-        ({**HEADERS, "Host": "["}, 421),
-    ],
+    ({}, 401),
+    ({"Authorization": "Bearer wrong"}, 401),
+    ({"Cookie": f"histocoder_8000={TOKEN}", "Origin": "http://127.0.0.1:8000"}, 200),
+    ({**HEADERS, "Origin": "http://evil.example"}, 403),
+    ({**HEADERS, "Host": "evil.example:8000"}, 421),
+    ({**HEADERS, "Host": "["}, 421),
 )
 def test_token_host_and_origin_are_checked(client: TestClient, headers: dict[str, str], status: int):
     bare = TestClient(client.app, base_url=ADDRESS, headers=headers)
@@ -317,8 +315,7 @@ def test_trust_needs_thirty_random_cards(coder: tuple[Coder, Path], tmp_path: Pa
 
 def test_cards_out_of_order_are_no_sample(coder: tuple[Coder, Path], tmp_path: Path):
     rows = [f"farmer no {i},en,61110,0.{90 + i % 9},0.{90 + i % 9}" for i in range(200)]
-    path = tmp_path / "coded.csv"
-    path.write_text("occ1,lang,hisco_1,prob_1,conf\n" + "\n".join(rows) + "\n")
+    path = write(tmp_path / "coded.csv", "occ1,lang,hisco_1,prob_1,conf", *rows)
     with served(tmp_path / "desk", coder, data=path) as client:
 
         def trust() -> tuple[int, bool]:
@@ -378,8 +375,7 @@ def test_codes_that_do_not_fit_are_not_accepted(coder: tuple[Coder, Path], tmp_p
 
 
 def test_files_that_have_codes_already(client: TestClient):
-    content = "occ1,hisco_1,conf,note,note,lang\nÅNGARE,x,high,1,2,sv\n".encode()
-    file = send(client, "coded.csv", content)
+    file = send(client, "coded.csv", "occ1,hisco_1,conf,note,note,lang\nÅNGARE,x,high,1,2,sv\n".encode())
     assert client.get(f"/api/files/{file}/preview").json()["columns"] == ["occ1", "hisco_1", "conf", "note", "lang"]
     assert code(client, file, language_col="lang")["target_cols"] == ["hisco_1", "hisco_2"]
     source = client.post(f"/api/files/{file}/review").json()["id"]
@@ -388,8 +384,7 @@ def test_files_that_have_codes_already(client: TestClient):
 
 
 def test_two_coders_decide_alone(coder: tuple[Coder, Path], tmp_path: Path):
-    data = write(tmp_path / "coded.csv", *CODED)
-    with served(tmp_path / "desk", coder, data=data, double_share=1) as client:
+    with served(tmp_path / "desk", coder, data=write(tmp_path / "coded.csv", *CODED), double_share=1) as client:
         mine, theirs = cards(client, "Anna"), cards(client, "Bo")
         assert len(mine) == 4 and theirs == []  # which Anna has before her
         seen = decide(client, mine[0], "Anna", codes=["61110"]).json()

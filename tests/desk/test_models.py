@@ -63,8 +63,7 @@ def test_an_empty_desk_trains_and_codes(tmp_path: Path):
     with served(tmp_path) as client:  # which resumes
         wait_for(client, model, "done")
         wait_until(lambda: client.get("/api/about").json()["model"] == model)
-        failed = wait_for(client, other, "failed")
-        assert "has no column 'code'" in failed["message"]
+        assert "has no column 'code'" in wait_for(client, other, "failed")["message"]
         (farmer,) = client.post("/api/code", json={"texts": ["farmer"], "lang": "en"}).json()
         assert [one["code"] for one in farmer["known"]] == ["61110"] and client.get("/api/codes?q=0393").json()
         report = client.get(f"/api/models/{model}/report.html")

@@ -9,24 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import DEADLINE, ROOT, environment
+from conftest import DEADLINE, ROOT, cases, environment
 from jobs import STEPS, assert_same_end, assert_same_weights, training, two_ranks
 
 from histocoder.distributed import Launch, choose_device, master_address, read_launch
 from histocoder.errors import UserError
 
 
-@pytest.mark.parametrize(
+@cases(
     ("environ", "launch"),
-    [
-        ("", Launch()),
-        ("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4", Launch(5, 8, 1, 4, True)),
-        ("SLURM_STEP_NUM_TASKS=6 SLURM_STEP_NUM_NODES=3 SLURM_PROCID=4 SLURM_LOCALID=1", Launch(4, 6, 1, 2, True)),
-        # srun with one task
-        ("SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1", Launch(launched=True)),
-        # plain python in an allocation of several tasks, without srun
-        ("SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_JOB_ID=1", Launch()),
-    ],
+    ("", Launch()),
+    ("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4", Launch(5, 8, 1, 4, True)),
+    ("SLURM_STEP_NUM_TASKS=6 SLURM_STEP_NUM_NODES=3 SLURM_PROCID=4 SLURM_LOCALID=1", Launch(4, 6, 1, 2, True)),
+    # srun with one task
+    ("SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1", Launch(launched=True)),
+    # plain python in an allocation of several tasks, without srun
+    ("SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_JOB_ID=1", Launch()),
 )
 def test_launchers(environ: str, launch: Launch):
     assert read_launch(dict(one.split("=") for one in environ.split()), local_rank=None) == launch
@@ -37,12 +35,10 @@ def test_older_launchers_say_the_local_rank_by_flag():
     assert read_launch({"RANK": "1", "WORLD_SIZE": "2"}, local_rank=1) == launch
 
 
-@pytest.mark.parametrize(
+@cases(
     ("nodes", "host"),
-    [
-        *(("node1", "node1"), ("node[3-5,9]", "node3"), ("a01,a02", "a01"), ("gpu-[007,009],fat", "gpu-007")),
-        *(("a-[1-2]-[3-4]", "a-1-3"), ("n[12]-ib.cluster,m[1-2]", "n12-ib.cluster")),
-    ],
+    *(("node1", "node1"), ("node[3-5,9]", "node3"), ("a01,a02", "a01"), ("gpu-[007,009],fat", "gpu-007")),
+    *(("a-[1-2]-[3-4]", "a-1-3"), ("n[12]-ib.cluster,m[1-2]", "n12-ib.cluster")),
 )
 def test_master_of_a_slurm_step(nodes: str, host: str):
     step = {"SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": "40123"}
@@ -102,8 +98,7 @@ run_script(main)
 @pytest.mark.parametrize("rank", ["0", "1"])
 @pytest.mark.parametrize(("error", "status"), [("mistake", 2), ("stopped", 138), ("KeyError", 1), ("Out of memory", 2)])
 def test_a_failing_rank_ends_waiting_ones(rank: str, error: str, status: int):
-    ended = two_ranks(["-c", ENDING, rank, error], check=False)
-    assert [one.returncode for one in ended] == [status] * 2
+    ended = two_ranks(["-c", ENDING, rank, error], status=status)
     assert (ended[0].stderr + ended[1].stderr).count(error) == 1
 
 
@@ -122,8 +117,6 @@ dist.destroy_process_group()
     two_ranks(["-c", script, *training(tmp_path / "out")[1:]])
     assert_same_weights(tmp_path / "out", together)
 
-
-# Several nodes: network namespaces with an agent of torchrun each; and folders that not all processes see
 
 NAMED = ("--master_addr=node0", "--master_port=29500")
 DYNAMIC = ("--rdzv-backend=c10d", "--rdzv-endpoint=192.168.98.1:29500", "--rdzv-id=7")
@@ -187,31 +180,24 @@ def test_two_nodes_equal_one(nodes: list[str], together: Path, tmp_path: Path, r
     assert f"step {STEPS}/{STEPS}" in printed[0] and "step" not in printed[1]
 
 
-# Processes whose folders are on disks of their own, without a network between
-
-
 def test_folders_of_one_node_alone_are_refused(tmp_path: Path):
     outs = [tmp_path / name / "out" for name in "ab"]
     for out in outs:
         out.parent.mkdir()
-    ended = two_ranks(*map(training, outs), check=False, each_a_node=True)
-    assert [one.returncode for one in ended] == [2, 2]
-    said = ended[0].stderr + ended[1].stderr
+    said = "".join(one.stderr for one in two_ranks(*map(training, outs), status=2, each_a_node=True))
     assert "Name one that all nodes see." in said and "Traceback" not in said
 
 
 def test_differing_flags_are_named(tmp_path: Path):
     out, others = tmp_path / "out", ("--learning-rate", "2e-3", "--eval-interval", 9, "--use-amp")
-    ended = two_ranks(training(out), training(out, *others), check=False)
-    assert [one.returncode for one in ended] == [2, 2]
-    assert "Rank 1 was launched with settings that differ from rank 0's" in ended[0].stderr
-    named = {line.split()[0] for line in ended[0].stderr.splitlines() if line.startswith("  --")}
+    said = two_ranks(training(out), training(out, *others), status=2)[0].stderr
+    assert "Rank 1 was launched with settings that differ from rank 0's" in said
+    named = {line.split()[0] for line in said.splitlines() if line.startswith("  --")}
     assert named == {"--learning-rate", "--eval-interval", "--use-amp"}
     assert not (out / "args.yaml").exists()
 
 
 def test_a_wrong_network_interface_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
-    ended = two_ranks(training(tmp_path / "out"), check=False, each_a_node=True)
-    assert [one.returncode for one in ended] == [2, 2]
-    assert "export GLOO_SOCKET_IFNAME=eth0" in ended[0].stderr and "Traceback" not in ended[0].stderr
+    said = two_ranks(training(tmp_path / "out"), status=2, each_a_node=True)[0].stderr
+    assert "export GLOO_SOCKET_IFNAME=eth0" in said and "Traceback" not in said

@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from archives import read
+from conftest import cases
 
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import Columns, review
@@ -44,13 +45,11 @@ def test_review_tells_codes_from_alternatives(tmp_path: Path):
     assert chosen.iloc[0].tolist()[:6] == ["farmer", "", "61110", "Farmer", "", "77610"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("header", "run_col", "expected"),
-    [
-        ("occ1,lang,pred_lang,hisco_1,prob_1,conf", None, ["lang", "xx"]),  # predict --language, the file having lang
-        ("occ1,lang,other,pred_hisco_1,pred_prob_1,pred_conf", "language", ["language", "da"]),
-        ("occ1,da,other,hisco_1,prob_1,conf", "language", ["checked", ""]),
-    ],
+    ("occ1,lang,pred_lang,hisco_1,prob_1,conf", None, ["lang", "xx"]),  # predict --language, the file having lang
+    ("occ1,lang,other,pred_hisco_1,pred_prob_1,pred_conf", "language", ["language", "da"]),
+    ("occ1,da,other,hisco_1,prob_1,conf", "language", ["checked", ""]),
 )
 def test_review_names_languages_as_the_run_does(tmp_path: Path, header: str, run_col: str | None, expected: list[str]):
     columns = Columns(target_cols=("hisco_1",), run_language_col=run_col)
@@ -58,15 +57,13 @@ def test_review_names_languages_as_the_run_does(tmp_path: Path, header: str, run
     assert [chosen.columns[1], chosen.iloc[0, 1]] == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     ("content", "columns", "message"),
-    [
-        ("occ1,hisco_1,prob_1,conf\na,61110,0.5,0.5\nb,61110,0.5,2\n", {}, "line 3, conf: '2' is not a number from 0"),
-        ("occ1,conf,prob_1,hisco_1\na,0.5,0.5,61110\n", {}, "column before 'prob_1' must be that of its codes"),
-        ("occ1,hisco_1,conf\na,61110,0.5\n", {}, "has no column prob_1; give the output of histocoder predict"),
-        ("occ1,hisco_1,prob_1,conf\na,61110,0.5,0.5\n", {"input_col": "occ"}, "no column 'occ'"),
-        ("times,hisco_1,prob_1,conf\na,61110,0.5,0.5\n", {"input_col": "times"}, "Rename the column of descriptions"),
-    ],
+    ("occ1,hisco_1,prob_1,conf\na,61110,0.5,0.5\nb,61110,0.5,2\n", {}, "line 3, conf: '2' is not a number from 0"),
+    ("occ1,conf,prob_1,hisco_1\na,0.5,0.5,61110\n", {}, "column before 'prob_1' must be that of its codes"),
+    ("occ1,hisco_1,conf\na,61110,0.5\n", {}, "has no column prob_1; give the output of histocoder predict"),
+    ("occ1,hisco_1,prob_1,conf\na,61110,0.5,0.5\n", {"input_col": "occ"}, "no column 'occ'"),
+    ("times,hisco_1,prob_1,conf\na,61110,0.5,0.5\n", {"input_col": "times"}, "Rename the column of descriptions"),
 )
 def test_coded_files_that_people_have_spoilt(tmp_path: Path, content: str, columns: dict[str, str], message: str):
     with pytest.raises(UserError, match=message):

@@ -18,8 +18,6 @@ from histocoder.checkpoints.training_state import find_checkpoint, list_checkpoi
 from histocoder.errors import DamagedError, UserError
 from histocoder.files import remove_leftovers
 
-# Programs that are killed
-
 
 def killed_at_changes(program: Callable[[Path], list[str]], folder: Path, *, every: int) -> Iterator[Path]:
     """Run a program in new folders, killed at its first change there, then `every` changes later, until it ends."""
@@ -124,12 +122,8 @@ def test_a_killed_prediction_resumes_identically(tmp_path: Path, number: int):
     assert (tmp_path / "whole.csv").read_bytes() == (tmp_path / "parts.csv").read_bytes()
 
 
-# Damage
-
-
 @pytest.fixture
 def saved(first_saved: Path, tmp_path: Path) -> Path:
-    """A folder with two checkpoints."""
     out = shutil.copytree(first_saved, tmp_path / "saved")
     shutil.copytree(out / "checkpoints" / "step-0000001", out / "checkpoints" / "step-0000002")
     return out
@@ -169,9 +163,6 @@ def test_checkpoints_of_another_version_are_refused(saved: Path):
     change_state(list_checkpoints(saved)[-1], lambda state: state.update(format_version=3))
     with pytest.raises(UserError, match=r"format version 3; this histocoder reads 2.*--initial-checkpoint"):
         find_checkpoint(saved, "auto")
-
-
-# Disks
 
 
 def test_a_full_disk_ends_in_one_sentence(tmp_path: Path):

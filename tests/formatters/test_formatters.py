@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import shared
+from conftest import cases, shared
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,16 +22,14 @@ CODES = {
 }
 
 
-@pytest.mark.parametrize(
+@cases(
     ("formatter", "code", "tokens"),
-    [
-        (HISCO, "61110", [14, 9, 9, 9, 8]),
-        (HISCO, "-2", [6, 6, 6, 6, 6]),
-        (HISCO, "01234", [8, 9, 10, 11, 12]),
-        (OCC1950, "905", [14, 5, 10]),
-        (GENERAL, "A-1", [2030, 2066, 1005, EOS, EOS, EOS]),
-        (PSTI, "-999,0,999", [5, 1004, 2003, EOS, EOS, EOS, EOS, EOS]),
-    ],
+    (HISCO, "61110", [14, 9, 9, 9, 8]),
+    (HISCO, "-2", [6, 6, 6, 6, 6]),
+    (HISCO, "01234", [8, 9, 10, 11, 12]),
+    (OCC1950, "905", [14, 5, 10]),
+    (GENERAL, "A-1", [2030, 2066, 1005, EOS, EOS, EOS]),
+    (PSTI, "-999,0,999", [5, 1004, 2003, EOS, EOS, EOS, EOS, EOS]),
 )
 def test_first_block_by_hand(formatter: Formatter, code: str, tokens: list[int]):
     target = formatter.encode([code])[0].tolist()
@@ -42,8 +40,8 @@ def test_token_sequences_agree_with_the_reference():
     expected = json.loads(shared("reference/occcanine/expected.json").read_text())["formatters"]
     formatters = {"hisco": HISCO, "occ1950": OCC1950, "general_block8_sep": PSTI}
     formatters["general_block5"] = build_formatter("general", num_blocks=2)
-    for name, cases in expected.items():
-        assert formatters[name].encode([*cases]).tolist() == [*cases.values()], name
+    for name, sequences in expected.items():
+        assert formatters[name].encode([*sequences]).tolist() == [*sequences.values()], name
 
 
 @pytest.mark.parametrize("formatter", CODES)
@@ -60,18 +58,11 @@ def test_decoding_takes_any_tokens(formatter: Formatter, tokens: list[int]):
         assert code is None or formatter.system.problem(code) is None
 
 
-@pytest.mark.parametrize(
-    ("formatter", "code"),
-    [
-        (HISCO, "6111"),
-        (HISCO, "６１１１０"),  # digits, but not ASCII's
-        (OCC1950, "-1"),
-        (GENERAL, "1234567"),
-        (GENERAL, "1,2"),
-        (PSTI, "01,2"),
-        (PSTI, "1,,2"),
-    ],
-)
+UNFIT = [(HISCO, "6111"), (HISCO, "６１１１０"), (OCC1950, "-1")]  # the second of digits that are not ASCII's
+UNFIT += [(GENERAL, "1234567"), (GENERAL, "1,2"), (PSTI, "01,2"), (PSTI, "1,,2")]
+
+
+@pytest.mark.parametrize(("formatter", "code"), UNFIT)
 def test_codes_that_do_not_fit(formatter: Formatter, code: str):
     assert formatter.system.problem(code)
     with pytest.raises(ValueError, match="code"):

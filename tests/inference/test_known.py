@@ -22,7 +22,6 @@ DICTIONARY = ("FARMER  0,en,95410,", "Farmer 0,da,61115,", "farmer 0,da,61110,",
 
 
 def rows(*given: tuple[str, ...]) -> Examples:
-    """Of a description, a language and codes."""
     codes = pd.DataFrame([(*row[2:], None)[:2] for row in given], columns=["a_1", "a_2"], dtype=object)
     return Examples.of([row[0] for row in given], [row[1] for row in given], codes)
 
@@ -98,10 +97,9 @@ def test_resumed_coding_keeps_known_codes(model: Path, tmp_path: Path):
                 raise Cancelled
 
         known.add(rows(("farmer 0", "da", "61110"), ("shoe maker 5", "en", "80110", "77610")))
-        settings = config(tmp_path / "in.csv", output, batch_size=2)
         how = {"known": known, "block_rows": 30, "say": said.append, "progress": progress}
         with suppress(Cancelled):
-            predict_file(coder, settings, model_id=source_id, **how)
+            predict_file(coder, config(tmp_path / "in.csv", output, batch_size=2), model_id=source_id, **how)
         return said
 
     code(tmp_path / "whole.csv", "a")
@@ -129,28 +127,3 @@ def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys:
     assert said_of("farmer")[-1].split()[-1] == "known"  # taken to be in the run's language
     write(tmp_path / "run" / "data_held_out.csv", "occ1,lang,hisco_1,hisco_2", "miner,en,95410,")
     assert said_of("--language", "en", "miner")[-1].split()[-1] == "known"
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("--known", "none.csv"), "File not found: none.csv"),
-        (("--known", "in.csv"), "in.csv is the file of --known itself"),
-        (("--known", "out.csv", "--overwrite"), "--output is the input itself, out.csv; choose another."),
-        (("--known", "columns.csv"), "has no column 'hisco_1'; it has: occ1, code"),
-        (("--known", "codes.csv"), "no row has a description and codes that fit"),
-        (("--known", "short.csv"), "fewer than 5 characters. If leading zeros were lost, add --zero-pad-codes"),
-        (("--known", "short.csv", "--mode", "full"), "--known gives codes, and --mode full ranks them"),
-        (("--known-exact",), "Flags for --known need that flag"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_mistakes(model: Path, tmp_path: Path, monkeypatch, capsys, args, message):
-    monkeypatch.chdir(tmp_path)
-    for name, code in {"in": "61110", "out": "61110", "codes": "", "short": "1110"}.items():
-        write(Path(f"{name}.csv"), "occ1,hisco_1", f"farmer,{code}")
-    write(Path("columns.csv"), "occ1,code", "farmer,61110")
-    before = {path: path.read_text() for path in Path().iterdir()}
-    output = "out.csv" if "out.csv" in args else "new.csv"
-    assert message in mistake(capsys, "predict", "--model", model, "--input", "in.csv", "--output", output, *args)
-    assert {path: path.read_text() for path in Path().iterdir()} == before

@@ -28,18 +28,8 @@ from histocoder.model import MixerModel, ngram
 from histocoder.model.nearest import NearestExpert
 from histocoder.model.ngram import NgramConfig, NgramEncoder, ngram_rows
 
-ODD = [
-    "γεωργός",
-    "漢字 職人",
-    "بائع",
-    "wæver & husmand\u2009(død)",
-    "e\u0301tameur",
-    "ΣΊΣΥΦΟΣ",
-    "𝔟aker 😀",
-    "x" * 90,
-    "İ",
-]
-TEXTS = [*few_examples().texts, *ODD, "farmer and shoemaker", "boot-maker's apprentice"]
+ODD = ["γεωργός", "漢字 職人", "بائع", "wæver & husmand\u2009(død)", "e\u0301tameur", "ΣΊΣΥΦΟΣ", "𝔟aker 😀", "İ"]
+TEXTS = [*few_examples().texts, *ODD, "x" * 90, "farmer and shoemaker", "boot-maker's apprentice"]
 
 
 def ngram_model() -> MixerModel:

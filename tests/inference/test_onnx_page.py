@@ -30,8 +30,6 @@ READ = "return Array.from(answers.tBodies[0].rows, (row) => Array.from(row.cells
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder, and says nothing of it."""
-
     def guess_type(self, path: str) -> str:
         return "text/javascript" if str(path).endswith(".mjs") else super().guess_type(path)
 

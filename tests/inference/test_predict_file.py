@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from archives import code, config, read, write_archive
-from conftest import refused, run, spied, write
+from conftest import cases, mistake, refused, run, spied, write
 from jobs import faulty, two_ranks
 
 from histocoder.checkpoints.model_files import load_model
@@ -217,25 +217,43 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
     assert output.read_bytes() == whole.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"input": "none.csv"}, "File not found: none.csv"),
-        ({"input_col": "occ"}, "no column 'occ'; it has: id, occ1"),
-        ({"output": "in.csv"}, "--output is the input itself"),
-        ({"language": "en"}, "not both"),
-        ({"output": "out.csv.zip"}, r"out\.csv\.zip: \.zip files can't be written"),
-        ({"output": os.devnull}, "is a folder or a device"),
-        ({"input": "ragged.csv"}, "line 3: 3 fields"),
-        ({"input": "header.csv"}, "no rows"),
-    ],
-    ids=lambda value: str(value)[:40],
+TABLES = {
+    **{"ragged": ["occ1,lang", "a,en", "b,en,c"], "header": ["occ1,lang"], "uncoded": ["occ1,hisco_1", "farmer,"]},
+    **{"short": ["occ1,hisco_1", "farmer,1110"], "classes": ["hisco,status,hisclass", "61110,,8"]},
+}
+
+
+@cases(
+    ("flags", "message"),
+    ("--input none.csv", "File not found: none.csv"),
+    ("--input-col occ", "no column 'occ'; it has: id, occ1"),
+    ("--output in.csv", "--output is the input itself"),
+    ("--language en", "not both"),
+    ("--output out.csv.zip", "out.csv.zip: .zip files can't be written"),
+    (f"--output {os.devnull} --overwrite", "is a folder or a device"),
+    ("--input ragged.csv", "line 3: 3 fields"),
+    ("--input header.csv", "no rows"),
+    ("--known in.csv", "in.csv is the file of --known itself"),
+    ("--known classes.csv", "has no column 'occ1'; it has: hisco, status, hisclass"),
+    ("--known header.csv", "has no column 'hisco_1'; it has: occ1, lang"),
+    ("--known uncoded.csv", "no row has a description and codes that fit"),
+    ("--known short.csv", "fewer than 5 characters. If leading zeros were lost, add --zero-pad-codes"),
+    ("--known short.csv --mode full", "--known gives codes, and --mode full ranks them"),
+    ("--known-exact", "Flags for --known need that flag"),
+    ("--classes classes.csv --mode full", "--mode full writes none; choose another mode."),
+    ("--levels major tiny", "--levels tiny: there is no such level; choose among major, minor, unit."),
+    ("--status-col lang", "--status-col needs --classes; add it, or omit this one."),
+    ("--levels major --none 0", "--none needs --classes"),
+    ("--classes classes.csv --status-col st", "has no column 'st'"),
+    ("--classes classes.csv --value-cols socpo", "has no column 'socpo'"),
+    ("--classes in.csv", "has no column 'hisco'"),
 )
-def test_mistakes(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], message: str):
+def test_mistakes_are_one_sentence(model: Path, tmp_path: Path, monkeypatch, capsys, flags: str, message: str):
     monkeypatch.chdir(tmp_path)
     write_archive(Path("in.csv"), 10)
-    write(Path("ragged.csv"), "occ1,lang", "a,en", "b,en,c")
-    write(Path("header.csv"), "occ1,lang")
-    with pytest.raises(UserError, match=message):
-        code(model, Path("in.csv"), Path("out.csv"), **changes)
-    assert {path.name for path in Path().iterdir()} == {"in.csv", "ragged.csv", "header.csv"}
+    for name, lines in TABLES.items():
+        write(Path(f"{name}.csv"), *lines)
+    before = {path: path.read_bytes() for path in Path().iterdir()}
+    given = ("--model", model, "--input", "in.csv", "--language-col", "lang", "--output", "out.csv")
+    assert message in mistake(capsys, "predict", *given, *flags.split())
+    assert {path: path.read_bytes() for path in Path().iterdir()} == before

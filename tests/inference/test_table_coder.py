@@ -26,9 +26,8 @@ def block_coder(model: Path, *header: str, **options) -> BlockCoder:
 
 
 def test_blocks_are_coded_as_a_file_is(model: Path, tmp_path: Path):
-    frame = write_archive(tmp_path / "in.csv", 300)
+    table = pa.Table.from_pandas(write_archive(tmp_path / "in.csv", 300))
     code(model, tmp_path / "in.csv", tmp_path / "one.parquet")
-    table = pa.Table.from_pandas(frame)
     coder = block_coder(model, *table.column_names, language_col="lang")
     found = pa.concat_tables(part for start in range(0, 300, 70) for part in coder(table.slice(start, 70)))
     one = pq.read_table(tmp_path / "one.parquet").to_pandas()
@@ -61,9 +60,8 @@ def test_a_block_is_coded_after_one_that_failed(model: Path, monkeypatch: pytest
         patch.setattr(Coder, "code", lambda *_args, **_how: (_ for _ in ()).throw(MemoryError))
         assert not [*other(blocks[1])]
     for block, codes in list(zip(blocks, expected, strict=True))[::-1]:
-        assert (
-            pa.concat_tables(other(block)).select(codes.column_names[:3]).equals(codes.select(codes.column_names[:3]))
-        )
+        names = codes.column_names[:3]
+        assert pa.concat_tables(other(block)).select(names).equals(codes.select(names))
 
 
 def test_what_does_not_fit_is_named(model: Path, tmp_path: Path):

@@ -9,7 +9,6 @@ from torch import nn
 from transformers import CanineConfig, CanineModel
 
 from histocoder.errors import UserError
-from histocoder.formatters import BOS
 from histocoder.model import Decoder, MixerModel, load_encoder, trimmed_length
 from histocoder.model.canine import Canine
 from histocoder.model.canine import CanineConfig as CanineConfigOfOurs
@@ -29,7 +28,7 @@ def test_decoder_agrees_with_torchs_own():
     torch.testing.assert_close(ours(tokens, memory, mask), ours.head(hidden), atol=1e-5, rtol=1e-5)
 
 
-def test_frozen_encoders_get_no_gradient_and_no_dropout():
+def test_frozen_encoders_get_no_dropout():
     model = tiny_model()
     model.encoder.config.hidden_dropout_prob = 0.9
     ids = some_ids([20], 32)
@@ -38,17 +37,12 @@ def test_frozen_encoders_get_no_gradient_and_no_dropout():
     model.freeze_encoder()
     model.train()
     assert torch.equal(model.encode(ids)[1], model.encode(ids)[1])
-    model(ids, torch.full((1, 4), BOS)).flat_logits.sum().backward()
-    assert all(p.grad is None for p in model.encoder.parameters())
-    assert model.linear_decoder.weight.grad is not None
 
 
 def test_only_positions_that_are_read_are_kept():
-    encoder = load_encoder("tiny", max_len=64)
     name, own = "encoder.char_embeddings.char_position_embeddings.weight", tiny_model().state_dict()
-    published = {**own, name: torch.cat([own[name], torch.ones(192, 64)])}
-    assert encoder.char_embeddings.char_position_embeddings.weight.shape == (256, 64)
-    for given in (own, published):
+    assert load_encoder("tiny", max_len=64).char_embeddings.char_position_embeddings.weight.shape == (256, 64)
+    for given in (own, {**own, name: torch.cat([own[name], torch.ones(192, 64)])}):  # the second as published
         model = MixerModel.from_weights(tiny_model().config, given)
         assert torch.equal(model.get_parameter(name), own[name]) and len(own[name]) == 64
     with pytest.raises(UserError, match="reads 40 positions at most; set --max-len"):
@@ -61,9 +55,6 @@ def test_encoder_from_a_folder(tmp_path):
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
     with pytest.raises(UserError, match="130 positions"):
         load_encoder(str(saved), max_len=512)
-
-
-# CANINE against transformers.CanineModel
 
 
 def both() -> tuple[CanineModel, Canine]:

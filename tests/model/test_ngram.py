@@ -1,12 +1,9 @@
 """The encoder of hashed n-grams: its hashes, its batches, and what it refuses."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from conftest import refused, spied
-from jobs import finetune
+from conftest import spied
 
 from histocoder.formatters.tokenizers import join_language, tokenize
 from histocoder.model import canine
@@ -83,8 +80,3 @@ def test_encoding_does_not_depend_on_the_batch(model: NgramEncoder):
         torch.testing.assert_close(alone[1][0], together[1][i], atol=1e-5, rtol=0)
         assert int(alone[2].sum()) == int(together[2][i].sum())
     assert torch.isfinite(together[1]).all()
-
-
-def test_sharding_is_refused(table: Path, tmp_path: Path):
-    args = ("--encoder", "ngram", "--batch-size", 8, "--fsdp", "full_shard")
-    assert "n-gram encoder" in refused(*finetune(table, tmp_path / "out", *args))

@@ -88,13 +88,11 @@ def test_attention_is_torchs(sizes: tuple, mask_of: str | None, p: float, dtype:
     dim, lengths = num_heads * head_dim, (num_queries, num_keys, num_keys)
     sources = [torch.randn(5, n, dim * width).to(dtype) for n, width in zip(lengths, widths, strict=False)]
     sources = [source.requires_grad_() for source in sources]
-    mask = None
-    if mask_of == "keys":
-        mask = (torch.arange(num_keys) < torch.randint(1, num_keys + 1, (5, 1)))[:, None, None]
-    elif mask_of == "queries":
-        mask = torch.ones(5, 1, num_queries, 1, dtype=torch.bool)
-    elif mask_of == "causal":
-        mask = torch.ones(num_queries, num_keys, dtype=torch.bool).tril()
+    mask = {
+        "keys": (torch.arange(num_keys) < torch.randint(1, num_keys + 1, (5, 1)))[:, None, None],
+        "queries": torch.ones(5, 1, num_queries, 1, dtype=torch.bool),
+        "causal": torch.ones(num_queries, num_keys, dtype=torch.bool).tril(),
+    }.get(mask_of)
     grad = torch.randn(5, num_queries, dim).to(dtype)
 
     rng = torch.get_rng_state()
@@ -124,8 +122,7 @@ def test_attention_is_torchs(sizes: tuple, mask_of: str | None, p: float, dtype:
 @built
 def test_queries_without_keys_get_zeros():
     sources = torch.randn(2, 3, 3 * 16, requires_grad=True)
-    mask = torch.tensor([[[[True, True, False]]], [[[False, False, False]]]])
-    out = attention(sources, num_heads=2, mask=mask)
+    out = attention(sources, num_heads=2, mask=torch.tensor([[[[True, True, False]]], [[[False, False, False]]]]))
     out.sum().backward()
     assert torch.all(out[1] == 0) and torch.all(sources.grad[1] == 0) and torch.all(out[0] != 0)
 

@@ -18,7 +18,6 @@ GPU = (pytest.mark.gpu, NO_GPU)
 
 
 def on_devices(*cases: Any, gpu_only: tuple[Any, ...] = ()) -> list[Any]:
-    """Pairs of a device and a case."""
     on_gpu = [pytest.param("cuda", case, marks=GPU) for case in (*cases, *gpu_only)]
     return [*(("cpu", case) for case in cases), *on_gpu]
 

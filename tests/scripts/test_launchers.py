@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import DEADLINE, ROOT, environment, free_port, program, run, write_table
+from conftest import DEADLINE, ROOT, cases, environment, free_port, program, run, write_table
 from forked import Forked
 from jobs import TINY, assert_same_end, assert_same_weights, finetune, logged, training, wait_until
 
@@ -20,7 +20,6 @@ FEW_CORES = pytest.mark.skipif((os.cpu_count() or 1) != 2, reason="auto starts a
 
 @pytest.fixture(scope="session")
 def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one process, plain."""
     folder = tmp_path_factory.mktemp("plain")
     run(*job(folder), "--save-path", folder / "out", "--batch-size", 8)
     return folder / "out"
@@ -43,15 +42,13 @@ def assert_same_course(one: Path, two: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@cases(
     "launcher",
-    [
-        "torch.distributed.run --nproc_per_node=2 --master_port={port}",
-        "torch.distributed.launch --nproc_per_node=2 --master_port={port}",
-        pytest.param("torch.distributed.run --standalone --nproc_per_node=auto", marks=FEW_CORES),
-        "accelerate.commands.launch --multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no "
-        "--dynamo_backend=no --main_process_port={port}",
-    ],
+    "torch.distributed.run --nproc_per_node=2 --master_port={port}",
+    "torch.distributed.launch --nproc_per_node=2 --master_port={port}",
+    pytest.param("torch.distributed.run --standalone --nproc_per_node=auto", marks=FEW_CORES),
+    "accelerate.commands.launch --multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no "
+    "--dynamo_backend=no --main_process_port={port}",
 )
 def test_two_ranks_do_what_one_process_does(one_process: Path, tmp_path: Path, launcher: str):
     if launcher.startswith("accelerate"):
@@ -86,15 +83,13 @@ def write_program(path: Path, text: str, *, interpreter: str = "/usr/bin/env bas
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("args", "visible", "devices", "launcher"),
-    [
-        ("--dataset t.csv", None, "3 on GPUs 0,1,2", "--nproc_per_node=3"),
-        ("finetune.py --dataset t.csv", "4,7", "2 on GPUs 4,7", "--nproc_per_node=2"),
-        ("train_mixer.py --seed 7", "1", "1 on GPUs 1", "train_mixer.py --seed 7"),
-        ("", "", "1 on the CPU (there is no NVIDIA GPU)", "finetune.py"),
-        ("5 --device=cpu", None, "5 on the CPU (--device cpu)", "--nproc_per_node=5"),
-    ],
+    ("--dataset t.csv", None, "3 on GPUs 0,1,2", "--nproc_per_node=3"),
+    ("finetune.py --dataset t.csv", "4,7", "2 on GPUs 4,7", "--nproc_per_node=2"),
+    ("train_mixer.py --seed 7", "1", "1 on GPUs 1", "train_mixer.py --seed 7"),
+    ("", "", "1 on the CPU (there is no NVIDIA GPU)", "finetune.py"),
+    ("5 --device=cpu", None, "5 on the CPU (--device cpu)", "--nproc_per_node=5"),
 )
 def test_launch_training_counts_gpus(programs: dict, args: str, visible: str | None, devices: str, launcher: str):
     env = programs if visible is None else {**programs, "CUDA_VISIBLE_DEVICES": visible}
@@ -106,9 +101,6 @@ def test_launch_training_counts_gpus(programs: dict, args: str, visible: str | N
     assert ("--distributed" in command) == ("nproc" in launcher)
     if "nproc" not in launcher:
         assert launched == "all threads, rank 0"
-
-
-# SLURM
 
 
 def test_srun_alone_is_a_launcher(table: Path, tmp_path: Path):

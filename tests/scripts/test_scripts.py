@@ -38,8 +38,7 @@ def test_a_run_and_its_files(table: Path, tmp_path: Path):
     assert {name: config["formatter"][name] for name in form} == form and len(config["formatter"]["symbols"]) < 100
     assert config["languages"] == ["en", "unk"] and len(config["codes"]) == 8
     assert not any(name.startswith("module.") for name in weights(out))
-    metrics = json.loads((out / "metrics.json").read_text())
-    accuracy = 100 * metrics["answer"]["overall"]["accuracy"]
+    accuracy = 100 * json.loads((out / "metrics.json").read_text())["answer"]["overall"]["accuracy"]
     assert accuracy == pytest.approx(max(logged(out, "greedy_seq_acc")), abs=1e-3)  # as logs.csv rounds
 
     again = run(*args).stdout

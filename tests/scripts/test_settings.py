@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from conftest import ROOT, run, write, write_table
+from conftest import ROOT, cases, run, write, write_table
 from jobs import finetune
 
 from histocoder import Coder, FinetuneConfig, MixerConfig, train
@@ -45,8 +45,6 @@ def test_a_setting_is_one_field(tmp_path: Path):
     assert recorded(config)["share_of_all"] == 0.3
     with pytest.raises(UserError, match="--share-of-all is 2; it must lie between 0 and 1"):
         replace(config, share_of_all=2.0)
-    with pytest.raises(UserError, match="Did you mean '--share-of-all'"):
-        parse(LongerConfig, [*GIVEN, "--shares-of-all", "0.2"])
     fixed_names = {one.name for one in settings_of(LongerConfig) if one.resume}
     assert fixed_names - {one.name for one in settings_of(FinetuneConfig) if one.resume} == {"share_of_all"}
 
@@ -54,8 +52,6 @@ def test_a_setting_is_one_field(tmp_path: Path):
 def test_python_gives_what_flags_give(tmp_path: Path):
     config = FinetuneConfig(dataset=tmp_path / "t.csv", target_cols=["a", "b"], num_epochs=2)
     assert config == parse(FinetuneConfig, f"--dataset {tmp_path}/t.csv --target-cols a b --num-epochs 2".split())
-    with pytest.raises(UserError, match="--precision is int8; it must be one of auto, fp32, bf16, fp16"):
-        replace(config, precision="int8")
 
 
 def test_a_recipe_fills_in_what_is_not_given():
@@ -114,8 +110,6 @@ def test_python_trains_resumes_and_is_told_of_mistakes(tmp_path: Path, capsys: p
         train(replace(config, dropout=0.5))
 
 
-# Files of flags, in sections or flat, and the examples in configs/
-
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SCRIPTS = {"finetune.py": FinetuneConfig, "train_mixer.py": MixerConfig}
 
@@ -141,17 +135,15 @@ def test_the_example_of_the_page(tmp_path: Path):
     assert (args["batch_size"], args["use_amp"], args["save_path"]) == (32, True, "out")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "message"),
-    [
-        ("training: {bach_size: 8}", "There is no flag --bach-size. Did you mean '--batch-size'?"),
-        ("language: no", "language can't be False. Quote words such as no or yes."),
-        ("target_cols: [a, no]", "target-cols can't be ['a', False]. Quote words such as no"),
-        ("batch_size: many", "argument --batch-size: invalid int value: 'many'"),
-        ("zero_pad_codes: yes please", "argument --zero-pad-codes: ignored explicit argument 'yes please'"),
-        ("- a list", "must hold lines of the form"),
-        ("a: [", "can't be read"),
-    ],
+    ("training: {bach_size: 8}", "There is no flag --bach-size. Did you mean '--batch-size'?"),
+    ("language: no", "language can't be False. Quote words such as no or yes."),
+    ("target_cols: [a, no]", "target-cols can't be ['a', False]. Quote words such as no"),
+    ("batch_size: many", "argument --batch-size: invalid int value: 'many'"),
+    ("zero_pad_codes: yes please", "argument --zero-pad-codes: ignored explicit argument 'yes please'"),
+    ("- a list", "must hold lines of the form"),
+    ("a: [", "can't be read"),
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, message: str):
     with pytest.raises(UserError) as error:
@@ -178,9 +170,6 @@ def test_examples_are_read_by_their_scripts(path: Path, monkeypatch: pytest.Monk
     flags["learning_rate"] = float(flags.get("learning_rate", read["learning_rate"]))  # 1e-3 is a word in YAML
     assert {name: read[name] for name in flags} == flags
     assert len(CONFIGS) == 7
-
-
-# What a run inherits from the model that it starts from
 
 
 def test_a_continued_run_reads_as_its_model(table: Path, tmp_path: Path):
@@ -221,18 +210,17 @@ def test_a_decoder_that_adds_nothing_does_not_learn(encoder: str, columns: int, 
         coder, texts = Coder(model, "cpu"), ["farmer", "wine merchant", "baker"]
         flat, best = (coder.predict(texts, "en", mode=mode) for mode in ("flat", "topk"))
         pd.testing.assert_frame_equal(flat, best[flat.columns], rtol=0.02)  # a prior leaves room for other tokens
+        assert coder.predict(texts, "en", mode="full").idxmax(axis=1).tolist() == flat["hisco_1"].tolist()
         assert coder.predict(texts, "en", mode="greedy")["hisco_1"].isin(codes).all()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("settings", "kind"),
-    [
-        ({"encoder": "ngram"}, "ngram"),
-        ({"encoder": "small"}, "scratch"),
-        ({"encoder": "some/bert"}, "pretrained"),
-        ({"encoder": "some/bert", "freeze_encoder": True}, "frozen"),
-        ({"encoder": "some/bert", "recipe": "reference"}, "reference"),
-    ],
+    ({"encoder": "ngram"}, "ngram"),
+    ({"encoder": "small"}, "scratch"),
+    ({"encoder": "some/bert"}, "pretrained"),
+    ({"encoder": "some/bert", "freeze_encoder": True}, "frozen"),
+    ({"encoder": "some/bert", "recipe": "reference"}, "reference"),
 )
 def test_settings_not_given_are_the_starts(settings: dict, kind: str):
     config = FinetuneConfig(dataset="t.csv", target_cols=("hisco_1",), **settings)

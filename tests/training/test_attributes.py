@@ -32,7 +32,6 @@ def with_status(path: Path, *, copies: int = 1) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of a small n-gram model."""
     folder = tmp_path_factory.mktemp("attributes")
     table = with_status(folder / "table.csv", copies=4)
     flags = ("--attribute-cols", "status", "place", "--encoder", "ngram", "--max-steps", 60, "--batch-size", 32)

@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from conftest import environment, free_port, run
+from conftest import cases, environment, free_port, run
 from forked import Ended
 from jobs import faulty, finetune, logged, two_ranks
 
@@ -14,7 +14,6 @@ ON_A_CPU = {f"val/{name}" for name in VALIDATION} | TRAINING | {"hyperparams/lr"
 
 
 def curves(out: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of a run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(out / "tensorboard"))
@@ -59,13 +58,11 @@ def test_a_resumed_run_continues_its_curves(table: Path, tmp_path: Path):
 WRITING = "EROFS:tensorboard.summary.writer.record_writer.RecordWriter.write"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("fault", "flag", "service", "why"),
-    [
-        (f"{WRITING}:1", "--log-tensorboard", "TensorBoard", "Read-only file system"),
-        (f"{WRITING}:20", "--log-tensorboard", "TensorBoard", "Read-only file system"),
-        *((f"wandb:{call}", "--log-wandb", "W&B", "the service is ill") for call in ("init", "log", "finish")),
-    ],
+    (f"{WRITING}:1", "--log-tensorboard", "TensorBoard", "Read-only file system"),
+    (f"{WRITING}:20", "--log-tensorboard", "TensorBoard", "Read-only file system"),
+    *((f"wandb:{call}", "--log-wandb", "W&B", "the service is ill") for call in ("init", "log", "finish")),
 )
 def test_failing_dashboards_end_no_run(table: Path, tmp_path: Path, fault: str, flag: str, service: str, why: str):
     args = finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 4, flag)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import NOTES, ROOT, TITLES, run
+from conftest import NOTES, ROOT, TITLES, cases, run
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -98,22 +98,20 @@ def test_two_descriptions_are_enough():
     assert fitted.predict_proba(["farmer", "baker"]).shape == (2, 2)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("X", "y", "says"),
-    [
-        (["baker", " "], ["a", "b"], "in row 1, but ' '"),
-        (["baker", None], ["a", "b"], "in row 1, but None"),
-        ([[1.5, 2.0], [1.0, 2.0]], ["a", "b"], "in row 0, but 1.5"),
-        ([["a", "b", "c"]] * 2, ["a", "b"], "of shape"),
-        (["baker", "smith"], ["a", "a"], "one class"),
-        (["baker", "smith"], ["a", " "], "blank codes"),
-        (["baker", "smith", "miner"], ["a", "b", "?"], "no '' or '\\?'"),
-        (["baker", "smith"], ["a", None], "y has no code in row 1"),
-        (["baker", "smith"], pd.Series([float("nan"), "a"]), "y has no code in row 0"),
-        (["baker", "smith"], ["a", "b", "a"], "length 3"),
-        (["baker", "smith"], [0.5, 1.5], "continuous"),
-        (["baker", "smith"], None, "1d array"),
-    ],
+    (["baker", " "], ["a", "b"], "in row 1, but ' '"),
+    (["baker", None], ["a", "b"], "in row 1, but None"),
+    ([[1.5, 2.0], [1.0, 2.0]], ["a", "b"], "in row 0, but 1.5"),
+    ([["a", "b", "c"]] * 2, ["a", "b"], "of shape"),
+    (["baker", "smith"], ["a", "a"], "one class"),
+    (["baker", "smith"], ["a", " "], "blank codes"),
+    (["baker", "smith", "miner"], ["a", "b", "?"], "no '' or '\\?'"),
+    (["baker", "smith"], ["a", None], "y has no code in row 1"),
+    (["baker", "smith"], pd.Series([float("nan"), "a"]), "y has no code in row 0"),
+    (["baker", "smith"], ["a", "b", "a"], "length 3"),
+    (["baker", "smith"], [0.5, 1.5], "continuous"),
+    (["baker", "smith"], None, "1d array"),
 )
 def test_wrong_input_is_refused_with_a_reason(X: Any, y: Any, says: str):
     with pytest.raises(ValueError, match=says):

@@ -109,8 +109,6 @@ def test_the_decoder_learns_from_every_nth_row():
     assert torch.equal(flat_third, flat_every)
 
 
-# What counts as right
-
 OCC = build_formatter("occ1950", num_blocks=2)
 GENERAL = build_formatter("general", num_blocks=2, block_size=4)
 CODES = st.lists(st.sampled_from(["1", "22", "333", "4444"]), min_size=1, max_size=2)

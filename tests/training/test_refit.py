@@ -142,8 +142,7 @@ def test_few_rows_leave_usual_weights_of_experts():
     weights = fit_weights([votes], [is_true], num_train=9000, may_be_other=True)
     scores = sum(weights[name] * vote.double() for name, vote in votes.items())
     other = torch.full((len(scores), 1), weights["other"], dtype=torch.float64)
-    told = torch.cat([scores, other], dim=1).softmax(1)[:, -1].mean()
-    assert float(told) == pytest.approx(60 / len(scores), rel=0.3)
+    assert float(torch.cat([scores, other], dim=1).softmax(1)[:, -1].mean()) == pytest.approx(60 / len(scores), rel=0.3)
 
 
 def test_further_codes_are_as_often_right_as_first():

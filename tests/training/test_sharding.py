@@ -28,7 +28,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(data: Path) -> Path:
-    """A run of one process."""
     run(*finetune(data, data.parent / "alone", *STEPS, "--batch-size", 12))
     return data.parent / "alone"
 

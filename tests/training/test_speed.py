@@ -60,8 +60,7 @@ def frozen_run(folder: Path, precision: str) -> tuple[MixerModel, dict[str, floa
     model.freeze_encoder()
     sizes = {"batch_size": 20, "num_epochs": NUM_EPOCHS, "min_steps": 0, "eval_interval": 4, "seq2seq_weight": 0.5}
     config = TrainConfig(learning_rate=1e-3, warmup_pct=0.05, seed=1, precision=precision, **sizes)
-    run = RunFolder(folder / "out")
-    return model, Trainer(model, train, val, config, device=CPU, run=run, settings={}).fit()
+    return model, Trainer(model, train, val, config, device=CPU, run=RunFolder(folder / "out"), settings={}).fit()
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), pytest.param("bf16", 1e-2, marks=slow_in_bf16)])
