@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from archives import read, write_archive
-from conftest import mistake, refused, write
+from conftest import refused, write
 from models import save_tiny_model
 
 from histocoder import __version__
