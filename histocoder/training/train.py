@@ -135,11 +135,7 @@ def fit(
         set_directions(model, train_data, device)
     trainer = Trainer(model, train_data, val_data, scaled, device=device, run=run, settings=settings)
     start_step = 0 if checkpoint is None else checkpoint.state.step
-    if start_step > trainer.total_steps:
-        raise UserError(
-            f"The run in {run.path} has taken {start_step:,} steps, and these settings ask for "
-            f"{trainer.total_steps:,}. Choose another folder, or add --overwrite to delete that run."
-        )
+    check_steps(start_step, trainer.total_steps, run.path)
 
     def begin() -> None:
         """Prepare the run's folder, after all checks."""
@@ -220,6 +216,15 @@ def check_settings(settings: dict[str, Any], config: RunConfig, checkpoint: Chec
             f"The run in {folder} can't be resumed with other settings. Use the earlier settings (rows a step are "
             "--batch-size × --gradient-accumulation-steps × processes), choose another folder, or add --overwrite to "
             f"delete that run:\n{table}"
+        )
+
+
+def check_steps(taken: int, total: int, folder: Path) -> None:
+    """Raise a UserError if the run to resume has taken more steps than it is to have."""
+    if taken > total:
+        raise UserError(
+            f"The run in {folder} has taken {taken:,} steps, and these settings ask for {total:,}. Choose another "
+            "folder, or add --overwrite to delete that run."
         )
 
 

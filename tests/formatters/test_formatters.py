@@ -69,7 +69,7 @@ def test_codes_that_do_not_fit(formatter: Formatter, code: str):
         formatter.encode([code])
 
 
-def test_rows_have_no_code_up_to_one_a_block():
+def test_rows_have_some_or_all_codes():
     assert GENERAL.decode(GENERAL.encode([None])).tolist() == [[None] * 3]
     with pytest.raises(ValueError, match="3 codes"):
         OCC1950.encode(["100&200&300"])

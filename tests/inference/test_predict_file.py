@@ -74,7 +74,7 @@ def test_parquet_is_copied_or_refused(model: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("name", "suffix"), [("x", ".parquet"), ("x", ".dta"), ("", ".parquet")])
-def test_columns_of_one_name_are_refused_where_formats_lack_them(model: Path, tmp_path: Path, name: str, suffix: str):
+def test_columns_of_one_name_need_csv_or_excel(model: Path, tmp_path: Path, name: str, suffix: str):
     (tmp_path / "in.csv").write_text(f"occ1,lang,{name},{name}\nfarmer,en,1,2\n")
     code(model, tmp_path / "in.csv", tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text().startswith(f'"occ1","lang","{name}","{name}"')
