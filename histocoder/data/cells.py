@@ -1,6 +1,7 @@
 """Cells and headers as people and spreadsheets write them: codes, missing ones, names of columns."""
 
 import difflib
+import itertools
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
@@ -107,21 +108,21 @@ def descriptions_in(header: Collection[str]) -> str | None:
 def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -> int:
     """Return the index of the header, which titles may precede: the fullest row that has all columns.
 
-    If there is none, it is the first row with three quarters as many cells as the fullest, or the first cell alone
-    blank, as programs write numbers of rows, or with a usual name of descriptions.
+    If there is none, it is the first row with three quarters as many cells as the fullest, or with all but the first
+    above a number, as programs write numbers of rows.
     """
     cells = [[cell for cell in row if cell and cell.strip()] for row in rows]
     wanted = set(map(plain, columns))
     found = [i for i, row in enumerate(cells) if wanted and wanted <= set(map(plain, row))]
     if found:
         return max(found, key=lambda i: len(cells[i]))
-    most = max(map(len, cells))
-
-    def is_header(i: int) -> bool:
-        is_numbered = len(cells[i]) == most - 1 and not (rows[i][0] or "").strip()
-        return 4 * len(cells[i]) >= 3 * most or is_numbered or not set(map(plain, cells[i])).isdisjoint(_DESCRIPTIONS)
-
-    return next(i for i in range(len(rows)) if is_header(i))
+    most, firsts = max(map(len, cells)), [(row[0] or "").strip() if row else "" for row in rows]
+    is_above_number = [not first and below.isdecimal() for first, below in itertools.pairwise([*firsts, ""])]
+    return next(
+        i
+        for i, row in enumerate(cells)
+        if 4 * len(row) >= 3 * most or (0 < len(row) == most - 1 and is_above_number[i])
+    )
 
 
 def below_titles(path: object, unit: str, number: int) -> str:

@@ -1,6 +1,5 @@
 """Review coded files card by card: each distinct description is a card, and each decision is kept in SQLite."""
 
-import itertools
 import json
 import math
 import re
@@ -185,8 +184,9 @@ class Cards:
     def _check_targets(self, cards: Sequence[int]) -> None:
         """Raise a UserError if cards are of a file that was coded in another classification than that in use."""
         wanted = list(self._models.coding.coder.model.config.target_cols)
-        query = "SELECT s.targets FROM cards c JOIN sources s ON s.id = c.source WHERE c.id = ?"
-        for row in itertools.chain.from_iterable(self._rows(query, card) for card in cards):
+        query = """SELECT DISTINCT s.targets FROM cards c JOIN sources s ON s.id = c.source
+                   WHERE c.id IN (SELECT value FROM json_each(?))"""
+        for row in self._rows(query, json.dumps(cards)):
             if (own := json.loads(row["targets"])) != wanted:
                 raise UserError(
                     f"This file was coded with {', '.join(own)}, and the model in use gives {', '.join(wanted)}. "

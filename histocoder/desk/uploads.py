@@ -213,8 +213,8 @@ class Uploads:
         """Delete a file and its codes, and stop coding it; return the other files."""
         if users := [model.id for model in self._models.all() if model.file == file]:
             raise UserError(f"{users[0]} is trained on this table. Delete the model first.")
-        busy = [one for one in self._files.values() if one.options and one.state in ("queued", "running")]
-        if users := [one.name for one in busy if one.options and one.options.classes == file]:
+        busy = [(one.name, one.options) for one in self._files.values() if one.state in ("queued", "running")]
+        if users := [name for name, options in busy if options and options.classes == file]:
             raise UserError(f"{users[0]} is being coded with these classes. Delete it first, or wait.")
         with self._lock:
             if self._files.pop(file).state != "running":  # else the worker deletes it
