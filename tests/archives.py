@@ -7,9 +7,9 @@ import pandas as pd
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.config import PredictConfig
-from histocoder.data.table import Table, open_table
 from histocoder.inference.coder import Coder
 from histocoder.inference.predict_file import predict_file
+from histocoder.tables.table import Table, open_table
 
 TEXTS = ["farmer", "baker, retired", 'the "old" smith', "", "væver\nog husmand", "shoe maker", "nan"]
 

@@ -11,7 +11,7 @@ from conftest import ROOT
 PACKAGE = ROOT / "histocoder"
 PARTS = (
     *("errors", "files", "log", "config", "distributed", "formatters", "ops", "model"),
-    *("data", "checkpoints", "inference", "ray", "spark", "evaluation", "training", "sklearn", "desk", "cli"),
+    *("tables", "data", "checkpoints", "inference", "ray", "spark", "evaluation", "training", "sklearn", "desk", "cli"),
 )
 """From the lowest to the highest."""
 ENTRANCES = ("__init__", "__main__")

@@ -15,13 +15,13 @@ from histocoder.data.example_files import CHECKED_COL, other_cells
 from histocoder.data.examples import LANG_COL
 from histocoder.data.key import read_key
 from histocoder.data.normalize import description_keys
-from histocoder.data.output import Form, check_output, write_frame
 from histocoder.data.prepare import table_files
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.scores import agreement, code_sets, to_settle
 from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.formatters import CodeSystem
 from histocoder.log import log
+from histocoder.tables.output import Form, check_output, write_frame
 
 _LABEL = ["key", "lang", "codes"]
 

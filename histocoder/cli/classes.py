@@ -8,13 +8,13 @@ import pyarrow as pa
 
 from histocoder.cli.flags import ClassesFlags
 from histocoder.config.prediction import QUALIFIERS
-from histocoder.data.cells import plain
 from histocoder.data.crosswalk import CODE_COL, classes_of
-from histocoder.data.output import Form, check_kept, check_new_columns, check_output, write_table
 from histocoder.data.provenance import provenance_file, write_provenance
-from histocoder.data.table import CHUNK_ROWS, TableFile, open_table
 from histocoder.errors import UserError
 from histocoder.log import log
+from histocoder.tables.header import plain
+from histocoder.tables.output import Form, check_kept, check_new_columns, check_output, write_table
+from histocoder.tables.table import CHUNK_ROWS, TableFile, open_table
 
 
 def run_classes(config: ClassesFlags) -> None:

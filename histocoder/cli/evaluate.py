@@ -13,8 +13,6 @@ from histocoder.data.example_files import other_cells
 from histocoder.data.examples import HELD_OUT, TRAIN, VAL, Examples
 from histocoder.data.languages import chosen_language
 from histocoder.data.normalize import description_keys
-from histocoder.data.output import Form, check_output, write_frame
-from histocoder.data.table import open_table
 from histocoder.errors import UserError
 from histocoder.evaluation.baselines import Baselines, run_rows
 from histocoder.evaluation.review_file import Columns, next_step, review
@@ -23,6 +21,8 @@ from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, files_of, training_files
 from histocoder.log import log
+from histocoder.tables.output import Form, check_output, write_frame
+from histocoder.tables.table import open_table
 
 
 def run_evaluate(config: EvaluateFlags) -> None:

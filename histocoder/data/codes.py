@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from histocoder.config import MAX_TARGET_LEN, check_target_len
 from histocoder.data.cells import WHOLE_NUMBER, have_decimals, read_code, spoilt
 from histocoder.data.key import Key
-from histocoder.data.table import Table, TableFile
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import MISSING, CodeSystem, Formatter, build_formatter
+from histocoder.tables.table import Table, TableFile
 
 _SEVERAL_CODES = re.compile(r"(-[0-9]|[0-9]{3,})([\s;,/|&+]+(-[0-9]|[0-9]{3,}))+")
 _NUM_EXAMPLES = 3

@@ -15,10 +15,10 @@ from histocoder.data.example_files import CHECKED_COL, ExampleFiles
 from histocoder.data.examples import ATTRIBUTES, LANG_COL, is_codes
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
-from histocoder.data.table import open_table
 from histocoder.errors import counted
 from histocoder.formatters import Formatter
 from histocoder.log import log
+from histocoder.tables.table import open_table
 
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 200
 _FEWEST = 20  # number of corrections from which some are held out: a fifth of fewer shows nothing

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config.prediction import QUALIFIERS, ClassOptions
-from histocoder.data.cells import named, read_code
+from histocoder.data.cells import read_code
 from histocoder.data.groups import GROUPS, code_in, group_of, system_of
-from histocoder.data.table import fingerprint, open_table, strings
 from histocoder.errors import UserError
+from histocoder.tables.header import named
+from histocoder.tables.table import fingerprint, open_table, strings
 
 CODE_COL = "hisco"
 """Column of a crosswalk that is matched, as are those of `QUALIFIERS`, of which a later one is left out first."""

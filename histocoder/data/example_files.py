@@ -16,9 +16,9 @@ from histocoder.data.examples import LANG_COL, TEXT_COL, Examples, row_schema
 from histocoder.data.key import Key
 from histocoder.data.languages import Language
 from histocoder.data.normalize import decode_entities
-from histocoder.data.table import Table, TableFile, open_table
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import Formatter
+from histocoder.tables.table import Table, TableFile, open_table
 
 _INDEX_COLS = tuple(f"code{i}" for i in range(1, 6))  # indices into a key
 CHECKED_COL = "checked"

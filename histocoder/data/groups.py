@@ -5,7 +5,8 @@ from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
-from histocoder.data.cells import plain, read_code
+from histocoder.data.cells import read_code
+from histocoder.tables.header import plain
 
 GROUPS = Path(__file__).with_name("groups.csv")
 _DIGITS = {"unit": 3, "minor": 2}  # of HISCO's groups; a major group may have several first digits

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.data.cells import MISSING_MARKS
-from histocoder.data.output import write_table
-from histocoder.data.table import open_table
 from histocoder.errors import UserError, shown
+from histocoder.tables.output import write_table
+from histocoder.tables.table import open_table
 
 _INDEX_COLUMNS = ("code", "index")
 _CODE_COLUMNS = ("system_code", "hisco", "occ1950")

@@ -21,13 +21,13 @@ from histocoder.data.examples import CODES, HELD_OUT, LANG_COL, SPLITS, TITLES, 
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.languages import chosen_language, own_languages
 from histocoder.data.normalize import description_keys
-from histocoder.data.output import write_table
 from histocoder.data.problems import conflicts, rejected_rows
 from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, remove_leftovers, temporary_folder
 from histocoder.formatters import MISSING, Formatter, build_formatter
 from histocoder.log import log
+from histocoder.tables.output import write_table
 
 SPLIT_FILES = {TRAIN: "data_train.csv", VAL: "data_val.csv", HELD_OUT: "data_held_out.csv", TITLES: "data_titles.csv"}
 """Split -> the table that people read; corrections are held out to compare the model with the one before."""

@@ -11,9 +11,9 @@ from typing import Any
 from histocoder import __version__
 from histocoder.config.settings import Settings, recorded, settings_of
 from histocoder.data.crosswalk import covered
-from histocoder.data.table import fingerprint
 from histocoder.errors import counted
 from histocoder.files import write_text
+from histocoder.tables.table import fingerprint
 
 BIBTEX = Path(__file__).with_name("cite.bib").read_text(encoding="utf-8").replace("VERSION", __version__)
 """Entries for histocoder, and for the paper whose model it trains."""

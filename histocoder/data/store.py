@@ -16,10 +16,10 @@ from histocoder.config import LANG_SEP, PrepareConfig, settings_of
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import ROW, SPLITS, Examples
 from histocoder.data.normalize import description_keys, normalize_column
-from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
 from histocoder.files import make_folder, replacing, sha256, write_text
 from histocoder.log import log
+from histocoder.tables.table import fingerprint
 
 EXAMPLES_FILE, PREPARED_FILE = "examples.arrow", "prepared.json"
 PREPARED_VERSION = 3

@@ -15,9 +15,9 @@ from histocoder.data.examples import CODES, is_codes
 from histocoder.data.key import Key
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
-from histocoder.data.table import open_table
 from histocoder.errors import UserError, counted
 from histocoder.log import log
+from histocoder.tables.table import open_table
 
 WEIGHT = np.float32(0.3)
 """Weight of a title in training, where that of a row is 1; from 0.2 to 0.5 the accuracy is the same."""

@@ -21,7 +21,6 @@ from histocoder import __version__
 from histocoder.data.example_files import CHECKED_COL
 from histocoder.data.languages import NAMES, Language, chosen_language
 from histocoder.data.normalize import description_keys
-from histocoder.data.output import Form, write_frame, write_table
 from histocoder.desk.card import Conflict, Source
 from histocoder.desk.cards import Cards
 from histocoder.desk.coding import NO_OCCUPATION, Answer, Code, CodeRequest, NamedLanguage, named_languages
@@ -31,6 +30,7 @@ from histocoder.desk.users import Users
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import Columns, next_step
 from histocoder.files import make_folder
+from histocoder.tables.output import Form, write_frame, write_table
 
 BODY_BYTES = 1 << 20  # maximum size of a request other than an upload
 UPLOAD_BYTES = 2 << 30

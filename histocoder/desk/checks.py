@@ -15,12 +15,12 @@ from sklearn.naive_bayes import MultinomialNB
 from sklearn.pipeline import Pipeline, make_pipeline
 
 from histocoder.config import PrepareConfig
-from histocoder.data.cells import plain
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import CONFLICTS_FILE, REJECTED_FILE, prepare
 from histocoder.data.titles import HISCO
 from histocoder.errors import UserError
 from histocoder.log import gathering
+from histocoder.tables.header import plain
 
 _CODE_COLUMN = re.compile(r"(.*[ _])?(hisco|occ1950|isco(58|68|88|08)?|psti|codes?|kode[nr]?|koder?)[ _]?[0-9]*")
 _ROWS_SHOWN = 20

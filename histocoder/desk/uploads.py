@@ -21,11 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from histocoder.checkpoints.run_folder import run_of
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.config.prediction import ClassOptions
-from histocoder.data.cells import descriptions_in
 from histocoder.data.crosswalk import Crosswalk
 from histocoder.data.languages import chosen_language
 from histocoder.data.provenance import provenance_file, write_provenance
-from histocoder.data.table import kind_of, open_table, strings
 from histocoder.desk.card import Source
 from histocoder.desk.cards import Cards
 from histocoder.desk.checks import CATEGORIES, Check, TrainOptions, check, code_columns, guess_language
@@ -37,6 +35,8 @@ from histocoder.files import write_text
 from histocoder.inference.predict_file import facts_of, predict_file
 from histocoder.inference.table_coder import TableCoder
 from histocoder.log import log
+from histocoder.tables.header import descriptions_in
+from histocoder.tables.table import kind_of, open_table, strings
 
 _RECORD = "file.json"  # what is known of a file, in its folder
 _PREVIEW_ROWS, _PREVIEW_CHARACTERS, _GUESS_ROWS = 8, 120, 300

@@ -13,12 +13,12 @@ from histocoder.checkpoints.run_folder import ARGS_FILE, run_settings
 from histocoder.data.example_files import CHECKED_COL
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
-from histocoder.data.output import Form, check_output, write_frame
-from histocoder.data.table import TableFile, open_table
 from histocoder.errors import UserError, counted, shown
 from histocoder.files import finetune_command, from_here
 from histocoder.inference.predictions import attribute_columns, code_columns
 from histocoder.log import log
+from histocoder.tables.output import Form, check_output, write_frame
+from histocoder.tables.table import TableFile, open_table
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from histocoder.data.cells import descriptions_in
 from histocoder.data.codes import LabelRules
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import LANG_COL, TEXT_COL, Examples
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
-from histocoder.data.table import open_table
 from histocoder.formatters.tokenizers import UNKNOWN
 from histocoder.inference.coder import Coder
 from histocoder.log import log
+from histocoder.tables.header import descriptions_in
+from histocoder.tables.table import open_table
 
 
 class KnownCodes(NamedTuple):

@@ -25,8 +25,6 @@ from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE, read_j
 from histocoder.checkpoints.run_folder import METRICS_FILE, holding, run_of
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.examples import LANG_COL
-from histocoder.data.output import Form, check_kept, check_new_columns, check_output, write_table
-from histocoder.data.table import TableFile, open_table
 from histocoder.errors import Interrupted, Notice, UserError
 from histocoder.files import make_folder, replacing, sha256
 from histocoder.inference.coder import Coder, ShowProgress
@@ -34,6 +32,8 @@ from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.known import Known
 from histocoder.inference.predictions import code_columns
 from histocoder.inference.table_coder import TableCoder
+from histocoder.tables.output import Form, check_kept, check_new_columns, check_output, write_table
+from histocoder.tables.table import TableFile, open_table
 
 _BATCHES, _FAST_BATCHES = 4, 16  # batches of a part, after which codes are kept; and those of fast models
 _RESUME = "What is coded so far is kept: run the same command again to resume."

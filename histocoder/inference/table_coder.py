@@ -16,13 +16,13 @@ from histocoder.checkpoints.model_files import local_folder
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.crosswalk import CODE_COL, LIKELY, SHARE, classes_of
 from histocoder.data.languages import Language, chosen_language
-from histocoder.data.output import check_new_columns
-from histocoder.data.table import strings
 from histocoder.errors import UserError
 from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.descriptions import Descriptions, DistinctDescriptions
 from histocoder.inference.known import Known, KnownCodes
 from histocoder.inference.predictions import code_columns
+from histocoder.tables.output import check_new_columns
+from histocoder.tables.table import strings
 
 REMEMBERED, REMEMBERED_CELLS = 500_000, 10_000_000  # distinct descriptions, and cells of their codes, kept for later
 _BLOCK_ROWS, _BLOCK_CELLS = 100_000, 2_000_000  # largest number of rows of a block, and of cells of their codes

@@ -23,9 +23,9 @@ from histocoder.data.key import read_key
 from histocoder.data.normalize import normalize
 from histocoder.data.prepare import KEY_FILE, prepare, prepared_files
 from histocoder.data.store import EXAMPLES_FILE, PREPARED_FILE, store_examples
-from histocoder.data.table import open_table
 from histocoder.errors import UserError, shown
 from histocoder.formatters import Formatter, build_formatter
+from histocoder.tables.table import open_table
 from histocoder.training.building import initial_key
 
 _WORD_ROWS = 250_000  # descriptions whose words are counted at most

@@ -20,12 +20,12 @@ from histocoder.data.examples import TITLES, TRAIN, VAL, Examples
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import own_languages
 from histocoder.data.prepare import KEY_FILE
-from histocoder.data.table import fingerprint
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, build_formatter
 from histocoder.log import log
 from histocoder.model.devices import compute_deterministically, computing_dtype, device_name, precision_name
+from histocoder.tables.table import fingerprint
 from histocoder.training.building import fill_in, seeded_model
 from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.encodings import set_directions

@@ -16,7 +16,7 @@ from histocoder.cli.main import main
 from histocoder.config.prediction import ClassOptions
 from histocoder.data.crosswalk import Crosswalk
 from histocoder.data.provenance import provenance_file
-from histocoder.data.table import fingerprint
+from histocoder.tables.table import fingerprint
 
 HEADER = "hisco,status,relation,product,hisclass,socpo"
 ROWS = """61110,,,,8,3

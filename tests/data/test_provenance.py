@@ -14,7 +14,7 @@ from models import save_tiny_model
 from histocoder import __version__
 from histocoder.cli.main import main
 from histocoder.data.provenance import provenance_file
-from histocoder.data.table import fingerprint
+from histocoder.tables.table import fingerprint
 
 PREDICT = "predict --model model --input in.csv --language-col lang --output".split()
 CLASSES = "hisco,status,hisclass,HISCAM_NL 61110,,8,50 61110,21,7,60 61115,,8,51.5 80110,,7,53 77610,,7,58 41025,,4,70"

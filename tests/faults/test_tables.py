@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from histocoder.config import PrepareConfig
 from histocoder.data.key import read_key
 from histocoder.data.prepare import prepare
-from histocoder.data.table import open_table
 from histocoder.errors import Notice, UserError
+from histocoder.tables.table import open_table
 from histocoder.training.data import read_word_list
 
 GOOD = b"occ1,hisco_1\nfarmer,61110\nbaker,77610\n"

@@ -20,17 +20,17 @@ from hypothesis import strategies as st
 
 from histocoder.cli.main import main
 from histocoder.config import FinetuneConfig, PrepareConfig
-from histocoder.data import output, stata
 from histocoder.data.codes import LabelRules
 from histocoder.data.corrections import read_corrections
-from histocoder.data.csv_file import as_meant, without_formulas
 from histocoder.data.key import read_key
-from histocoder.data.output import check_output
 from histocoder.data.prepare import prepare
-from histocoder.data.table import open_table
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import review
 from histocoder.formatters import build_formatter
+from histocoder.tables import output, stata
+from histocoder.tables.csv_file import as_meant, without_formulas
+from histocoder.tables.output import check_output
+from histocoder.tables.table import open_table
 
 skip_without_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes among files")
 

@@ -14,8 +14,8 @@ from openpyxl.cell import WriteOnlyCell
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 from openpyxl.utils.escape import unescape
 
-from histocoder.data.cells import FIRST_ROWS, below_titles, header_row, named, nearest
 from histocoder.errors import UserError, shown
+from histocoder.tables.header import FIRST_ROWS, below_titles, header_row, named, nearest
 
 MAX_ROWS = 1_048_575  # largest number of rows of a sheet, below its header
 MOST_DIGITS = 2**53  # largest integer up to which its numbers, doubles, tell all integers apart

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset
 
-from histocoder.data.cells import named, nearest
-from histocoder.data.csv_file import CsvFile
-from histocoder.data.stata import StataFile
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
+from histocoder.tables.csv_file import CsvFile
+from histocoder.tables.header import named, nearest
+from histocoder.tables.stata import StataFile
 
 CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at once
 PARQUET, EXCEL, STATA = (".parquet", ".pq"), (".xlsx", ".xlsm"), (".dta", ".sav")
@@ -155,7 +155,7 @@ def open_table(
         except (pa.ArrowInvalid, OSError) as error:
             raise UserError(f"{path} is not a Parquet file: {str(error).splitlines()[0]}") from error
     elif kind in EXCEL:
-        from histocoder.data.excel import read_workbook
+        from histocoder.tables.excel import read_workbook
 
         wanted = columns if isinstance(columns, Mapping) else columns or optional
         file = TableFile(path, *read_workbook(path, sheet, wanted))

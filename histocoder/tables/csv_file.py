@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from histocoder.data.cells import FIRST_ROWS, below_titles, header_row, named
 from histocoder.errors import Notice, UserError, counted, shown, warn_user
+from histocoder.tables.header import FIRST_ROWS, below_titles, header_row, named
 
 _BLOCK_BYTES = 1 << 22  # number of bytes that Arrow reads at once; a row must fit in
 _CHECK_BYTES = 1 << 24

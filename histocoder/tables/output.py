@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from histocoder.data.csv_file import without_formulas
-from histocoder.data.stata import write_stata
-from histocoder.data.table import EXCEL, PARQUET, STATA, TableFile, kind_of, strings
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, replacing
 from histocoder.log import log
+from histocoder.tables.csv_file import without_formulas
+from histocoder.tables.stata import write_stata
+from histocoder.tables.table import EXCEL, PARQUET, STATA, TableFile, kind_of, strings
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def check_output(
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is a folder or a device; name a file to write to.")
     if kind in EXCEL:
-        from histocoder.data.excel import MAX_ROWS
+        from histocoder.tables.excel import MAX_ROWS
 
         if num_rows > MAX_ROWS:
             raise UserError(f"{path}: {num_rows:,} rows are more than Excel's {MAX_ROWS:,}; choose .csv or .parquet.")
@@ -92,7 +92,7 @@ def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> 
                 parquet.write_table(table)
             return []
         if kind in EXCEL:
-            from histocoder.data.excel import write_workbook
+            from histocoder.tables.excel import write_workbook
 
             write_workbook(temporary, first.column_names, map(_as_doubles_hold, tables))
             return []
@@ -143,7 +143,7 @@ def _as_doubles_hold(table: pa.Table) -> pa.Table:
 
     Excel has no dates before 1900, and a 29 February then.
     """
-    from histocoder.data.excel import MOST_DIGITS
+    from histocoder.tables.excel import MOST_DIGITS
 
     table = _without_bytes(table)
     for i, one in enumerate(table.schema):

@@ -1,0 +1,69 @@
+"""Headers as people write them: the row that holds it, and the column that a name means."""
+
+import difflib
+import itertools
+import re
+import unicodedata
+from collections.abc import Collection, Sequence
+
+FIRST_ROWS = 50  # number of first rows among which the header is
+_DESCRIPTIONS = (
+    *("occ1", "occ", "occupation", "beruf", "profession", "metier", "yrke", "beroep", "erhverv", "stilling"),
+    *("mestiere", "oficio", "ocupacion", "profissao", "description", "title"),
+)
+
+
+def plain(name: str) -> str:
+    """Return a name without case, accents, blanks at its ends and repeated ones.
+
+    Examples
+    --------
+    >>> plain(" Métier  (Père) ")
+    'metier (pere)'
+    """
+    letters = unicodedata.normalize("NFKD", name.replace("\ufeff", ""))
+    return " ".join("".join(char for char in letters if not unicodedata.combining(char)).casefold().split())
+
+
+def named(name: str, header: Collection[str]) -> list[str]:
+    """Return the columns of a name; if there is none, those whose plain names are its own."""
+    return [own for own in header if own == name] or [own for own in header if plain(own) == plain(name)]
+
+
+def nearest(name: str, header: Collection[str]) -> str | None:
+    """Return the most similar name of a column, without blanks around it; for descriptions also a usual one."""
+    names = {plain(own): " ".join(own.split()) for own in header}
+    if close := difflib.get_close_matches(plain(name), names, n=1, cutoff=0.5):
+        return names[close[0]]
+    return descriptions_in(names.values()) if name in _DESCRIPTIONS else None
+
+
+def descriptions_in(header: Collection[str]) -> str | None:
+    """Return the column that is likely to hold descriptions, by its name; None if there is none."""
+    words = {own: re.findall(r"[^\W_]+", plain(own)) for own in header}
+    return next((own for usual in _DESCRIPTIONS for own in header if usual in words[own]), None)
+
+
+def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -> int:
+    """Return the index of the header, which titles may precede: the fullest row that has all columns.
+
+    If there is none, it is the first row with three quarters as many cells as the fullest, or with all but the first
+    above a number, as programs write numbers of rows.
+    """
+    cells = [[cell for cell in row if cell and cell.strip()] for row in rows]
+    wanted = set(map(plain, columns))
+    found = [i for i, row in enumerate(cells) if wanted and wanted <= set(map(plain, row))]
+    if found:
+        return max(found, key=lambda i: len(cells[i]))
+    most, firsts = max(map(len, cells)), [(row[0] or "").strip() if row else "" for row in rows]
+    is_above_number = [not first and below.isdecimal() for first, below in itertools.pairwise([*firsts, ""])]
+    return next(
+        i
+        for i, row in enumerate(cells)
+        if 4 * len(row) >= 3 * most or (0 < len(row) == most - 1 and is_above_number[i])
+    )
+
+
+def below_titles(path: object, unit: str, number: int) -> str:
+    """Return a notice that a header is not in the first row."""
+    return f"{path}: the header is {unit} {number}; what is above it is ignored."
