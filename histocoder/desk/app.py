@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
@@ -21,7 +22,7 @@ from histocoder import __version__
 from histocoder.data.example_files import CHECKED_COL
 from histocoder.data.languages import NAMES, Language, chosen_language
 from histocoder.data.normalize import description_keys
-from histocoder.desk.card import Conflict, Source
+from histocoder.desk.card import Conflict, Number, Source
 from histocoder.desk.cards import Cards
 from histocoder.desk.coding import NO_OCCUPATION, Answer, Code, CodeRequest, NamedLanguage, named_languages
 from histocoder.desk.models import Model, Models
@@ -141,16 +142,21 @@ class Desk:
         lang_cols = [language_col] if language_col else [] if settings else ["lang"]
         names = [settings.get("input_col") or "occ1", *lang_cols, CHECKED_COL, *targets, "who"]
         rows = {}
-        for card in self.cards.settled(targets):
+        for card in self.cards.settled(targets, of_sample=self._uses_sample()):
             langs, codes = [card.lang] * len(lang_cols), card.codes or []
             cells = [card.text, *langs, "x", *codes, *[None] * (len(targets) - len(codes)), card.who]
             key = description_keys([card.text])[0], *map(Language, langs)
             rows[key] = dict(zip(names, cells, strict=True))
         return pa.Table.from_pylist(list(rows.values()), pa.schema([(name, pa.string()) for name in names]))
 
-    def improve(self, raw: bool = True) -> Improvement:
-        """Write the corrections on the server, and return how to train on them; `raw` leaves formulas as they are."""
-        number, model = self._write(self._file, raw=raw), self.models.in_use
+    def _uses_sample(self) -> bool:
+        """Return whether the model in use was trained on the sample."""
+        model = self.models.in_use
+        return model is not None and any(file.id == model.file and file.is_sample for file in self.uploads.all())
+
+    def improve(self) -> Improvement:
+        """Write the corrections on the server, with formulas as they are, and return how to train on them."""
+        number, model = self._write(self._file), self.models.in_use
         assert model is not None  # else there are no corrections
         next_one = next_step(str(self.models.best(model.id)), self._file, self.models.run(model.id))
         return Improvement(corrections=number, next_step=next_one, learned=self.models.has_learned(self._file))
@@ -166,17 +172,31 @@ class Desk:
         """Train a model further on the settled descriptions."""
         return self.models.correct(model, self._write)
 
-    def decisions(self) -> FileResponse:
+    def decisions(self) -> Response:
         """Return who has decided what, as CSV."""
-        path = self._file.with_name("decisions.csv")
         with self.cards.lock:
-            write_frame(path, self.cards.decisions())
-        return FileResponse(path, media_type="text/csv; charset=utf-8", filename=path.name)
+            decisions = self.cards.decisions()
+        return _download("decisions.csv", lambda path: write_frame(path, decisions))
 
-    def export(self, raw: bool = False) -> FileResponse:
+    def export(self, raw: bool = False) -> Response:
         """Return settled descriptions, as CSV for `finetune.py --corrections`; `raw` leaves formulas as they are."""
-        self.improve(raw)
-        return FileResponse(self._file, media_type="text/csv; charset=utf-8", filename=self._file.name)
+        return _download(self._file.name, lambda path: self._write(path, raw=raw))
+
+    def remove_source(self, source: Number) -> list[Source]:
+        """Remove a file from the review, with its cards, their other columns and all decisions on them."""
+        left = self.cards.remove(source)
+        self._file.unlink(missing_ok=True)  # it may have decisions that are gone now
+        return left
+
+
+def _download(name: str, write: Callable[[Path], object]) -> Response:
+    """Return a CSV file that `write` writes to a path, as an answer of its own: no other request changes it."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        write(path)
+        content = path.read_bytes()
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(content, media_type="text/csv; charset=utf-8", headers=headers)
 
 
 def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8000, users: Users) -> FastAPI:
@@ -224,6 +244,7 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
     app.get("/api/files/{file}/provenance", tags=["files"], response_class=FileResponse)(uploads.provenance)
     app.post("/api/files/{file}/review", tags=["review"])(uploads.to_review)
     app.get("/api/review", tags=["review"])(desk.sources)
+    app.delete("/api/review/{source}", tags=["review"])(desk.remove_source)
     app.get("/api/review/{source}/cards", tags=["review"])(cards.next_cards)
     app.get("/api/review/{source}/list", tags=["review"])(cards.listing)
     app.get("/api/review/{source}/agreement", tags=["review"])(cards.agreement)
@@ -232,8 +253,8 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
     app.post("/api/review/accept", tags=["review"])(cards.accept)
     app.post("/api/review/{source}/undo", tags=["review"])(cards.undo)
     app.get("/api/review/{source}/trust", tags=["review"])(cards.trust)
-    app.get("/api/corrections.csv", tags=["review"], response_class=FileResponse)(desk.export)
-    app.get("/api/decisions.csv", tags=["review"], response_class=FileResponse)(desk.decisions)
+    app.get("/api/corrections.csv", tags=["review"], response_class=Response)(desk.export)
+    app.get("/api/decisions.csv", tags=["review"], response_class=Response)(desk.decisions)
     app.post("/api/improve", tags=["review"])(desk.improve)
     return app
 

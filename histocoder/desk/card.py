@@ -32,6 +32,7 @@ class Card(BaseModel):
     row: dict[str, str] = {}  # other columns of the first of its rows
     double: bool = False  # whether two people decide on it, without seeing each other's decisions
     opinions: list["Opinion"] = []  # their decisions, once both have decided
+    carried: bool = False  # whether it was settled by a decision on the same description in another file
 
     def seen_by(self, who: str, opinions: Mapping[str, list[str] | None]) -> "Card":
         """Let a reviewer of a card for two see their own opinion alone, or once both decided, both; return it."""
@@ -102,8 +103,10 @@ class Source(BaseModel):
 
     id: int
     name: str
+    file: str | None = None  # its id under Files
     cards: int
     settled: int
+    decided: int  # settled ones, and those that are unsure or disputed
 
 
 class Conflict(Exception):

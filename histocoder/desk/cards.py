@@ -17,6 +17,7 @@ from pydantic import Field
 
 from histocoder.data.example_files import CHECKED_COL
 from histocoder.data.languages import Language
+from histocoder.data.normalize import description_keys
 from histocoder.desk.card import AND, Accepted, Card, Conflict, Decision, Evidence, Filter, Number, Source, Who, user_of
 from histocoder.desk.models import Models
 from histocoder.desk.trust import FEWEST, Trust, order_of_review, share_right
@@ -30,7 +31,12 @@ _CLAIM_SECONDS = 180.0  # time for which a card that one reviewer was given is n
 _TABLES = Path(__file__).with_name("tables.sql")
 _Codes: TypeAlias = list[str] | None  # of a decision; None: unsure
 _MOST_SHOWN = 12  # columns of a row, of those before the codes
+CARRIED = "carried"  # action of a decision that was made on the same description in another file
 _LIVE = "undone = 0 AND action != 'undone'"
+_NEW_COLUMNS = {
+    "sources": {"file": "TEXT", "sample": "INTEGER DEFAULT 0"},
+    "cards": {"key": "TEXT"},
+}
 _SORTS = {"worth": "place", "times": "times DESC, place", "conf": "conf, place", "text": "text, place"}
 
 
@@ -43,22 +49,45 @@ class Cards:
         self._db = sqlite3.connect(path, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         self._db.create_function("casefold", 1, str.casefold)  # SQLite's own knows ASCII alone
-        self._db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; {_TABLES.read_text()}")
+        self._db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA secure_delete = ON;")
+        self._add_columns()
+        self._db.executescript(_TABLES.read_text(encoding="utf-8"))
+        self._add_keys()
         self._claims: dict[int, tuple[str, float]] = {}  # card -> reviewer, and when
 
     def close(self) -> None:
         with self.lock:
             self._db.close()
 
+    def _add_columns(self) -> None:
+        """Give the tables of a desk of 1.0.0 the columns that it lacks."""
+        for table, new_columns in _NEW_COLUMNS.items():
+            names = {row["name"] for row in self._rows(f"PRAGMA table_info({table})")}
+            for name, kind in new_columns.items():
+                if names and name not in names:
+                    self._db.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
+
+    def _add_keys(self) -> None:
+        """Give cards of a desk of 1.0.0 their keys."""
+        rows = self._rows("SELECT id, text, lang FROM cards WHERE key IS NULL")
+        keys = _keys([row["text"] for row in rows], [row["lang"] for row in rows])
+        with self._db as db:
+            ids = (row["id"] for row in rows)
+            db.executemany("UPDATE cards SET key = ? WHERE id = ?", zip(keys, ids, strict=True))
+
     def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with self.lock:
             return self._db.execute(query, values).fetchall()
 
-    def add_source(self, path: Path, name: str, columns: Columns) -> Source:
+    def add_source(
+        self, path: Path, name: str, columns: Columns, *, file_id: str | None = None, is_sample: bool = False
+    ) -> Source:
         """Make cards of what `histocoder predict` wrote; return their source.
 
         They are in the order of `histocoder review`, with a random sample among them; see `order_of_review`. A file
-        with the content and the columns of an earlier one has that one's source.
+        with the content and the columns of an earlier one has that one's source. Descriptions on which people have
+        decided in another file of the same columns of codes are settled from the start. `file_id` is the
+        file's under Files, and `is_sample` tells that it is the sample to try the desk with.
         """
         digest, targets = sha256(path), json.dumps(list(columns.target_cols))
         key = f"{digest} {columns.input_col} {columns.language_col} {targets}"
@@ -77,24 +106,82 @@ class Cards:
         others = cards[[f"row_{name}" for name in beside]].set_axis(beside, axis=1).to_dict("records")
         rows = [json.dumps({name: cell for name, cell in row.items() if not pd.isna(cell)}) for row in others]
         doubles = np.random.default_rng(int(digest, 16) + 1).random(len(cards)) < self._double_share
-        columns_of_cards = (texts, langs, predicted, cards["conf"], cards["times"].tolist(), rows, doubles.tolist())
+        keys = _keys(texts.tolist(), [*langs])
+        times = cards["times"].tolist()
+        columns_of_cards = (texts, langs, predicted, cards["conf"], times, rows, doubles.tolist(), keys)
         values = list(zip(*columns_of_cards, strict=True))
         order, draws = order_of_review(cards["times"].to_numpy(), int(digest, 16))
         places = {card: place for place, card in enumerate(order)}
         with self.lock, self._db as db:
-            row = (name, key, time.time(), targets)
-            added = db.execute("INSERT INTO sources (name, sha256, at, targets) VALUES (?, ?, ?, ?)", row).lastrowid
+            row = (name, key, time.time(), targets, file_id, is_sample)
+            added = db.execute(
+                "INSERT INTO sources (name, sha256, at, targets, file, sample) VALUES (?, ?, ?, ?, ?, ?)", row
+            ).lastrowid
             db.executemany(
-                "INSERT INTO cards (source, place, text, lang, predicted, conf, times, row, double) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO cards (source, place, text, lang, predicted, conf, times, row, double, key) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 ((added, place, *values[card]) for card, place in places.items()),
             )
             db.executemany("INSERT INTO draws VALUES (?, ?, ?)", ((added, due, places[card]) for due, card in draws))
+            self._carry("c.source = ?", added)
         return next(source for source in self.sources() if source.id == added)
+
+    def _carry(self, which: str, *values: Any) -> None:
+        """Settle open cards whose descriptions are settled in the same columns of codes, as the last of these cards.
+
+        `which` is a condition on the cards c. Call it within a transaction. A decision that is carried belongs to the
+        batch of the one that it comes from, with which it is undone.
+        """
+        query = f"""SELECT c.id, c.version, c.double, o.codes, o.who, o.at,
+                        (SELECT coalesce(d.batch, d.id) FROM decisions d WHERE d.card = o.id AND {_LIVE}
+                         ORDER BY d.id DESC LIMIT 1) AS batch
+                    FROM cards c JOIN sources s ON s.id = c.source
+                    JOIN cards o ON o.id = (
+                        SELECT e.id FROM cards e JOIN sources t ON t.id = e.source
+                        WHERE e.key = c.key AND e.status = 'settled' AND t.targets = s.targets AND t.sample = s.sample
+                        ORDER BY e.at DESC, e.id DESC LIMIT 1)
+                    WHERE c.status = 'open' AND {which}"""
+        before = json.dumps({"status": "open", "codes": None, "by": None, "at": None})
+        for row in self._rows(query, *values):
+            after = json.dumps({"status": "settled", "codes": json.loads(row["codes"])})
+            self._db.execute(
+                "UPDATE cards SET version = version + 1, status = 'settled', codes = ?, who = ?, at = ?, double = 0 "
+                "WHERE id = ?",
+                (row["codes"], row["who"], row["at"], row["id"]),
+            )
+            self._db.execute(
+                "INSERT INTO decisions (card, who, at, action, before, after, batch) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (row["id"], row["who"], row["at"], CARRIED, before, after, row["batch"]),
+            )
+
+    def remove(self, source: Number) -> list[Source]:
+        """Remove a file from the review: its cards, their other columns and all decisions on them; return the others.
+
+        Nothing of it remains in the database. Models that were trained on the decisions keep what they have learned.
+        """
+        with self.lock:
+            if not self._rows("SELECT id FROM sources WHERE id = ?", source):
+                raise KeyError(source)
+            with self._db as db:
+                db.execute("DELETE FROM decisions WHERE card IN (SELECT id FROM cards WHERE source = ?)", (source,))
+                for table, column in (("draws", "source"), ("cards", "source"), ("sources", "id")):
+                    db.execute(f"DELETE FROM {table} WHERE {column} = ?", (source,))
+
+            # what is deleted stands in free pages, and in the write-ahead log, until these are written anew
+            self._db.execute("VACUUM")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return self.sources()
+
+    def remove_file(self, file: str) -> None:
+        """Remove what was made of a file under Files from the review."""
+        for row in self._rows("SELECT id FROM sources WHERE file = ?", file):
+            self.remove(row["id"])
 
     def sources(self) -> list[Source]:
         """List the coded files that are under review, the last one first."""
-        query = """SELECT s.id, s.name, count(c.id) AS cards, coalesce(sum(c.status = 'settled'), 0) AS settled
+        query = """SELECT s.id, s.name, s.file, count(c.id) AS cards,
+                   coalesce(sum(c.status = 'settled'), 0) AS settled,
+                   coalesce(sum(c.status != 'open'), 0) AS decided
                    FROM sources s LEFT JOIN cards c ON c.source = s.id GROUP BY s.id ORDER BY s.id DESC"""
         return [Source(**dict(row)) for row in self._rows(query)]
 
@@ -156,11 +243,18 @@ class Cards:
 
     def _opinions(self, card: int) -> dict[str, _Codes]:
         """Return who has which opinion on a card for two, the last of each person; not how it was settled."""
-        query = f"SELECT who, after FROM decisions WHERE card = ? AND {_LIVE} AND action != 'settled' ORDER BY id"
+        query = f"""SELECT who, after FROM decisions WHERE card = ? AND {_LIVE}
+                    AND action NOT IN ('settled', '{CARRIED}') ORDER BY id"""
         return {row["who"]: json.loads(row["after"])["codes"] for row in self._rows(query, card)}
 
     def _seen(self, card: Card, who: str) -> Card:
-        return card.seen_by(who, self._opinions(card.id)) if card.double else card
+        """Return a card as a reviewer may see it."""
+        if card.double:
+            return card.seen_by(who, self._opinions(card.id))
+        if card.status == "settled":
+            query = f"SELECT action FROM decisions WHERE card = ? AND {_LIVE} ORDER BY id DESC LIMIT 1"
+            card.carried = any(row["action"] == CARRIED for row in self._rows(query, card.id))
+        return card
 
     def decide(self, request: Request, card: Number, decision: Decision) -> Card:
         """Decide on a card. Status 409: another reviewer has in the meantime; `card` is its present state."""
@@ -211,7 +305,7 @@ class Cards:
         """Undo this reviewer's last decision, or all that were made at once. Status 409: another has decided since."""
         who = user_of(request, who)
         mine = f"""SELECT d.* FROM decisions d JOIN cards c ON c.id = d.card WHERE c.source = ? AND d.who = ?
-                   AND {_LIVE}"""
+                   AND {_LIVE} AND action != '{CARRIED}'"""
         with self.lock:
             found = self._rows(f"{mine} ORDER BY d.id DESC LIMIT 1", source, who)
             if not found:
@@ -230,7 +324,18 @@ class Cards:
                 if card.double and row["action"] != "settled":
                     after = Card.together(self._opinions(card.id))
                 back.append(self._write(card, after, who=who, action="undone", said=after["codes"]))
+            self._undo_carried({row["batch"] or row["id"] for row in undone}, who=who)
         return back
+
+    def _undo_carried(self, batches: set[int], *, who: str) -> None:
+        """Open the cards to which decisions that are undone were carried, but for those decided again since."""
+        query = f"""SELECT d.id, d.card FROM decisions d WHERE d.action = '{CARRIED}' AND d.undone = 0
+                    AND d.batch IN (SELECT value FROM json_each(?))
+                    AND NOT EXISTS (SELECT 1 FROM decisions e WHERE e.card = d.card AND e.id > d.id)"""
+        opened = {"status": "open", "codes": None, "by": None}
+        for row in self._rows(query, json.dumps([*batches])):
+            self._db.execute("UPDATE decisions SET undone = 1 WHERE id = ?", (row["id"],))
+            self._write(self._card(row["card"]), opened, who=who, action="undone", said=None)
 
     def _write(
         self, card: Card, after: dict[str, Any], *, who: str, action: str, said: _Codes, batch: int | None = None
@@ -241,6 +346,7 @@ class Cards:
         is_changed = not (card.double and is_open and card.status == "open")  # else it waits for a second opinion
         by = (None, None) if is_open else (after["by"], after.get("at") or now)
         decided = {"status": after["status"], "codes": said}
+        self._claims.pop(card.id, None)  # a card for two waits for another reviewer now
         with self._db as db:
             db.execute(
                 "UPDATE cards SET version = version + ?, status = ?, codes = ?, who = ?, at = ? WHERE id = ?",
@@ -250,13 +356,23 @@ class Cards:
                 "INSERT INTO decisions (card, who, at, action, before, after, batch) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (card.id, who, now, action, json.dumps(before), json.dumps(decided), batch),
             )
+            if after["status"] == "settled" and action != "undone":
+                # a decision is on a description: it counts in the other files that have it, too
+                self._carry("NOT c.double AND c.key = (SELECT key FROM cards WHERE id = ?)", card.id)
         return self._card(card.id)
 
-    def settled(self, target_cols: Sequence[str]) -> list[Card]:
-        """Return the settled cards of all files with these columns of codes, the first decision first."""
+    def settled(self, target_cols: Sequence[str], *, of_sample: bool = False) -> list[Card]:
+        """Return the settled cards of all files with these columns of codes, the first decision first.
+
+        Decisions on the sample, with which a visitor tries the desk, count only for models `of_sample`.
+        """
         query = """SELECT c.* FROM cards c JOIN sources s ON s.id = c.source WHERE c.status = 'settled'
-                   AND s.targets = ? ORDER BY c.at"""
-        return [_card(row) for row in self._rows(query, json.dumps(list(target_cols)))]
+                   AND s.targets = ? AND s.sample <= ? ORDER BY c.at, c.id"""
+        return [_card(row) for row in self._rows(query, json.dumps(list(target_cols)), of_sample)]
+
+    def settled_of(self, source: Number) -> list[Card]:
+        """Return the settled cards of a file."""
+        return [_card(row) for row in self._rows("SELECT * FROM cards WHERE source = ? AND status = 'settled'", source)]
 
     def decisions(self) -> pd.DataFrame:
         """Return who has decided what, of all files, and what the descriptions are settled as.
@@ -265,7 +381,8 @@ class Cards:
         """
         query = f"""SELECT s.name AS file, c.text, c.lang, c.double AS for_two, d.who, d.at, d.action, d.after AS codes,
                     c.status, coalesce(c.codes, '[]') AS settled FROM decisions d JOIN cards c ON c.id = d.card
-                    JOIN sources s ON s.id = c.source WHERE {_LIVE} AND NOT (c.double AND c.status = 'open')
+                    JOIN sources s ON s.id = c.source WHERE {_LIVE} AND d.action != '{CARRIED}'
+                    AND NOT (c.double AND c.status = 'open')
                     ORDER BY s.id, c.place, d.id"""
         with self.lock:
             found = pd.read_sql_query(query, self._db)
@@ -297,11 +414,12 @@ class Cards:
         """
         counts = """SELECT count(*) AS cards, total(times) AS rows, total(times * (status = 'settled')) AS rows_settled,
                     total(status = 'settled') AS cards_settled, total(status = 'unsure') AS cards_unsure,
+                    total(status IN ('open', 'disputed')) AS undecided,
                     max(place * (status != 'open')) AS last FROM cards WHERE source = ?"""
         drawn = "SELECT c.*, d.due FROM draws d JOIN cards c USING (source, place) WHERE source = ? ORDER BY d.due"
         with self.lock:
             found, draws = dict(self._rows(counts, source)[0]), self._rows(drawn, source)
-        last, ends = found.pop("last"), {}
+        last, undecided, ends = found.pop("last"), found.pop("undecided"), {}
         for row in reversed(draws):
             if row["status"] in ("open", "disputed"):
                 ends[row["double"]] = row
@@ -314,9 +432,21 @@ class Cards:
             random_cards=num_random,
             skipped=ends[0]["id"] if 0 in ends and ends[0]["place"] < last else None,
             right=share_right(right) if num_random >= FEWEST else None,
+            share_right=self._known_share(source) if not undecided and found["cards_settled"] else None,
         )
+
+    def _known_share(self, source: Number) -> float:
+        """Return the share of the settled rows of a file that are right as the model coded them."""
+        cards = self.settled_of(source)
+        num_right = sum(card.times for card in cards if set(card.codes or ()) == set(card.predicted))
+        return num_right / sum(card.times for card in cards)
 
 
 def _card(row: sqlite3.Row) -> Card:
     own = {name: row[name] and json.loads(row[name]) for name in ("predicted", "codes", "row")}
     return Card(**{**dict(row), **own, "confidence": row["conf"]})
+
+
+def _keys(texts: Sequence[str], langs: Sequence[str]) -> list[str]:
+    """Return what cards have in common whose descriptions and languages are the same."""
+    return [f"{lang} {key}" for key, lang in zip(description_keys(texts), langs, strict=True)]

@@ -1,11 +1,15 @@
 -- Tables of a desk's database, desk.sqlite.
-CREATE TABLE IF NOT EXISTS sources (id INTEGER PRIMARY KEY, name TEXT, sha256 TEXT UNIQUE, at REAL, targets TEXT);
+-- file: id of the file under Files that was coded; sample: whether it is the sample that a visitor tries
+CREATE TABLE IF NOT EXISTS sources (
+    id INTEGER PRIMARY KEY, name TEXT, sha256 TEXT UNIQUE, at REAL, targets TEXT, file TEXT, sample INTEGER DEFAULT 0);
+-- key: what descriptions have in common that are one to the model, with their language
 CREATE TABLE IF NOT EXISTS cards (
     id INTEGER PRIMARY KEY, source INTEGER, place INTEGER, text TEXT, lang TEXT, predicted TEXT, conf REAL,
     times INTEGER, version INTEGER DEFAULT 0, status TEXT DEFAULT 'open', codes TEXT, who TEXT, at REAL,
-    row TEXT, double INTEGER);
+    row TEXT, double INTEGER, key TEXT);
 CREATE UNIQUE INDEX IF NOT EXISTS cards_by_place ON cards (source, place);
 CREATE INDEX IF NOT EXISTS cards_by_status ON cards (source, status, place);
+CREATE INDEX IF NOT EXISTS cards_by_key ON cards (key);
 CREATE TABLE IF NOT EXISTS draws (source INTEGER, due INTEGER, place INTEGER);
 CREATE TABLE IF NOT EXISTS decisions (
     id INTEGER PRIMARY KEY AUTOINCREMENT, card INTEGER, who TEXT, at REAL, action TEXT, before TEXT, after TEXT,

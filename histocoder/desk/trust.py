@@ -30,7 +30,8 @@ class Trust(BaseModel):
     random_cards: int  # settled cards of the random sample, up to the first that is not decided
     skipped: int | None = None  # that card, where later ones are decided
     random_cards_needed: int = FEWEST  # number of them before which there is no estimate
-    right: Estimate | None  # share of the file's rows that are right as the model coded them
+    right: Estimate | None  # share of the file's rows that are right as the model coded them, estimated
+    share_right: float | None = None  # that share among the settled rows, where everything is decided
 
 
 def order_of_review(times: np.ndarray, seed: int) -> tuple[list[int], list[tuple[int, int]]]:

@@ -76,6 +76,7 @@ class File(BaseModel):
     name: str
     sent: float
     use: Literal["code", "train", "classes"] = "code"
+    is_sample: bool = False  # whether it was made to try the desk with
     sheet: str | None = None  # sheet of an Excel workbook; by default the only one that holds anything
     state: Literal["new", "queued", "running", "done", "failed", "cancelled"] = "new"  # "cancelled": formerly
     options: Options | None = None
@@ -140,14 +141,16 @@ class Uploads:
 
     def sample(self) -> list[File]:
         """Make two files of histocoder's own titles: a coded table to train on, and a table to code."""
-        return [self._make(*table) for table in sample_tables()]
+        return [self._make(*table, is_sample=True) for table in sample_tables()]
 
     def titles(self) -> File:
         """Make a file of all of histocoder's titles, to train on where nothing is coded yet."""
         return self._make(TITLES, "train", titles())
 
-    def _make(self, name: str, use: Literal["train", "code"], table: pd.DataFrame) -> File:
-        file = File(id=secrets.token_hex(8), name=name, sent=time.time(), use=use)
+    def _make(
+        self, name: str, use: Literal["train", "code"], table: pd.DataFrame, *, is_sample: bool = False
+    ) -> File:
+        file = File(id=secrets.token_hex(8), name=name, sent=time.time(), use=use, is_sample=is_sample)
         self._path(file).parent.mkdir(parents=True)
         table.to_csv(self._path(file), index=False)
         self._files[file.id] = file
@@ -210,7 +213,7 @@ class Uploads:
         return sent
 
     def remove(self, file: str) -> list[File]:
-        """Delete a file and its codes, and stop coding it; return the other files."""
+        """Delete a file, its codes and what was decided on it, and stop coding it; return the other files."""
         if users := [model.id for model in self._models.all() if model.file == file]:
             raise UserError(f"{users[0]} is trained on this table. Delete the model first.")
         busy = [(one.name, one.options) for one in self._files.values() if one.state in ("queued", "running")]
@@ -219,6 +222,7 @@ class Uploads:
         with self._lock:
             if self._files.pop(file).state != "running":  # else the worker deletes it
                 shutil.rmtree(self._folder / file, ignore_errors=True)
+        self._cards.remove_file(file)
         return self.all()
 
     def result(self, file: str) -> FileResponse:
@@ -237,7 +241,7 @@ class Uploads:
         assert options is not None
         targets = self.get(file).target_cols or self._models.coding.coder.model.config.target_cols
         columns = Columns(options.input_col, options.language_col, targets)
-        return self._cards.add_source(path, path.name, columns)
+        return self._cards.add_source(path, path.name, columns, file_id=file, is_sample=self.get(file).is_sample)
 
     def as_sent(self, message: str) -> str:
         """Return a message that names files as the user does, without the folders in which they are kept."""
