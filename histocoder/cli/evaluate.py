@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from histocoder import distributed
@@ -13,8 +14,9 @@ from histocoder.data.example_files import other_cells
 from histocoder.data.examples import HELD_OUT, TRAIN, VAL, Examples
 from histocoder.data.languages import chosen_language
 from histocoder.data.normalize import description_keys
-from histocoder.errors import UserError
+from histocoder.errors import UserError, counted
 from histocoder.evaluation.baselines import Baselines, run_rows
+from histocoder.evaluation.checked_file import Decision, read_decisions, write_checked
 from histocoder.evaluation.review_file import Columns, next_step, review
 from histocoder.evaluation.scores import named_groups
 from histocoder.evaluation.summary import percent, table_of_shares
@@ -142,8 +144,32 @@ def _measured(coder: Coder, examples: Examples, folder: Path) -> list[Examples]:
     return [rows] if rows is not None else []
 
 
+def _apply_decisions(config: ReviewFlags, columns: Columns, *, titles: Mapping[str, str]) -> None:
+    """Write the coded table with the codes of files that a person has filled in; of several for a row, the last."""
+    decisions: dict[tuple[str, str], Decision] = {}
+    for path in map(Path, config.apply or ()):
+        decisions |= read_decisions(path, columns)
+    if not decisions:
+        raise UserError(f"No row of {', '.join(config.apply or ())} is checked. Mark the rows that are right with x.")
+    output = Path(config.output)
+    num_rows = write_checked(
+        Path(config.predictions),
+        output,
+        decisions,
+        columns,
+        titles=titles,
+        sheet=config.sheet,
+        raw=config.raw,
+        overwrite=config.overwrite,
+    )
+    log.info(
+        f"Wrote {output}: {counted(num_rows, 'row has', 'rows have')} the codes of "
+        f"{counted(len(decisions), 'checked description', 'checked descriptions')}; the model's are in model_…."
+    )
+
+
 def run_review(config: ReviewFlags) -> None:
-    """Write the rows to check, and say what to do with them."""
+    """Write the rows to check, and say what to do with them; or the table with what people have decided."""
     folder, output = local_folder(config.model), Path(config.output)
     settings = run_settings(run_of(folder))
     columns = Columns(
@@ -153,6 +179,9 @@ def run_review(config: ReviewFlags) -> None:
         run_input_col=settings.get("input_col"),
         run_language_col=settings.get("language_col"),
     )
+    if config.apply:
+        _apply_decisions(config, columns, titles=read_model_config(folder).descriptions)
+        return
     how = {name: getattr(config, name) for name in ("budget", "overwrite", "sheet", "raw")}
     review(Path(config.predictions), output, columns=columns, **how)
     log.info(next_step(config.model, output, run_of(folder)))

@@ -141,7 +141,10 @@ class ReviewFlags(NamedModel):
     """Choose the rows of a coded file that a person should check first."""
 
     predictions: str = free(None, "output of histocoder predict", metavar="FILE", is_required=True)
-    output: str = free("review.csv", "file to fill in", metavar="FILE")
+    apply: tuple[str, ...] | None = free(
+        None, "files that are filled in: write --predictions with their codes to --output", metavar="FILE"
+    )
+    output: str = free("review.csv", "file to fill in, or with --apply the checked table", metavar="FILE")
     budget: int = free(200, "number of descriptions to check", at_least=1)
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
     language_col: str | None = free(None, "column of languages (default: lang, or the run's)", metavar="COL")

@@ -22,8 +22,8 @@ from histocoder import __version__
 from histocoder.data.example_files import CHECKED_COL
 from histocoder.data.languages import NAMES, Language, chosen_language
 from histocoder.data.normalize import description_keys
-from histocoder.desk.card import Conflict, Number, Source
-from histocoder.desk.cards import Cards
+from histocoder.desk.card import Conflict, Source
+from histocoder.desk.cards import CORRECTIONS_FILE, DECISIONS_FILE, Cards
 from histocoder.desk.coding import NO_OCCUPATION, Answer, Code, CodeRequest, NamedLanguage, named_languages
 from histocoder.desk.models import Model, Models
 from histocoder.desk.uploads import Uploads
@@ -78,7 +78,7 @@ class Desk:
 
     def __init__(self, folder: Path, *, models: Models, double_share: float = 0.0, may_train: bool = True) -> None:
         make_folder(folder / "files")
-        self.models, self._file, self.may_train = models, folder / "corrections.csv", may_train
+        self.models, self._file, self.may_train = models, folder / CORRECTIONS_FILE, may_train
         self.cards = Cards(folder / "desk.sqlite", models, double_share=double_share)
         self.uploads = Uploads(folder / "files", models, self.cards)
         self._first: int | None = None  # source to review first
@@ -176,17 +176,11 @@ class Desk:
         """Return who has decided what, as CSV."""
         with self.cards.lock:
             decisions = self.cards.decisions()
-        return _download("decisions.csv", lambda path: write_frame(path, decisions))
+        return _download(DECISIONS_FILE, lambda path: write_frame(path, decisions))
 
     def export(self, raw: bool = False) -> Response:
         """Return settled descriptions, as CSV for `finetune.py --corrections`; `raw` leaves formulas as they are."""
         return _download(self._file.name, lambda path: self._write(path, raw=raw))
-
-    def remove_source(self, source: Number) -> list[Source]:
-        """Remove a file from the review, with its cards, their other columns and all decisions on them."""
-        left = self.cards.remove(source)
-        self._file.unlink(missing_ok=True)  # it may have decisions that are gone now
-        return left
 
 
 def _download(name: str, write: Callable[[Path], object]) -> Response:
@@ -244,7 +238,7 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
     app.get("/api/files/{file}/provenance", tags=["files"], response_class=FileResponse)(uploads.provenance)
     app.post("/api/files/{file}/review", tags=["review"])(uploads.to_review)
     app.get("/api/review", tags=["review"])(desk.sources)
-    app.delete("/api/review/{source}", tags=["review"])(desk.remove_source)
+    app.delete("/api/review/{source}", tags=["review"])(cards.remove)
     app.get("/api/review/{source}/cards", tags=["review"])(cards.next_cards)
     app.get("/api/review/{source}/list", tags=["review"])(cards.listing)
     app.get("/api/review/{source}/agreement", tags=["review"])(cards.agreement)

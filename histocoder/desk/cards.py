@@ -22,6 +22,7 @@ from histocoder.desk.card import AND, Accepted, Card, Conflict, Decision, Eviden
 from histocoder.desk.models import Models
 from histocoder.desk.trust import FEWEST, Trust, order_of_review, share_right
 from histocoder.errors import UserError
+from histocoder.evaluation import checked_file
 from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded
 from histocoder.evaluation.scores import agreement
 from histocoder.files import sha256
@@ -31,6 +32,7 @@ _CLAIM_SECONDS = 180.0  # time for which a card that one reviewer was given is n
 _TABLES = Path(__file__).with_name("tables.sql")
 _Codes: TypeAlias = list[str] | None  # of a decision; None: unsure
 _MOST_SHOWN = 12  # columns of a row, of those before the codes
+CORRECTIONS_FILE, DECISIONS_FILE = "corrections.csv", "decisions.csv"  # the second one of 1.0.0
 CARRIED = "carried"  # action of a decision that was made on the same description in another file
 _LIVE = "undone = 0 AND action != 'undone'"
 _NEW_COLUMNS = {
@@ -45,6 +47,7 @@ class Cards:
 
     def __init__(self, path: Path, models: Models, *, double_share: float = 0.0) -> None:
         self._models, self._double_share = models, double_share
+        self._exports = [path.with_name(name) for name in (CORRECTIONS_FILE, DECISIONS_FILE)]
         self.lock = threading.RLock()
         self._db = sqlite3.connect(path, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
@@ -170,6 +173,8 @@ class Cards:
             # what is deleted stands in free pages, and in the write-ahead log, until these are written anew
             self._db.execute("VACUUM")
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            for path in self._exports:
+                path.unlink(missing_ok=True)
         return self.sources()
 
     def remove_file(self, file: str) -> None:
@@ -369,6 +374,18 @@ class Cards:
         query = """SELECT c.* FROM cards c JOIN sources s ON s.id = c.source WHERE c.status = 'settled'
                    AND s.targets = ? AND s.sample <= ? ORDER BY c.at, c.id"""
         return [_card(row) for row in self._rows(query, json.dumps(list(target_cols)), of_sample)]
+
+    def decided(
+        self, target_cols: Sequence[str], *, of_sample: bool = False
+    ) -> dict[tuple[str, str], checked_file.Decision]:
+        """Return the settled decisions by description and language, the last of each; see `settled`."""
+        cards = self.settled(target_cols, of_sample=of_sample)
+        keys = description_keys([card.text for card in cards])
+        decisions = {}
+        for key, card in zip(keys, cards, strict=True):
+            at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(card.at))
+            decisions[key, card.lang] = checked_file.Decision(tuple(card.codes or ()), who=card.who, at=at)
+        return decisions
 
     def settled_of(self, source: Number) -> list[Card]:
         """Return the settled cards of a file."""

@@ -99,7 +99,7 @@ class Coding:
         self.model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
         self.settings, self.sure = run_settings(run), sure_of(run)
         coder.turn, coder.num_workers = threading.Lock(), 1
-        self._titles = coder.model.config.descriptions
+        self.titles = coder.model.config.descriptions
         self.known: Known | None = None
         self.neighbours: Neighbours | None = None
         rows = run_rows(run, coder, TRAIN, HELD_OUT)
@@ -110,7 +110,7 @@ class Coding:
             self.neighbours = Neighbours(examples)
 
     def titled(self, code: str, probability: float | None = None) -> Code:
-        return Code(code=code, title=self._titles.get(code), probability=probability)
+        return Code(code=code, title=self.titles.get(code), probability=probability)
 
     def check_codes(self, codes: Sequence[str]) -> list[str]:
         """Return codes that a person gave, without blanks and repetitions; raise UserError where they do not fit."""
@@ -140,7 +140,7 @@ class Coding:
 
     @cached_property
     def _search_texts(self) -> dict[str, str]:
-        titled = [f"{code} {self._titles.get(code, '')}" for code in self.coder.codes]
+        titled = [f"{code} {self.titles.get(code, '')}" for code in self.coder.codes]
         return dict(zip(self.coder.codes, description_keys(titled), strict=True))
 
     def answer(self, texts: Sequence[str], langs: Sequence[str]) -> list[Answer]:

@@ -17,11 +17,12 @@ from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.background import BackgroundTask
 
 from histocoder.checkpoints.run_folder import run_of
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.config.prediction import ClassOptions
-from histocoder.data.crosswalk import Crosswalk
+from histocoder.data.crosswalk import Classes, Crosswalk, classes_of
 from histocoder.data.languages import chosen_language
 from histocoder.data.provenance import provenance_file, write_provenance
 from histocoder.desk.card import Source
@@ -30,7 +31,8 @@ from histocoder.desk.checks import CATEGORIES, Check, TrainOptions, check, code_
 from histocoder.desk.models import Model, Models
 from histocoder.desk.sample import TITLES, sample_tables, titles
 from histocoder.errors import Cancelled, UserError
-from histocoder.evaluation.review_file import Columns
+from histocoder.evaluation.checked_file import write_checked
+from histocoder.evaluation.review_file import Columns, answer_columns
 from histocoder.files import write_text
 from histocoder.inference.predict_file import facts_of, predict_file
 from histocoder.inference.table_coder import TableCoder
@@ -147,9 +149,7 @@ class Uploads:
         """Make a file of all of histocoder's titles, to train on where nothing is coded yet."""
         return self._make(TITLES, "train", titles())
 
-    def _make(
-        self, name: str, use: Literal["train", "code"], table: pd.DataFrame, *, is_sample: bool = False
-    ) -> File:
+    def _make(self, name: str, use: Literal["train", "code"], table: pd.DataFrame, *, is_sample: bool = False) -> File:
         file = File(id=secrets.token_hex(8), name=name, sent=time.time(), use=use, is_sample=is_sample)
         self._path(file).parent.mkdir(parents=True)
         table.to_csv(self._path(file), index=False)
@@ -225,9 +225,37 @@ class Uploads:
         self._cards.remove_file(file)
         return self.all()
 
-    def result(self, file: str) -> FileResponse:
-        """Download the coded file, in the form of the one that was sent."""
-        return FileResponse(path := self._coded(file), filename=path.name)
+    def result(self, file: str, as_coded: bool = False) -> FileResponse:
+        """Download the coded file, in the form of the one that was sent, with people's decisions in it.
+
+        Beside these are who decided, when, and the model's codes; with `as_coded` it is as the model has coded it.
+        """
+        path = self._coded(file)
+        sent = self.get(file)
+        columns = self._columns(sent)
+        decisions = {} if as_coded else self._cards.decided(columns.target_cols, of_sample=sent.is_sample)
+        if not decisions:
+            return FileResponse(path, filename=path.name)
+
+        name = path.name.replace("_coded", "_checked")
+        checked = path.with_name(
+            f"{secrets.token_hex(8)}{''.join(path.suffixes[-2:])}"
+        )  # other requests have their own
+        titles = self._models.coding.titles
+        write_checked(path, checked, decisions, columns, titles=titles, classes=self._classes(sent))
+        return FileResponse(checked, filename=name, background=BackgroundTask(checked.unlink))
+
+    def _classes(self, file: File) -> list[Classes]:
+        """Return the classes that a coded file has."""
+        assert file.options is not None
+        if not file.options.classes:
+            return []
+        if file.options.classes not in self._files:
+            raise UserError(f"The table of classes of {file.name} was deleted. Code the file again.")
+        config = self._config(file, file.options)
+        answers = answer_columns(open_table(self._output(file), ()), file.target_cols)
+        codes = [answer.code for answer in answers]
+        return classes_of(codes, config, config.classes, codes=None, prefix=config.columns, expect=False)
 
     def provenance(self, file: str) -> FileResponse:
         """Download where the coded file comes from, with a paragraph for a methods section, as JSON."""
@@ -237,11 +265,15 @@ class Uploads:
 
     def to_review(self, file: str) -> Source:
         """Make cards of a coded file."""
-        path, options = self._coded(file), self.get(file).options
-        assert options is not None
-        targets = self.get(file).target_cols or self._models.coding.coder.model.config.target_cols
-        columns = Columns(options.input_col, options.language_col, targets)
-        return self._cards.add_source(path, path.name, columns, file_id=file, is_sample=self.get(file).is_sample)
+        path = self._coded(file)
+        sent = self.get(file)
+        return self._cards.add_source(path, path.name, self._columns(sent), file_id=file, is_sample=sent.is_sample)
+
+    def _columns(self, file: File) -> Columns:
+        """Return the names of a coded file's columns."""
+        assert file.options is not None
+        targets = file.target_cols or self._models.coding.coder.model.config.target_cols
+        return Columns(file.options.input_col, file.options.language_col, targets)
 
     def as_sent(self, message: str) -> str:
         """Return a message that names files as the user does, without the folders in which they are kept."""

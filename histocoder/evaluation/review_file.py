@@ -80,17 +80,13 @@ def in_order_of_worth(file: TableFile, columns: Columns, *, beside: Sequence[str
     """
     for notice in file.notices:
         log.info(notice)
-    codings = [name.removesuffix("prob_1") for name in file.header if name.endswith("prob_1")]
-    if not codings:
-        raise UserError(f"{file.path} has no column prob_1; give the output of histocoder predict.")
-    prefix = codings[-1]  # that of the last coding's columns
-    answers = _answers(file.header, prefix, columns.target_cols)
+    prefix = _prefix(file)
+    answers = _answers(file, columns.target_cols)
     pairs = attribute_columns(name for name in file.header if name.startswith(prefix)).items()
     names = [*itertools.chain(*pairs), *(name for name in file.header if name.startswith(f"{prefix}alt_"))]
     alternatives = {name: name.removeprefix(prefix) for name in names}
-    added = [name for name in file.header if re.fullmatch("(pred_)*lang", name)][-1:]  # by predict --language
-    languages = (columns.language_col, *added, columns.run_language_col)
-    by = [columns.input_col, *[name for name in languages if name and file.has(name)][:1]]
+    lang_col = language_column(file, columns)
+    by = [columns.input_col] if lang_col is None else [columns.input_col, lang_col]
     own = (CHECKED_COL, "conf", "times", *answers.values())
     if columns.input_col in own:
         raise UserError(
@@ -135,19 +131,55 @@ def _one_spelling(rows: pd.DataFrame, by: list[str], answers: list[str]) -> pd.D
     return _distinct(rows, same).sort_index()
 
 
-def _answers(header: list[str], prefix: str, target_cols: Sequence[str]) -> dict[str, str]:
-    """Return the new names of a coding's columns of codes, which precede their `prob_…`, and of their meanings."""
+@dataclass(frozen=True)
+class AnswerColumns:
+    """Names of the columns of one code of a coded file."""
+
+    code: str
+    prob: str
+    meaning: str | None
+
+
+def _prefix(file: TableFile) -> str:
+    """Return what the columns of a file's last coding begin with; raise a UserError if it has none."""
+    codings = [name.removesuffix("prob_1") for name in file.header if name.endswith("prob_1")]
+    if not codings:
+        raise UserError(f"{file.path} has no column prob_1; give the output of histocoder predict.")
+    return codings[-1]
+
+
+def answer_columns(file: TableFile, target_cols: Sequence[str] = ()) -> list[AnswerColumns]:
+    """Return the columns of codes of a file's last coding, which precede their `prob_…`, the first code's first."""
+    prefix = _prefix(file)
+    answers: list[AnswerColumns] = []
+    for code, prob in code_columns(file.header).items():
+        number = prob.removeprefix(f"{prefix}prob_")
+        if not number.isdigit():
+            continue
+        if code.removeprefix(prefix) not in target_cols and not code.endswith(f"_{number}"):
+            raise UserError(f"The column before {prob!r} must be that of its codes, as predict writes them.")
+        meaning = f"{prefix}desc_{number}"
+        answers.append(AnswerColumns(code, prob, meaning if meaning in file.header else None))
+    return answers
+
+
+def _answers(file: TableFile, target_cols: Sequence[str]) -> dict[str, str]:
+    """Return the new names of a coding's columns of codes, and of their meanings."""
+    prefix = _prefix(file)
     names: dict[str, str] = {}
     targets = iter(target_cols)
-    for code, prob in code_columns(header).items():
-        number, own = prob.removeprefix(f"{prefix}prob_"), code.removeprefix(prefix)
-        if number.isdigit():
-            if own not in target_cols and not code.endswith(f"_{number}"):
-                raise UserError(f"The column before {prob!r} must be that of its codes, as predict writes them.")
-            names[code] = next(targets, own)
-            if (meaning := f"{prefix}desc_{number}") in header:
-                names[meaning] = meaning.removeprefix(prefix)
+    for answer in answer_columns(file, target_cols):
+        names[answer.code] = next(targets, answer.code.removeprefix(prefix))
+        if answer.meaning is not None:
+            names[answer.meaning] = answer.meaning.removeprefix(prefix)
     return names
+
+
+def language_column(file: TableFile, columns: Columns) -> str | None:
+    """Return the column of each row's language: the one that is named, or that `predict --language` has added."""
+    added = [name for name in file.header if re.fullmatch("(pred_)*lang", name)][-1:]
+    named = (columns.language_col, *added, columns.run_language_col)
+    return next((file.column(name) for name in named if name and file.has(name)), None)
 
 
 def next_step(model: str, corrections: Path, run: Path) -> str:

@@ -415,3 +415,112 @@ def test_two_coders_decide_alone(coder: tuple[Coder, Path], tmp_path: Path):
         said = pd.read_csv(io.StringIO(client.get("/api/decisions.csv").text), dtype=str)
     of_two = said.loc[said["text"] == mine[1]["text"], ["who", "action", "codes", "settled"]].to_numpy()
     assert [*map(" ".join, of_two)] == ["Anna changed 61110 61115", "Bo changed 61115 61115", "Cy settled 61115 61115"]
+
+
+def review_again(client: TestClient, name: str, *rows: str) -> int:
+    """Bring a coded file under review, and return its source."""
+    file = send(client, name, "\n".join(["occ1", *rows]).encode())
+    code(client, file, language="en")
+    return int(client.post(f"/api/files/{file}/review").json()["id"])
+
+
+def listed(client: TestClient, source: int) -> dict[str, dict[str, Any]]:
+    found = client.get(f"/api/review/{source}/list").json()["cards"]
+    return {card["text"]: card for card in found}
+
+
+def settle(client: TestClient, source: int, text: str, *codes: str, who: str = "Anna") -> None:
+    assert decide(client, listed(client, source)[text], who, codes=codes).status_code == 200
+
+
+def test_decisions_count_in_other_files(client: TestClient):
+    first = review_again(client, "a.csv", "farmer", "smith")
+    settle(client, first, "farmer", "77610")
+    second = review_again(client, "b.csv", "FARMER ", "smith", "baker")
+    card = listed(client, second)["FARMER "]
+    assert (card["status"], card["codes"], card["who"], card["carried"]) == ("settled", ["77610"], "Anna", True)
+    settle(client, second, "smith", "61110", who="Bo")
+    assert listed(client, first)["smith"]["codes"] == ["61110"]
+    sources = {source["id"]: source["settled"] for source in client.get("/api/review").json()}
+    assert (sources[first], sources[second]) == (2, 2)
+    assert len(client.get("/api/decisions.csv").text.splitlines()) == 3  # which are one each
+
+
+def test_undone_decisions_are_undone_in_all_files(client: TestClient):
+    first = review_again(client, "a.csv", "farmer", "smith")
+    settle(client, first, "farmer", "77610")
+    second = review_again(client, "b.csv", "farmer", "baker")
+    assert client.post(f"/api/review/{second}/undo", json={"who": "Anna"}).status_code == 422  # she decided elsewhere
+    client.post(f"/api/review/{first}/undo", json={"who": "Anna"})
+    assert listed(client, second)["farmer"]["status"] == "open"
+    settle(client, first, "farmer", "61110")
+    settle(client, second, "farmer", "61115")  # on which she has thought again
+    client.post(f"/api/review/{first}/undo", json={"who": "Anna"})
+    assert listed(client, second)["farmer"]["codes"] == ["61115"]
+
+
+def test_downloads_have_what_was_decided(client: TestClient):
+    source = review_again(client, "a.csv", "farmer", "smith")
+    file = client.get("/api/files").json()[0]["id"]
+    as_coded = client.get(f"/api/files/{file}/result").content
+    settle(client, source, "farmer", "77610")
+    download = client.get(f"/api/files/{file}/result")
+    row = pd.read_csv(io.BytesIO(download.content), dtype=str, keep_default_na=False).iloc[0]
+    assert (row["hisco_1"], row["checked_by"], row["prob_1"]) == ("77610", "Anna", "")
+    assert row["checked_at"].startswith("20") and "a_checked.csv" in download.headers["content-disposition"]
+    assert client.get(f"/api/files/{file}/result?as_coded=true").content == as_coded
+
+
+def test_deleted_means_deleted(client: TestClient, tmp_path: Path):
+    rows = ["occ1,name", "schoolmaster,Sørensen", "farmer,Møller"]
+    file = send(client, "a.csv", "\n".join(rows).encode())
+    code(client, file, language="en")
+    source = client.post(f"/api/files/{file}/review").json()["id"]
+    settle(client, source, "schoolmaster", "77610", who="Reviewer")
+    client.post("/api/improve")
+    left = client.get("/api/files").json()
+    assert [one["decided"] for one in client.get("/api/review").json() if one["file"] == file] == [1]
+    assert len(client.delete(f"/api/files/{file}").json()) == len(left) - 1
+    assert [one["id"] for one in client.get("/api/review").json()] == [1]
+    assert not (tmp_path / "desk" / "corrections.csv").exists()
+    assert client.delete("/api/review/1").json() == [] and client.delete("/api/review/1").status_code == 404
+    for path in (tmp_path / "desk").rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert not any(word.encode() in content for word in ("schoolmaster", "Sørensen", "Reviewer", "=cmd|x")), path
+
+
+def test_clicks_on_the_sample_train_nothing(client: TestClient):
+    made = {file["name"]: file["id"] for file in client.post("/api/sample").json()}
+    code(client, made["sample_census.csv"], language="en")
+    source = client.post(f"/api/files/{made['sample_census.csv']}/review").json()["id"]
+    card = client.get(f"/api/review/{source}/list").json()["cards"][0]
+    decide(client, card, codes=["61110"])
+    assert client.post("/api/improve").json()["corrections"] == 0
+    own = review_again(client, "a.csv", card["text"])
+    assert listed(client, own)[card["text"]]["status"] == "open"
+
+
+def test_a_small_file_that_is_decided_has_its_share(client: TestClient):
+    source = review_again(client, "a.csv", "farmer", "smith", "smith", "smith")
+    predicted = listed(client, source)["smith"]["predicted"]
+    settle(client, source, "smith", *predicted)
+    assert client.get(f"/api/review/{source}/trust").json()["share_right"] is None
+    wrong = "77610" if listed(client, source)["farmer"]["predicted"] != ["77610"] else "61110"
+    settle(client, source, "farmer", wrong)
+    trust = client.get(f"/api/review/{source}/trust").json()
+    assert trust["share_right"] == 0.75 and trust["right"] is None
+
+
+def test_a_second_coder_gets_cards_at_once(coder: tuple[Coder, Path], tmp_path: Path):
+    with served(tmp_path / "desk", coder, data=write(tmp_path / "coded.csv", *CODED), double_share=1) as client:
+        for card in cards(client, "Anna"):
+            decide(client, card, "Anna", codes=["61110"])
+        assert len(cards(client, "Bo")) == 4
+
+
+def test_exports_never_change_what_training_reads(client: TestClient, tmp_path: Path):
+    decide(client, next(card for card in cards(client) if card["text"] == "=1+1"), codes=["61110"])
+    client.post("/api/improve")
+    before = (tmp_path / "desk" / "corrections.csv").read_bytes()
+    assert b"'=1+1" in client.get("/api/corrections.csv").content
+    assert (tmp_path / "desk" / "corrections.csv").read_bytes() == before and b"'=1+1" not in before

@@ -1,0 +1,98 @@
+"""Coded files with what people have decided in them."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from archives import read
+from conftest import mistake, write
+from models import save_tiny_model
+
+from histocoder.cli.main import main
+from histocoder.config.prediction import ClassOptions
+from histocoder.data.crosswalk import classes_of
+from histocoder.errors import UserError
+from histocoder.evaluation.checked_file import ANY_LANGUAGE, Decision, read_decisions, write_checked
+from histocoder.evaluation.review_file import Columns
+
+CODED = (
+    "id,occ1,lang,hisco_1,prob_1,desc_1,hisco_2,prob_2,desc_2,conf",
+    "1,Smed,da,61110,0.9,Farmer,,,,0.9",
+    "2,baker,en,77610,0.6,Baker,61110,0.5,Farmer,0.3",
+    "3,smed,se,61110,0.5,Farmer,,,,0.5",
+    "4,,en,,,,,,,",
+)
+COLUMNS = Columns("occ1", "lang", ("hisco_1", "hisco_2"))
+TITLES = {"83110": "Blacksmith", "77610": "Baker"}
+
+
+@pytest.fixture
+def coded(tmp_path: Path) -> Path:
+    return write(tmp_path / "coded.csv", *CODED)
+
+
+def test_decisions_replace_codes_and_keep_the_models(coded: Path, tmp_path: Path):
+    decisions = {
+        ("smed", "da"): Decision(("83110", "77610"), "Anna", "2026-01-02"),
+        ("baker", "en"): Decision(("77610",)),
+    }
+    assert write_checked(coded, tmp_path / "out.csv", decisions, COLUMNS, titles=TITLES) == 2
+    table = read(tmp_path / "out.csv")
+    own = ["hisco_1", "prob_1", "desc_1", "hisco_2", "prob_2", "desc_2"]
+    assert table[own].to_numpy().tolist() == [
+        ["83110", "", "Blacksmith", "77610", "", "Baker"],
+        ["77610", "", "Baker", "", "", ""],
+        ["61110", "0.5", "Farmer", "", "", ""],
+        ["", "", "", "", "", ""],
+    ]
+    beside = ["conf", "checked_by", "checked_at", "model_hisco_1", "model_hisco_2"]
+    assert [*table][-4:] == beside[1:]
+    assert table[beside].to_numpy().tolist()[:3] == [
+        ["0.9", "Anna", "2026-01-02", "61110", ""],
+        ["0.3", "", "", "77610", "61110"],
+        ["0.5", "", "", "61110", ""],
+    ]
+
+
+def test_a_decision_without_language_counts_for_all(coded: Path, tmp_path: Path):
+    decisions = {("smed", ANY_LANGUAGE): Decision(("83110",)), ("smed", "se"): Decision(("77610",))}
+    write_checked(coded, tmp_path / "out.csv", decisions, COLUMNS, titles={})
+    assert read(tmp_path / "out.csv")["hisco_1"].tolist() == ["83110", "77610", "77610", ""]
+
+
+def test_classes_are_those_of_the_decided_codes(tmp_path: Path):
+    table = write(tmp_path / "hisclass.csv", "hisco,hisclass", "61110,8", "83110,7", "77610,6")
+    lines = ("occ1,hisco_1,prob_1,conf,hisclass,hisclass_prob", "smed,61110,0.9,0.9,8,0.8", "baker,77610,0.9,0.9,6,0.7")
+    coded = write(tmp_path / "coded.csv", *lines)
+    classes = classes_of(["hisco_1"], ClassOptions(), str(table), codes=None, prefix="", expect=False)
+    decisions = {("smed", ANY_LANGUAGE): Decision(("83110",))}
+    write_checked(coded, tmp_path / "out.csv", decisions, Columns(), titles={}, classes=classes)
+    written = read(tmp_path / "out.csv")[["hisco_1", "hisclass", "hisclass_prob"]]
+    assert written.to_numpy().tolist() == [["83110", "7", ""], ["77610", "6", "0.7"]]
+
+
+def test_more_codes_than_columns_are_refused(coded: Path, tmp_path: Path):
+    decisions = {("smed", "da"): Decision(("83110", "77610", "61110"))}
+    with pytest.raises(UserError, match=r"was given 3 codes, and .* has 2 columns of codes"):
+        write_checked(coded, tmp_path / "out.csv", decisions, COLUMNS, titles={})
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_review_applies_what_is_checked(coded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = save_tiny_model(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "review.csv", "occ1,lang,checked,hisco_1,hisco_2", "smed,da,x,61115,", "baker,en,,61110,")
+    arguments = ["review", "--model", str(model), "--predictions", "coded.csv", "--apply", "review.csv"]
+    main([*arguments, "--output", "final.csv"])
+    assert read(tmp_path / "final.csv")["hisco_1"].tolist() == ["61115", "77610", "61110", ""]
+
+
+def test_checked_rows_without_code_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], coded: Path):
+    rows = pd.DataFrame({"occ1": ["smed"], "lang": ["da"], "checked": ["x"], "hisco_1": [""]})
+    rows.to_csv(tmp_path / "review.csv", index=False)
+    with pytest.raises(UserError, match=r"review\.csv, line 2: the row is checked and has no code"):
+        read_decisions(tmp_path / "review.csv", COLUMNS)
+    rows.assign(checked="").to_csv(tmp_path / "review.csv", index=False)
+    model = save_tiny_model(tmp_path / "model")
+    flags = ("--predictions", coded, "--apply", tmp_path / "review.csv", "--output", tmp_path / "final.csv")
+    assert "No row of" in mistake(capsys, "review", "--model", model, *flags)
