@@ -24,7 +24,7 @@ from histocoder.data.languages import NAMES, Language, chosen_language
 from histocoder.data.normalize import description_keys
 from histocoder.desk.card import Conflict, Source
 from histocoder.desk.cards import CORRECTIONS_FILE, DECISIONS_FILE, Cards
-from histocoder.desk.coding import NO_OCCUPATION, Answer, Code, CodeRequest, NamedLanguage, named_languages
+from histocoder.desk.coding import NO_OCCUPATION, Answer, Code, CodeRequest, NamedLanguage, Surety, named_languages
 from histocoder.desk.models import Model, Models
 from histocoder.desk.uploads import Uploads
 from histocoder.desk.users import Users
@@ -60,7 +60,7 @@ class About(BaseModel):
     most_codes: int = 1  # maximum number of codes of a description
     no_occupation: Code | None = None
     languages: list[NamedLanguage]
-    sure: float = 1.0  # confidence above which 95 % are right
+    surety: Surety = Surety()
     may_train: bool
     user: str | None  # who has signed in, on a server with users
 
@@ -115,7 +115,7 @@ class Desk:
             most_codes=coder.formatter.num_blocks,
             no_occupation=coding.titled(NO_OCCUPATION) if has_none else None,
             languages=named_languages(set(coder.model.config.languages) - {"unk"} or map(Language, NAMES)),
-            sure=coding.sure,
+            surety=coding.surety,
             **server,
         )
 

@@ -20,6 +20,7 @@ from histocoder.data.codes import is_short
 from histocoder.data.examples import HELD_OUT, TRAIN, Examples
 from histocoder.data.languages import NAMES, Language
 from histocoder.data.normalize import description_keys
+from histocoder.desk.sample import TITLES
 from histocoder.errors import UserError
 from histocoder.evaluation.baselines import run_rows
 from histocoder.evaluation.scores import code_sets
@@ -34,7 +35,6 @@ NO_OCCUPATION = "-1"  # HISCO's code for no occupation
 _ALTERNATIVES, _LEAST_PROBABILITY = 9, 0.005
 _MATCHES = (r"\b{}\b", r"\b{}", "{}")  # whole words, then beginnings of words, then parts
 _NEIGHBOURS = 5
-_SURE = 0.9  # confidence from which a code counts as sure, of a model without a report
 _MOST_SEARCHED = 1_000_000  # number of descriptions: 1 GB of n-grams
 
 
@@ -77,6 +77,14 @@ class Answer(BaseModel):
     neighbours: list[Neighbour] = []
 
 
+class Surety(BaseModel):
+    """Share of right answers among those of which a model is surest, by the report of its run."""
+
+    sure: float | None = None  # confidence from which on 95 % are right; None where they never are, or nobody knows
+    most_right: float | None = None  # share that is right of what it is surest of, where that is less than 95 %
+    of_titles: bool = False  # whether it was measured on titles of codes, which are easier than descriptions
+
+
 class NamedLanguage(BaseModel):
     """A language that the model knows."""
 
@@ -97,7 +105,8 @@ class Coding:
     def __init__(self, coder: Coder, folder: Path, *, name: str) -> None:
         self.coder, self.folder, self.name, run = coder, folder, name, run_of(folder)
         self.model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
-        self.settings, self.sure = run_settings(run), sure_of(run)
+        self.settings = run_settings(run)
+        self.surety = surety_of(run)
         coder.turn, coder.num_workers = threading.Lock(), 1
         self.titles = coder.model.config.descriptions
         self.known: Known | None = None
@@ -187,15 +196,22 @@ def named_languages(codes: Iterable[str]) -> list[NamedLanguage]:
     return [NamedLanguage(code="unk", name="Unknown"), *sorted(named, key=lambda one: one.name)]
 
 
-def sure_of(run: Path) -> float:
-    """Return the confidence above which 95 % of distinct descriptions are right, by a run's report if there is one."""
+def surety_of(run: Path) -> Surety:
+    """Return from which confidence on 95 % of distinct descriptions are right, by the report of a run if it has one."""
     path = run / METRICS_FILE
     if not path.is_file():
-        return _SURE
+        return Surety()
     curve = json.loads(path.read_bytes())["answer"]["production"]
+    of_titles = Path(run_settings(run).get("dataset") or "").name == TITLES
+
+    # the curve has the share that is right of the answers whose confidence is at least so high
     pairs = zip(curve["accuracy"], curve["conf"], strict=True)
-    enough = [conf for right, conf in pairs if (right or 0) >= TARGET_ACCURACY and conf is not None]
-    return min(enough, default=_SURE)
+    points = [(right, conf) for right, conf in pairs if right is not None and conf is not None]
+    enough = [conf for right, conf in points if right >= TARGET_ACCURACY]
+    if enough:
+        return Surety(sure=min(enough), of_titles=of_titles)
+    most_right = max((right for right, _ in points), default=None)
+    return Surety(most_right=most_right, of_titles=of_titles)
 
 
 class Neighbours:

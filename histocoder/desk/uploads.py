@@ -86,7 +86,7 @@ class File(BaseModel):
     num_rows: int | None = None
     rows_done: float = 0
     message: str = ""
-    summary: dict[str, float] = {}  # numbers of `rows`, of `blank` ones, and of those less sure than `sure`
+    summary: dict[str, float] = {}  # numbers of `rows`, of `blank` ones, and `to_check`, those less sure than `sure`
     notices: list[str] = []
 
 
@@ -351,11 +351,13 @@ class Uploads:
             command = ["predict", "--model", model, *(["--known", "auto"] if known else [])]
             write_provenance(command, config, told, as_sent=self.as_sent)
             file.rows_done = file.num_rows or 0
-            name, sure = f"{config.columns}conf", coding.sure
+            name, sure = f"{config.columns}conf", coding.surety.sure
             cells = open_table(self._output(file), (name,)).read([name]).columns[name]
             conf = pd.to_numeric(cells.to_pandas().str.replace(",", "."), errors="coerce")
-            counts = {"rows": len(conf), "blank": int(conf.isna().sum()), "unsure": int((conf < sure).sum())}
-            file.summary, file.target_cols = {**counts, "sure": sure}, [*coding.coder.model.config.target_cols]
+            file.summary = {"rows": len(conf), "blank": int(conf.isna().sum())}
+            if sure is not None:
+                file.summary |= {"to_check": int((conf < sure).sum()), "sure": sure}
+            file.target_cols = [*coding.coder.model.config.target_cols]
             state, message, file.notices = "done", "", self.as_sent("\n".join(said)).splitlines()
         except Cancelled:
             state, message = "queued", ""

@@ -3,7 +3,11 @@
 import codecs
 import csv
 import io
+import json
+import re
+import shutil
 import sqlite3
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +22,7 @@ from typing import Any
 import numpy as np
 import openpyxl
 import pandas as pd
+import pyarrow as pa
 import pytest
 from conftest import cases, mistake, spied, write
 from jobs import wait_until
@@ -31,11 +36,13 @@ from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.codes import LabelRules
 from histocoder.data.corrections import read_corrections
 from histocoder.desk import app
+from histocoder.desk.coding import surety_of
 from histocoder.desk.trust import order_of_review, share_right
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.inference.predict_file import predict_file
 from histocoder.inference.table_coder import TableCoder
+from histocoder.tables.csv_file import without_formulas
 
 TRAINED = ("farmer,en,61110,", "Farmer,en,61110,", "baker & farmer,en,77610,61110", "bager,da,77610,")
 CODED = ("=1+1,en,61110,0.9,,,0.9", "baker,en,77610,0.6,,,0.6", "baker,en,77610,0.6,,,0.6", "smith,en,95410,0.5,,,0.5")
@@ -524,3 +531,56 @@ def test_exports_never_change_what_training_reads(client: TestClient, tmp_path: 
     before = (tmp_path / "desk" / "corrections.csv").read_bytes()
     assert b"'=1+1" in client.get("/api/corrections.csv").content
     assert (tmp_path / "desk" / "corrections.csv").read_bytes() == before and b"'=1+1" not in before
+
+
+def metrics(folder: Path, accuracy: list[float], conf: list[float]) -> Path:
+    """Return the folder of a run whose report has a curve of the share right among the surest answers."""
+    content = {"answer": {"production": {"accuracy": accuracy, "conf": conf}}}
+    (folder / "metrics.json").write_text(json.dumps(content))
+    return folder
+
+
+@cases(
+    ("accuracy", "expected"),
+    ([0.99, 0.96, 0.9], (0.8, None)),
+    ([0.90, 0.86, 0.8], (None, 0.90)),
+)
+def test_nothing_is_sure_that_is_not(tmp_path: Path, accuracy: list[float], expected: tuple[float | None, ...]):
+    surety = surety_of(metrics(tmp_path, accuracy, [0.95, 0.8, 0.3]))
+    assert (surety.sure, surety.most_right) == expected
+
+
+def test_a_model_without_report_is_never_sure(client: TestClient):
+    about = client.get("/api/about").json()
+    assert about["surety"] == {"sure": None, "most_right": None, "of_titles": False}
+    file = send(client, "a.csv", b"occ1\nfarmer\n")
+    assert code(client, file)["summary"] == {"rows": 1, "blank": 0}
+
+
+def test_the_page_quotes_formulas_as_the_server_does():
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node, which runs the page's script")
+    texts = [
+        "=1+1",
+        "-1",
+        "+45 12",
+        "-x",
+        "＝SUM(A1)",
+        "－2",
+        "\r=1",
+        "\tx",
+        "@a",
+        "'=a",
+        "farmer",
+        "--",
+        "+1,5",
+        "-1e5",
+        "",
+    ]
+    page = (Path(app.__file__).parent / "static" / "code.js").read_text(encoding="utf-8")
+    rule = re.search(r"const RUN.*?\nexport const safe[^\n]*", page, re.DOTALL)
+    assert rule is not None
+    script = f"{rule[0].replace('export ', '')}; console.log(JSON.stringify({json.dumps(texts)}.map(safe)))"
+    ran = subprocess.run([node, "-e", script], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(ran.stdout) == without_formulas(pa.array(texts))[0].to_pylist()

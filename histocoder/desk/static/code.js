@@ -1,5 +1,5 @@
 // Code descriptions that are typed or pasted, and show what the codes rest on.
-import { api, band, bandBadge, codeName, codeNames, codeWithBar, count, doing, el, get, languageName, nearest, percent } from "./lib.js";
+import { api, band, bandBadge, bandsNote, codeName, codeNames, codeWithBar, count, doing, el, get, languageName, nearest, percent } from "./lib.js";
 
 const EXAMPLES = {
   en: ["boot and shoe maker", "retired schoolmaster", "farmer and innkeeper"], da: ["husmand og væver", "skrædersvend", "tjenestepige"],
@@ -38,13 +38,14 @@ async function code() {
   get("answers").setAttribute("aria-busy", "true");
   try {
     answers = await api("code", { json: { texts, lang: get("code-language").value } });
-    const sure = answers.filter((one) => band(one.confidence, about.sure) === "sure").length;
+    const sure = answers.filter((one) => band(one.confidence, about.surety.sure) === "sure").length;
+    const number = `${count(answers.length)} descriptions`;
     get("answers").replaceChildren(
       el("div", { class: "row" },
-        el("h2", { tabindex: "-1" }, answers.length === 1 ? "1 description" : `${count(answers.length)} descriptions, ${count(sure)} sure`),
+        el("h2", { tabindex: "-1" }, answers.length === 1 ? "1 description" : about.surety.sure == null ? number : `${number}, ${count(sure)} sure`),
         el("button", { onclick: download }, "Download as CSV")),
       ...answers.map(answer),
-      el("p", { class: "quiet" }, `Sure: a confidence of ${percent(about.sure)} or more${about.sure < 1 ? ", from which on 95\u00a0% are right" : ""}; unsure: less than half of it.`));
+      el("p", { class: "quiet" }, bandsNote(about.surety)));
     get("answers").querySelector("h2").focus();
   } finally {
     button.disabled = false;
@@ -52,13 +53,13 @@ async function code() {
   }
 }
 
-// One line, which opens; an unsure one is open.
+// One line, which opens; a doubtful one is open.
 function answer(found) {
   const known = found.known && el("p", {}, el("span", { class: "badge" }, "Coded by hand"), " ",
     `${codeNames(found.known)}, in ${percent(found.known_share)} of its rows in the training data`);
   const codes = found.codes.length ? found.codes.map((one) => el("span", {}, codeName(one))) : el("span", { class: "quiet" }, "no code");
-  return el("details", { class: "answer", open: band(found.confidence, about.sure) === "unsure" },
-    el("summary", {}, el("span", { class: "text" }, found.text), el("span", { class: "codes" }, codes), bandBadge(found.confidence, about.sure)),
+  return el("details", { class: "answer", open: band(found.confidence, about.surety.sure) === "doubtful" },
+    el("summary", {}, el("span", { class: "text" }, found.text), el("span", { class: "codes" }, codes), bandBadge(found.confidence, about.surety.sure)),
     el("ul", { class: "codes", "aria-label": "Codes" }, found.codes.map((one) => el("li", {}, codeWithBar(one)))),
     known,
     el("div", { class: "columns" },
@@ -68,8 +69,11 @@ function answer(found) {
       found.neighbours.length ? el("div", {}, el("h3", {}, "Nearest in the training data, by similarity"), nearest(found.neighbours)) : null));
 }
 
-// A cell of CSV; an apostrophe precedes what a spreadsheet would run as a formula.
-const cell = (value) => `"${String(value ?? "").replace(/^(?=[=+@\t]|-(?!\d+(\.\d+)?$))/, "'").replaceAll('"', '""')}"`;
+// A cell of CSV; an apostrophe precedes what a spreadsheet would run as a formula, by the rule of the server's files.
+const RUN = /^'*[=+\-@\t\r\n＝＋－＠][^]*[\p{L}\p{N}]/u;
+const SHOWN = /^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$/;
+export const safe = (text) => (RUN.test(text) && !SHOWN.test(text) ? `'${text}` : text);
+const cell = (value) => `"${safe(String(value ?? "")).replaceAll('"', '""')}"`;
 
 function download() {
   const most = Math.max(1, ...answers.map((one) => one.codes.length));

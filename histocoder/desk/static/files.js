@@ -113,7 +113,8 @@ const actions = {
       sessionStorage.setItem("source", source.id);
       location.hash = "review";
     }, "primary"),
-    el("a", { class: "button", href: `/api/files/${file.id}/result`, download: true, "data-key": `${file.id}-get`, "aria-label": `Download: ${file.name}` }, "Download"),
+    el("a", { class: "button", href: `/api/files/${file.id}/result`, download: true, "data-key": `${file.id}-get`, "aria-label": `Download: ${file.name}`, title: "The table with its codes, those of people where they have decided" }, "Download"),
+    el("a", { class: "button", href: `/api/files/${file.id}/result?as_coded=true`, download: true, "aria-label": `As the model coded it: ${file.name}` }, "As the model coded it"),
     el("a", { class: "button", href: `/api/files/${file.id}/provenance`, download: true, "aria-label": `Provenance: ${file.name}` }, "Provenance"),
     code(file, "Code again"),
     remove(file),
@@ -121,7 +122,9 @@ const actions = {
 };
 const code = (file, text) => button(file, text, () => choose(file), file.state === "new" ? "primary" : "");
 const remove = (file) => button(file, "Delete", async () => {
-  if (confirm(`Delete ${file.name} and its codes from the server?`)) await api(`files/${file.id}`, { method: "DELETE" });
+  const decided = (await api("review")).filter((source) => source.file === file.id).reduce((sum, source) => sum + source.decided, 0);
+  const decisions = decided ? `, its cards under Review and what was decided on ${decided === 1 ? "one of them" : `${count(decided)} of them`}` : "";
+  if (confirm(`Delete ${file.name}, its codes${decisions} from the server?`)) await api(`files/${file.id}`, { method: "DELETE" });
   await list();
 });
 
@@ -146,7 +149,7 @@ function panel(file) {
     el("span", { class: "whole quiet" }, states[file.state] || states.new),
     sum ? el("dl", { class: "whole figures" },
       figure(count(sum.rows - sum.blank), "rows coded"), figure(count(sum.blank), "blank"),
-      figure(count(sum.unsure), `unsure: a confidence below ${percent(sum.sure)}`)) : null,
+      sum.sure == null ? null : figure(count(sum.to_check ?? sum.unsure), `to check: a confidence below ${percent(sum.sure)}`)) : null,
     file.message ? el("span", { class: "whole error" }, file.message) : null,
     file.notices.length ? el("ul", { class: "whole notices" }, file.notices.map((text) => el("li", {}, text))) : null);
 }

@@ -60,11 +60,23 @@ export const doing = (action) => async (event) => {
   }
 };
 
-// The band of a confidence: from `sure` on, 95 % are right by the model's report.
-export const bands = (sure) => [["sure", sure, 1], ["likely", sure / 2, sure], ["unsure", 0, sure / 2]];
+// The band of a confidence: from `sure` on, 95 % are right by the model's report; without such a confidence none is sure.
+const HALF = 0.45;
+export const bands = (sure) => sure == null ? [["likely", HALF, 1], ["doubtful", 0, HALF]]
+  : [["sure", sure, 1], ["likely", sure / 2, sure], ["doubtful", 0, sure / 2]];
+// What the bands rest on, in a sentence.
+export function bandsNote({ sure, most_right: most, of_titles: ofTitles }) {
+  const data = ofTitles ? " of titles of codes, which are easier than descriptions" : "";
+  if (sure != null) return `Sure: a confidence of ${percent(sure)} or more, from which on 95\u00a0% are right${data}, by the model's report; doubtful: less than half of it.`;
+  if (most != null) return `Nothing is marked as sure: this model is right in at most ${percent(most)} of what it is surest of${data}. Doubtful: a confidence below ${percent(HALF)}.`;
+  return `Nothing is marked as sure: this model has no report. Doubtful: a confidence below ${percent(HALF)}.`;
+}
 export const band = (confidence, sure) => (confidence == null ? null : bands(sure).find(([, low]) => confidence >= low)[0]);
 export const bandBadge = (confidence, sure) => confidence == null ? null :
   el("span", { class: `badge ${band(confidence, sure)}`, title: `confidence ${percent(confidence, 1)}` }, band(confidence, sure));
+
+// When a card was settled by a decision on the same description in another file.
+export const decidedOn = (card) => card.carried ? `, decided on ${new Date(1000 * card.at).toLocaleDateString()}` : "";
 
 export function duration(seconds) {
   if (seconds < 90) return `${Math.ceil(seconds)} s`;

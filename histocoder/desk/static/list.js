@@ -1,9 +1,9 @@
 // Review a file as a list: search, filter, sort, and accept many at once.
-import { api, bandBadge, bands, count, doing, el, get, languageName, percent, say } from "./lib.js";
+import { api, bandBadge, bands, count, decidedOn, doing, el, get, languageName, percent, say } from "./lib.js";
 import { option } from "./upload.js";
 
 const PAGE = 50;
-const STATES = { "": "any", open: "open", settled: "settled", unsure: "not sure", disputed: "to settle" };
+export const STATES = { "": "any", open: "open", settled: "settled", unsure: "not sure", disputed: "to settle" };
 const SORTS = { worth: "most worth checking first", times: "most rows first", conf: "least sure first", text: "by text" };
 let at, offset = 0, found;
 
@@ -18,7 +18,7 @@ function build() {
   offset = 0;
   const field = (name, label, input) => el("label", {}, `${label} `, input);
   const select = (name, entries) => el("select", { name }, entries.map(([value, text]) => option(value, "", text)));
-  const named = bands(at.about.sure).map(([name, low, high]) => [`${low},${high}`, `${name}: ${percent(low)} to ${percent(high)}`]);
+  const named = bands(at.about.surety.sure).map(([name, low, high]) => [`${low},${high}`, `${name}: ${percent(low)} to ${percent(high)}`]);
   const form = el("form", { class: "row filters", onsubmit: (event) => event.preventDefault() },
     field("q", "Text", el("input", { type: "search", name: "q" })),
     field("code", "Code begins with", el("input", { type: "search", name: "code", size: "8" })),
@@ -70,8 +70,8 @@ function chosen() {
 
 function row(card) {
   const codes = card.codes || card.predicted;
-  const state = card.status === "open" ? bandBadge(card.confidence, at.about.sure)
-    : el("span", { class: "badge" }, `${STATES[card.status]}: ${card.who}`);
+  const state = card.status === "open" ? bandBadge(card.confidence, at.about.surety.sure)
+    : el("span", { class: "badge" }, `${STATES[card.status]}: ${card.who}${decidedOn(card)}`);
   return el("li", {},
     card.status === "open" ? el("input", { type: "checkbox", value: card.id, "aria-label": `Choose ${card.text}` }) : el("span"),
     el("button", { class: "plain open", onclick: doing(() => at.open(card.id)) }, card.text),

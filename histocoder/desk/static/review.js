@@ -1,7 +1,8 @@
 // Review cards: the least certain and most frequent descriptions first, and random ones among them, by keys or by mouse.
 import * as listing from "./list.js";
+import { STATES } from "./list.js";
 import * as pair from "./pair.js";
-import { api, bar, codeNames, codeWithBar, count, doing, el, get, languageName, nearest, percent, Refused, say } from "./lib.js";
+import { api, bar, codeNames, codeWithBar, count, decidedOn, doing, el, get, languageName, nearest, percent, Refused, say } from "./lib.js";
 
 const KEYS = [["↵", "accept the codes"], ["1–9", "choose an alternative"], ["⇧ 1–9", "add it as a further code"], ["/", "search the codes"],
   ["0", "no occupation"], ["n", "not sure"], ["u", "undo"], ["← →", "move"], ["?", "show or hide this list"]];
@@ -109,7 +110,7 @@ const alternatives = (one) => one.answer.alternatives.filter((code) => !one.pred
 
 function draw() {
   const one = present(), { card, answer } = one;
-  const state = card.status === "open" ? null : el("span", { class: "badge" }, `${card.status === "disputed" ? "to settle" : card.status}: ${card.who}`);
+  const state = card.status === "open" ? null : el("span", { class: "badge" }, `${STATES[card.status]}: ${card.who}${decidedOn(card)}`);
   const others = Object.entries(card.row);
   get("card").replaceChildren(el("div", { class: "panel" },
     el("p", { class: "quiet" }, `No. ${count(card.place + 1)} of ${count(source.cards)} · occurs in ${count(card.times)} ${card.times === 1 ? "row" : "rows"} · ${languageName(card.lang)} `, state),
@@ -205,13 +206,13 @@ const decide = (codes) => alone(async () => {
     one.card = error.body.card;
     return choose(at, decidedBy(one.card));
   }
-  say(`Saved: ${one.card.codes ? codeNames(one.card.codes.map(named(one))) : "unsure"}`);
+  say(`Saved: ${one.card.codes ? codeNames(one.card.codes.map(named(one))) : "not sure"}`);
   await forward();
   trust().catch(() => {});
 });
 
 const decidedBy = (card) => {
-  const what = card.status === "unsure" ? "is unsure" : card.status === "open" ? "undid a decision" : card.status === "disputed" ? "differ" : `has decided: ${card.codes.join(", ")}`;
+  const what = card.status === "unsure" ? "is not sure" : card.status === "open" ? "undid a decision" : card.status === "disputed" ? "differ" : `has decided: ${card.codes.join(", ")}`;
   return `${card.who || "Another reviewer"} ${what}. Accept to replace that with the codes below, or continue with →.`;
 };
 
@@ -258,6 +259,16 @@ function key(event) {
   doing(action)();
 }
 
+// Remove a file from the review, once it is said what goes.
+async function removeSource() {
+  const now = (await api("review")).find((one) => one.id === source.id);
+  const decided = now?.decided ? ` and what people decided on ${count(now.decided)} of them` : "";
+  if (!confirm(`Remove ${source.name} from the review? Its ${count(source.cards)} cards with their other columns${decided} are deleted. The coded file stays under Files, without these decisions; models that have learned from them stay as they are.`)) return;
+  await api(`review/${source.id}`, { method: "DELETE" });
+  sessionStorage.removeItem("source");
+  await show();
+}
+
 function toggleHelp() {
   helps = !helps;
   get("keys").hidden = !helps;
@@ -274,13 +285,15 @@ async function trust(sources) {
   get("trust").replaceChildren(...[
     select,
     el("p", {}, el("span", { class: "figure" }, `${count(now.rows_settled)} of ${count(now.rows)}`), `rows settled, with ${count(now.cards_settled)} of ${count(now.cards)} descriptions`,
-      now.cards_unsure ? `; ${count(now.cards_unsure)} unsure` : ""),
+      now.cards_unsure ? `; not sure of ${count(now.cards_unsure)}` : ""),
     bar(now.rows ? now.rows_settled / now.rows : 0, "Settled", true),
     now.right ? el("p", {}, el("span", { class: "figure" }, percent(now.right.mean)), `of the file's rows are right as the model coded them, by ${count(now.random_cards)} cards drawn at random; 95\u00a0% interval ${percent(now.right.low)} to ${percent(now.right.high)}`)
+      : now.share_right != null ? el("p", {}, el("span", { class: "figure" }, percent(now.share_right)), "of the settled rows are right as the model coded them: every description is decided.")
       : now.random_cards_needed ? el("p", { class: "quiet" },
         `Every third card is drawn at random. After ${now.random_cards_needed} of them, this shows how many of the file's rows are right: ${count(now.random_cards)} so far.`) : null,
     now.skipped ? el("p", { class: "quiet" }, "A card drawn at random is not decided; those drawn after it do not count yet. ", el("button", { class: "plain", onclick: doing(() => openCard(now.skipped)) }, "Show it")) : null,
     el("p", {}, "Export: ", el("a", { href: "/api/corrections.csv", download: true }, "what is settled"), " · ", el("a", { href: "/api/decisions.csv", download: true }, "who decided what")),
+    el("p", {}, el("button", { class: "plain", onclick: doing(removeSource) }, "Remove from review")),
     el("p", {}, "Enough is checked? ", el("a", { href: "#models" }, "Train again")),
     el("div", { class: "by-keys" }, el("button", { id: "key-help", "aria-expanded": String(helps), "aria-controls": "keys", onclick: toggleHelp }, "Keys ", el("kbd", {}, "?")),
       el("div", { id: "keys", hidden: !helps },
