@@ -17,6 +17,7 @@ import pytest
 from forked import DEADLINE, Ended, Forked
 from hypothesis import settings
 from models import save_tiny_model
+from pretended_gpu import Log, pretended_gpu
 
 from histocoder.cli.main import main
 from histocoder.log import log
@@ -96,6 +97,13 @@ def deadline() -> Iterator[None]:
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def gpu() -> Iterator[Log]:
+    """A pretended GPU; gives its log of waits and launches."""
+    with pretended_gpu() as log:
+        yield log
 
 
 @pytest.fixture
