@@ -285,7 +285,7 @@ class Guard:
 
     async def __call__(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         """Answer a request, or refuse it; every answer has the headers of security."""
-        path, has_users = request.url.path, bool(self._users.hashes())
+        path, has_users = request.scope["path"], bool(self._users.hashes())
         given = request.query_params.get("token", "") if path == "/" and not has_users else ""
         try:
             self._check(request)
@@ -336,7 +336,7 @@ class Guard:
             raise HTTPException(421, "This server does not answer to that host name.")
         if origin is not None and origin.partition("://")[2] != host:
             raise HTTPException(403, "Requests from other sites are refused.")
-        most = UPLOAD_BYTES if request.url.path == "/api/files" else BODY_BYTES
+        most = UPLOAD_BYTES if request.scope["path"] == "/api/files" else BODY_BYTES
         size = headers.get("content-length", "" if "transfer-encoding" in headers else "0")
         if not size.isdecimal():
             raise HTTPException(411, "The request does not say how large it is.")

@@ -106,8 +106,12 @@ class Cards:
         codes = cards[list(columns.target_cols)].to_numpy(dtype=object)
         predicted = [json.dumps([code for code in row if not pd.isna(code) and code]) for row in codes]
         texts = cards[columns.input_col].fillna("").astype(str)
-        others = cards[[f"row_{name}" for name in beside]].set_axis(beside, axis=1).to_dict("records")
-        rows = [json.dumps({name: cell for name, cell in row.items() if not pd.isna(cell)}) for row in others]
+        # row by row, since pandas 2.2 makes no records of a frame without columns
+        cells_beside = cards[[f"row_{name}" for name in beside]].to_numpy(dtype=object)
+        rows = []
+        for cells in cells_beside:
+            filled = {name: cell for name, cell in zip(beside, cells, strict=True) if not pd.isna(cell)}
+            rows.append(json.dumps(filled))
         doubles = np.random.default_rng(int(digest, 16) + 1).random(len(cards)) < self._double_share
         keys = _keys(texts.tolist(), [*langs])
         times = cards["times"].tolist()
