@@ -189,6 +189,9 @@ def _without_kernels(config: PretrainedConfig) -> PretrainedConfig:
     for name in ("_attn_implementation", "_experts_implementation"):
         if hasattr(config, name):
             setattr(config, name, None)  # also sets that of nested configs
+    # transformers 4.50 saves that it has chosen, and a model built from this record would get the slow attention
+    if hasattr(config, "_attn_implementation_autoset"):
+        config._attn_implementation_autoset = False
     return config
 
 
