@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,79 +20,107 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from histocoder.errors import Notice, UserError, counted, shown, warn_user
-from histocoder.tables.header import FIRST_ROWS, below_titles, header_row, named
+from histocoder.tables.header import FIRST_ROWS, below_titles, check_number, header_row, named
+from histocoder.tables.text_file import MAX_LINE_BYTES, TextFile
 
-_BLOCK_BYTES = 1 << 22  # number of bytes that Arrow reads at once; a row must fit in
-_CHECK_BYTES = 1 << 24
-_DELIMITERS = ",;\t|"
+_DELIMITERS = ",;\t| "
+_DELIMITER_LINE = re.compile(rb'"?sep=(.)"?,*')  # Excel's first line
 _BREAK = r"\r\n|\n|\r"
-_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # as Python decodes such bytes
-_UNDEFINED = b"\x81\x8d\x8f\x90\x9d"  # bytes that Windows-1252 lacks
-_BOM = b"\xef\xbb\xbf"
-_ESCAPED = re.compile(rb'[,;\t\n]"[^"\n]*\\"[^",;\t\r\n]')  # a quotation mark with a backslash before it, not doubled
 _FIRST = pa.array([*"'=+-@\t\r\n＝＋－＠"])  # characters that begin cells which a spreadsheet would run
 _RUN = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"  # begin of such a cell
 _SHOWN = r"^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$"  # numbers, which it shows as they are: -1, -2 and -3 are codes
 
 
+class _Header(NamedTuple):
+    """A header, as one separator finds it."""
+
+    delimiter: str
+    names: list[str]
+    end: int  # number of lines to its end
+    notices: list[str]
+    num_found: int  # number of columns that are looked for
+
+
 class CsvFile:
     """A CSV file: all of it tells the encoding, and its first rows the rest of its form.
 
-    The separator is the one that finds most of `columns` and `optional`.
+    The separator is the one that finds most of `columns` and `optional`. `encoding` is as in `TextFile`.
 
-    Raises UserError if the file is not text in UTF-8 or cp1252, is damaged UTF-8, or is empty.
+    Raises UserError if the file is not text, is damaged, or is empty.
     """
 
-    def __init__(self, path: Path, columns: Collection[str], optional: Collection[str]) -> None:
+    def __init__(
+        self, path: Path, columns: Collection[str], optional: Collection[str], encoding: str | None = None
+    ) -> None:
         self.path = path
-        self.notices: list[str] = []
         self._num_skipped = 0
-        self._num_read, self._breaks = 0, [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        forms = []
+        self._num_read = 0
+        self._breaks = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        self._uneven_rows: dict[int, list[str]] = {}
+        """Rows by position that have cells without content too many, and that Arrow would refuse."""
         try:
-            self._scan()
-            for self.delimiter in _DELIMITERS:
-                header, end, has_titles = self._header(columns)
-                num_found = sum(bool(named(name, header)) for name in {*columns, *optional})
-                forms.append(((num_found, len(header)), self.delimiter, header, end, has_titles))
+            self._text = TextFile(path, encoding)
+            headers = [self._header(delimiter, columns, optional) for delimiter in self._delimiters()]
         except csv.Error as error:
             raise UserError(f"{path} has no header that can be read: {error}.") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(f"{path} is damaged, or not a gzip file ({error}). Compress it again.") from error
-        _, self.delimiter, self.header, self._num_skipped, has_titles = max(forms, key=lambda form: form[0])
-        self.notices += [below_titles(path, "line", self._num_skipped)] if has_titles else []
+        header = max(headers, key=lambda header: (header.num_found, len(header.names)))
+        self.delimiter = header.delimiter
+        self.header = as_meant(pa.array(header.names, pa.string())).to_pylist()
+        self.notices = self._text.notices + header.notices
+        self._num_skipped = header.end
+        self._as_written = header.names
+        self.excel = self._text.has_mark
+        self._escape = "\\" if self._text.has_escapes else None
         self.decimal = "," if self.delimiter == ";" else "."
         self.schema = pa.schema([(name, pa.string()) for name in self.header])
+        if self._text.has_escapes:
+            self.notices.append(f"{path}: quotation marks are escaped with backslashes, as R writes them.")
+        if self._repeats:
+            lines = ", ".join(f"{line:,}" for line in self._text.repeated_lines[:5])
+            more = " and others" if self._text.repeated_lines[5:] else ""
+            self.notices.append(
+                f"{path}: the header is repeated in line {lines}{more}, as in files that were joined; "
+                "these rows are read as blank."
+            )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all columns as text, formulas without their apostrophe; raise a UserError where the form is broken."""
-        names, passed, last, is_told = [str(i) for i in range(len(self.header))], 0, "", False
-        read = {"block_size": _BLOCK_BYTES, "skip_rows": self._num_skipped, "column_names": names}
+        names = [str(i) for i in range(len(self.header))]
+        num_passed = 0
+        last = ""
+        is_told = False
+        self._uneven_rows.clear()
         parse = {"delimiter": self.delimiter, "escape_char": self._escape or False, "newlines_in_values": True}
         unchanged = {"column_types": dict.fromkeys(names, pa.string()), "strings_can_be_null": False, "null_values": []}
         try:
-            for batch in pa.csv.open_csv(
-                pa.input_stream(self.path, compression="gzip" if self.path.suffix.lower() == ".gz" else None),
-                pa.csv.ReadOptions(use_threads=False, encoding=self._encoding.removesuffix("-sig"), **read),
-                pa.csv.ParseOptions(ignore_empty_lines=False, **parse),
+            for read in pa.csv.open_csv(
+                self._stream(),
+                pa.csv.ReadOptions(
+                    use_threads=False, block_size=MAX_LINE_BYTES, skip_rows=self._num_skipped, column_names=names
+                ),
+                pa.csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=self._keep_uneven, **parse),
                 pa.csv.ConvertOptions(**unchanged),
             ):
+                batch = self._with_uneven_rows(read, num_passed)
                 breaks = {name: num for name in names if (num := _line_breaks(batch[name])) is not None}
-                if breaks and passed >= self._num_read:
+                if breaks and num_passed >= self._num_read:
                     num_breaks = np.sum([*breaks.values()], axis=0)
                     rows = np.flatnonzero(num_breaks)
-                    self._breaks.append((rows + passed, num_breaks[rows]))
+                    self._breaks.append((rows + num_passed, num_breaks[rows]))
                 if not is_told:
-                    is_told = self._tell_rows_in_cell(batch, breaks, passed)
-                passed += len(batch)
-                self._num_read = max(passed, self._num_read)
+                    is_told = self._tell_rows_in_cell(batch, breaks, num_passed)
+                num_passed += len(batch)
+                self._num_read = max(num_passed, self._num_read)
                 last = batch.columns[-1][-1].as_py() if len(batch) else last
-                yield pa.RecordBatch.from_arrays([as_meant(column) for column in batch.columns], self.header)
+                columns = self._without_repeats(batch.columns)
+                yield pa.RecordBatch.from_arrays([as_meant(column) for column in columns], self.header)
         except pa.ArrowInvalid as error:
             if "Empty CSV" in str(error) or "Could not skip" in str(error):
                 raise UserError(f"{self.path} has a header but no rows.") from error
             raise self._first_fault(str(error)) from error
-        if re.search(_BREAK, last) and not self._ends_with_quote:
+        if re.search(_BREAK, last) and not self._text.ends_with_quote:
             raise self._first_fault("a quotation mark is not closed")
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
@@ -101,46 +129,129 @@ class CsvFile:
         before = np.concatenate([[0], np.cumsum(num_breaks)])[np.searchsorted(rows, positions)]
         return self._num_skipped + 1 + positions + before
 
+    @property
+    def _repeats(self) -> bool:
+        """Whether rows may be the header again."""
+        return bool(self._text.repeated_lines) and len(self.header) > 1 and self._num_skipped == 1
+
+    def _stream(self) -> pa.NativeFile:
+        """Open the file for Arrow, which unpacks it and reads it in C if it is UTF-8."""
+        if not self._text.is_plain:
+            return pa.PythonFile(self._text.open(), mode="r")
+        return pa.input_stream(self.path, compression="gzip" if self.path.suffix.lower() == ".gz" else None)
+
+    def _delimiters(self) -> str:
+        """Return the separators that are possible: a blank only if texts are in quotation marks, as R writes them."""
+        first = self._text.first_lines[0] if self._text.first_lines else b""
+        if match := _DELIMITER_LINE.fullmatch(first):
+            return match[1].decode("latin-1")
+        return _DELIMITERS if first.startswith(b'"') else _DELIMITERS.rstrip()
+
     @contextmanager
-    def _reader(self) -> Iterator[Any]:
+    def _reader(self, delimiter: str) -> Iterator[Any]:
         """Open Python's reader behind the header; cells may be as long as Arrow reads them."""
-        before = csv.field_size_limit(_BLOCK_BYTES)
+        before = csv.field_size_limit(MAX_LINE_BYTES)
+        escape = "\\" if self._text.has_escapes else None
         try:
-            with io.TextIOWrapper(_opened(self.path), encoding=self._encoding, newline="") as text:
+            with io.TextIOWrapper(self._text.open(), encoding="utf-8-sig", newline="") as text:
                 for _ in range(self._num_skipped):
                     text.readline()
-                yield csv.reader(text, delimiter=self.delimiter, escapechar=self._escape)
+                yield csv.reader(text, delimiter=delimiter, escapechar=escape)
         finally:
             csv.field_size_limit(before)
 
-    def _header(self, columns: Collection[str]) -> tuple[list[str], int, bool]:
-        """Return the header, as it was meant, the number of lines to its end, and whether titles precede it."""
-        found: list[tuple[list[str], int]] = []
+    def _header(self, delimiter: str, columns: Collection[str], optional: Collection[str]) -> _Header:
+        """Return the header that a separator finds; titles may precede it, and R's names of rows be behind it."""
+        rows: list[tuple[list[str], int]] = []
         try:
-            with self._reader() as reader:
-                rows = ((row, reader.line_num) for row in reader if any(map(str.strip, row)))
-                found.extend(itertools.islice(rows, FIRST_ROWS))
+            with self._reader(delimiter) as reader:
+                with_content = ((row, reader.line_num) for row in reader if any(map(str.strip, row)))
+                rows.extend(itertools.islice(with_content, FIRST_ROWS))
         except csv.Error:  # a cell is longer than a block, which may be behind the header
-            if not found:
+            if not rows:
                 raise
-        if not found:
+        if not rows:
             raise UserError(f"{self.path} is empty.")
-        at = header_row([row for row, _ in found], columns)
-        row, end = found[at]
-        return as_meant(pa.array(row, pa.string())).to_pylist(), end, at > 0
+        at = header_row([row for row, _ in rows], columns)
+        names, end = rows[at]
+        check_number(self.path, len(names))
+        notices = []
+        if at > (_DELIMITER_LINE.fullmatch(self._text.first_lines[0]) is not None):
+            notices.append(below_titles(self.path, "line", end))
+        below = [row for row, _ in rows[at + 1 :]]
+        if below and all(len(row) == len(names) + 1 for row in below):
+            if not any(row[-1].strip() for row in below):
+                names = [*names, ""]
+            elif self._have_names([row[0] for row in below]):
+                names = ["", *names]
+                notices.append(
+                    f"{self.path}: rows have one cell more than the header, as R writes names of rows; the first one "
+                    "is taken as a column without a name."
+                )
+        num_found = sum(bool(named(name, names)) for name in {*columns, *optional})
+        return _Header(delimiter, names, end, notices, num_found)
+
+    def _have_names(self, cells: list[str]) -> bool:
+        """Return whether the first cells of rows are names that R has given them: numbers, or all texts are quoted."""
+        are_quoted = all(line.startswith(b'"') for line in self._text.first_lines)
+        return len(set(cells)) == len(cells) and (are_quoted or all(map(str.isdecimal, cells)))
+
+    def _keep_uneven(self, row: pa.csv.InvalidRow) -> str:
+        """Keep a row that has more cells than the header, or fewer, if these have no content; tell Arrow to skip it."""
+        try:
+            cells = next(csv.reader(io.StringIO(row.text, newline=""), delimiter=self.delimiter), [])
+        except csv.Error:
+            return "error"
+        if not self._is_readable(cells):
+            return "error"
+        num_columns = len(self.header)
+        filled = [*cells[:num_columns], *[""] * (num_columns - len(cells))]
+        self._uneven_rows[row.number - self._num_skipped - 1] = filled
+        return "skip"
+
+    def _is_readable(self, cells: list[str]) -> bool:
+        """Return whether a row of another length than the header is blank, or blank behind the last column."""
+        has_columns = len(cells) >= len(self.header)
+        return not any(map(str.strip, cells[len(self.header) :] if has_columns else cells))
+
+    def _with_uneven_rows(self, batch: pa.RecordBatch, num_passed: int) -> pa.RecordBatch:
+        """Return a batch behind some rows with the uneven ones that Arrow has skipped, where they were."""
+        positions: list[int] = []
+        for position in sorted(self._uneven_rows):
+            if position <= num_passed + len(batch) + len(positions):
+                positions.append(position)
+        if not positions:
+            return batch
+        rows = [self._uneven_rows.pop(position) for position in positions]
+        uneven = pa.RecordBatch.from_arrays(
+            [pa.array(cells, pa.string()) for cells in zip(*rows, strict=True)], schema=batch.schema
+        )
+        places = np.array(positions) - num_passed - np.arange(len(positions))
+        order = np.insert(np.arange(len(batch)), places, len(batch) + np.arange(len(positions)))
+        return pa.Table.from_batches([batch, uneven]).take(order).combine_chunks().to_batches()[0]
+
+    def _without_repeats(self, columns: list[pa.Array]) -> list[pa.Array]:
+        """Return columns whose rows are blank that are the header again."""
+        if not self._repeats:
+            return columns
+        first = self._as_written[0]
+        are_repeats = pc.is_in(columns[0], pa.array([first, f"\ufeff{first}", f'\ufeff"{first}"']))
+        for column, name in zip(columns[1:], self._as_written[1:], strict=True):
+            are_repeats = pc.and_(are_repeats, pc.equal(column, name))
+        return [pc.if_else(are_repeats, "", column) for column in columns]
 
     def _first_fault(self, error: str) -> UserError:
         """Return what is wrong with the first row of another length than the header, or the last; else the error."""
         begin = passed = 0
         row: list[str] = []
-        with self._reader() as reader:
+        with self._reader(self.delimiter) as reader:
             try:
                 for row in reader:
                     begin, passed = passed, reader.line_num
-                    if len(row) not in (0, len(self.header)):
+                    if len(row) not in (0, len(self.header)) and not self._is_readable(row):
                         break
                 is_last = next(reader, None) is None
-                is_open = is_last and re.search(_BREAK, "".join(row)) is not None and not self._ends_with_quote
+                is_open = is_last and re.search(_BREAK, "".join(row)) is not None and not self._text.ends_with_quote
             except csv.Error:  # the row is longer than a block
                 begin, is_open = passed, True
         where = f"{self.path}, line {self._num_skipped + begin + 1}"
@@ -171,51 +282,6 @@ class CsvFile:
                 warn_user(Notice(notice))
                 return True
         return False
-
-    def _scan(self) -> None:
-        """Find the encoding and the escape of quotation marks; raise a UserError unless all of the file is text."""
-        line, num_good, num_bad, has_escapes, tail = 1, 0, 0, False, b""
-        first, is_cp1252 = "", True
-        with _opened(self.path) as file:
-            self.excel = file.read(3) == _BOM
-            file.seek(0)
-            while chunk := file.read(_CHECK_BYTES) + file.readline():
-                if b"\0" in chunk:
-                    line += chunk[: chunk.index(b"\0")].count(b"\n")
-                    raise UserError(
-                        f"{self.path} has a NUL byte in line {line}: it is damaged, UTF-16 text or a workbook. Save it "
-                        "as UTF-8 CSV (in Excel: 'CSV UTF-8')."
-                    )
-                if not chunk.isascii():
-                    try:
-                        text, bad = chunk.decode("utf-8"), []
-                    except UnicodeDecodeError:
-                        text = chunk.decode("utf-8", "surrogateescape")
-                        bad = _NOT_UTF8.findall(text)
-                    if bad and not first:
-                        first_line = line + text[: text.index(bad[0])].count("\n")
-                        first = f"line {first_line}: the byte 0x{ord(bad[0]) - 0xDC00:02X}"
-                    num_bad += len(bad)
-                    num_good += len(text) - len(text.encode("ascii", "ignore")) - len(bad)
-                    is_cp1252 &= len(chunk.translate(None, _UNDEFINED)) == len(chunk)
-                has_escapes = has_escapes or (b'\\"' in chunk and _ESCAPED.search(chunk) is not None)
-                line += chunk.count(b"\n")
-                tail = chunk[-64:]
-        if num_bad and (self.excel or num_good > num_bad):
-            raise UserError(f"{self.path}, {first} is not UTF-8, unlike most of the file. Fix it, or save as UTF-8.")
-        if num_bad and not is_cp1252:
-            raise UserError(f"{self.path} is neither UTF-8 nor Windows-1252 text; save it as UTF-8.")
-        self._ends_with_quote = tail.rstrip().endswith(b'"')
-        self._encoding, self._escape = "cp1252" if num_bad else "utf-8-sig", "\\" if has_escapes else None
-        if num_bad:
-            self.notices.append(f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check its accents.")
-        if has_escapes:
-            self.notices.append(f"{self.path}: quotation marks are escaped with backslashes, as R writes them.")
-
-
-def _opened(path: Path) -> BinaryIO:
-    """Open a file to read its bytes, unpacked if its name ends in .gz."""
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def _line_breaks(column: pa.Array) -> np.ndarray | None:

@@ -6,7 +6,10 @@ import re
 import unicodedata
 from collections.abc import Collection, Sequence
 
+from histocoder.errors import UserError
+
 FIRST_ROWS = 50  # number of first rows among which the header is
+MAX_COLUMNS = 16_384  # largest number of columns, as of Excel
 _DESCRIPTIONS = (
     *("occ1", "occ", "occupation", "beruf", "profession", "metier", "yrke", "beroep", "erhverv", "stilling"),
     *("mestiere", "oficio", "ocupacion", "profissao", "description", "title"),
@@ -67,3 +70,9 @@ def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -
 def below_titles(path: object, unit: str, number: int) -> str:
     """Return a notice that a header is not in the first row."""
     return f"{path}: the header is {unit} {number}; what is above it is ignored."
+
+
+def check_number(path: object, num_columns: int) -> None:
+    """Raise a UserError if a table has too many columns."""
+    if num_columns > MAX_COLUMNS:
+        raise UserError(f"{path} has {num_columns:,} columns, and {MAX_COLUMNS:,} are the most. Save those you need.")

@@ -45,11 +45,10 @@ REFUSED = [
     (GOOD + b'"a\nb",61110\nx\n', "line 6: 1 fields"),
     (GOOD.replace(b"\n", b"\r\n") + b"x\r\n", "line 4: 1 fields"),
     (GOOD + b"mi\0ner,71105\n", "NUL byte in line 4"),
-    (GOOD + b"\x81\x8d,71105\n", "neither UTF-8 nor Windows-1252"),
+    (GOOD + bytes(range(0x81, 0xFF, 3)) * 9 + b",71105\n", "not UTF-8 text, nor in another usual encoding"),
     (GOOD + b"v\xc3\xa6ver,71105\nkj\xc3\xb8ber,1\nsmed\xe6,1\n", "line 6: the byte 0xE6 is not UTF-8"),
     (GOOD + b"\xe2\x82\xac \xc3\xa6,71105\nsmed\xc3", "line 5: the byte 0xC3 is not UTF-8"),  # cut off
     (b"\xef\xbb\xbf" + GOOD + b"v\xe6ver,71105\n", "line 4: the byte 0xE6 is not UTF-8"),  # the mark says UTF-8
-    (GOOD.decode().encode("utf-16"), "UTF-16"),
     (b"PK\x03\x04\x14\0\x06\0", "or a workbook"),
     (b'{"occ1": "farmer", "hisco_1": 61110}\n', "no column 'occ1'"),
     (GOOD + b'"a\nb",7110\n\nc,2\n', "line 4, hisco_1: '7110' has .*line 7, hisco_1: '2' .*--zero-pad.*--allow"),
@@ -64,6 +63,14 @@ REFUSED = [
 ]
 
 READ = [
+    *((GOOD.decode().encode(form), ["farmer", "baker"]) for form in ("utf-16", "utf-16-le", "utf-16-be", "utf-32")),
+    (GOOD + b",\n,,,\n , ,\nmiller,77110,,\n,,\n", ["farmer", "baker", "miller"]),
+    (GOOD.replace(b"\n", b"\r\r\n") + b"miller,77110\x1a\x1a", ["farmer", "baker", "miller"]),
+    (b"sep=^\nocc1^hisco_1\nfarmer^61110\nbaker^77610\n", ["farmer", "baker"]),
+    (b'"occ1" "hisco_1"\n"1" "pig farmer" "61110"\n"2" "baker" "77610"\n', ["pig farmer", "baker"]),
+    (b"occ1\thisco_1\n1\tfarmer\t61110\n2\tbaker\t77610\n", ["farmer", "baker"]),
+    (b"occ1;hisco_1\nfarmer;61110;\nbaker;77610;\n", ["farmer", "baker"]),
+    (GOOD + GOOD + b"\xef\xbb\xbf" + GOOD, [*["farmer"] * 3, *["baker"] * 3]),
     (GOOD, ["farmer", "baker"]),
     (GOOD + b"nan,71105\nNULL,71105\n", ["farmer", "baker", "nan", "NULL"]),
     (GOOD + b'six" nails,71105\n', ["farmer", "baker", 'six" nails']),
