@@ -119,7 +119,8 @@ def coded_rows(config: CodedTableFlags, path: str, other: str | None, setting: s
     codes = [written.setdefault(frozenset(one), one) for one in code_sets(examples.codes)]
     rows = rows.assign(codes=codes, text=examples.texts, line=examples.table["line"].to_numpy())
     if other is not None:
-        rows["other"] = other_cells(examples, path, other, setting=setting, sheet=files.sheet).to_pandas()
+        form = {"sheet": files.sheet, "encoding": files.encoding}
+        rows["other"] = other_cells(examples, path, other, setting=setting, **form).to_pandas()
     if other is not None and setting == "id_col":
         ids = rows["other"].fillna("").map(read_code)
         rows = rows.assign(other=ids)[ids != ""]

@@ -23,7 +23,7 @@ def run_classes(config: ClassesFlags) -> None:
     check_output(output, inputs=(config.input, config.table), overwrite=config.overwrite)
     columns = config.settings_of_qualifiers | dict.fromkeys(config.code_cols or (), "code_cols")
     usual = (CODE_COL, f"{CODE_COL}_1", *QUALIFIERS)
-    file = open_table(config.input, columns, optional=usual, sheet=config.sheet)
+    file = open_table(config.input, columns, optional=usual, sheet=config.sheet, encoding=config.file_encoding)
     codes = [*map(file.column, config.code_cols or _code_columns(file))]
     added = classes_of(codes, config, config.table, codes=None, prefix=config.columns, expect=False)
     check_kept(file, output)

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import WEIGHTS_FILE, local_folder, read_model_config
@@ -34,7 +35,8 @@ def run_evaluate(config: EvaluateFlags) -> None:
     from histocoder.evaluation.summary import summary
 
     device = distributed.start(device=config.device)
-    open_table(config.data, {config.input_col: "input_col"}, sheet=config.sheet)  # raises an error if it can't be read
+    form: dict[str, Any] = {"sheet": config.sheet, "encoding": config.file_encoding}
+    open_table(config.data, {config.input_col: "input_col"}, **form)  # raises an error if it can't be read
     output = Path(config.output)
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; name a folder for the report with --output.")
@@ -48,7 +50,7 @@ def run_evaluate(config: EvaluateFlags) -> None:
     trained = _trained(config, coder, examples, folder)
     groups = {}
     for name in config.group_col or ():
-        cells = other_cells(examples, config.data, name, setting="group_col", sheet=config.sheet)
+        cells = other_cells(examples, config.data, name, setting="group_col", **form)
         groups[name] = named_groups(cells.to_pylist())
     found = evaluate(coder, examples, trained=trained, groups=groups, batch_size=config.batch_size)
     title = f"{Path(config.model).name} on {Path(config.data).name}"
@@ -105,6 +107,7 @@ def _coded_rows(config: KnownCodesFlags, coder: Coder) -> Examples:
         language=language,
         rules=rules_of(config),
         sheet=config.sheet,
+        encoding=config.file_encoding,
     )
     return files.read(say=log.info)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from histocoder.config import PRECISIONS, ClassOptions, PredictConfig, PredictOptions, Settings
-from histocoder.config.prediction import COLUMNS_HELP, OUTPUT_HELP, RAW_HELP, SHEET_HELP, TABLE_HELP
+from histocoder.config.prediction import COLUMNS_HELP, ENCODING_HELP, OUTPUT_HELP, RAW_HELP, SHEET_HELP, TABLE_HELP
 from histocoder.config.settings import changed, free, require
 
 
@@ -54,6 +54,7 @@ class KnownCodesFlags(Settings):
     batch_size: int = changed(PredictOptions, "batch_size", 256)
     data: str = free(None, f"table of descriptions and codes: {TABLE_HELP}", metavar="FILE", is_required=True)
     sheet: str | None = free(None, f"--data: {SHEET_HELP}", metavar="NAME")
+    file_encoding: str | None = free(None, f"--data: {ENCODING_HELP}", metavar="NAME")
     target_cols: tuple[str, ...] | None = free(None, "columns of codes (default: the model's)", metavar="COL")
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
     language: str | None = free(
@@ -118,6 +119,7 @@ class AuditFlags(CodedTableFlags):
 
     dataset: str = free(None, f"table of descriptions and codes: {TABLE_HELP}", metavar="FILE", is_required=True)
     sheet: str | None = free(None, f"--dataset: {SHEET_HELP}", metavar="NAME")
+    file_encoding: str | None = free(None, f"--dataset: {ENCODING_HELP}", metavar="NAME")
     output: str = free("audit.csv", "file of suspect labels to correct", metavar="FILE")
     budget: int = free(200, "number of labels to check", at_least=1)
     key: str | None = free(None, "all codes of the classification: system_code,code; others are wrong", metavar="FILE")
@@ -161,6 +163,7 @@ class ClassesFlags(ClassOptions):
     input: str = free(None, f"table of codes, such as predict's output: {TABLE_HELP}", metavar="FILE", is_required=True)
     output: str = free(None, OUTPUT_HELP, metavar="FILE", is_required=True)
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
+    file_encoding: str | None = free(None, f"--input: {ENCODING_HELP}", metavar="NAME")
     code_cols: tuple[str, ...] | None = free(
         None, "columns of codes (default: hisco_1, hisco_2 and so on, or hisco; else occ1950's)", metavar="COL"
     )

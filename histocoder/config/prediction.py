@@ -11,6 +11,7 @@ SOURCE_COL = "source"  # column of the source of a row's codes; see `known`
 NONE_CELLS = ("-1", "-9", "999")  # what the HSN's tables write for no class, no status, no relation and no product
 TABLE_HELP = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
 SHEET_HELP = "sheet of an Excel workbook (default: the only one with content)"
+ENCODING_HELP = "encoding of a text file, such as cp850 (default: UTF-8, UTF-16, or the one that makes words)"
 OUTPUT_HELP = "output, by its suffix: .csv, .csv.gz, .tsv, .parquet, .xlsx or .dta"
 COLUMNS_HELP = "prefix of the names of the new columns (default: none)"
 RAW_HELP = "do not put an apostrophe before texts that a spreadsheet would run as formulas"
@@ -49,6 +50,7 @@ class FileOptions(Settings):
     input: str = free("", f"table of descriptions: {TABLE_HELP}", metavar="FILE")
     output: str = free("", OUTPUT_HELP, metavar="FILE")
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
+    file_encoding: str | None = free(None, f"--input: {ENCODING_HELP}", metavar="NAME")
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
     language: str = free("unk", "language of all descriptions, code or name: see below (default: unk)", metavar="LANG")
     language_col: str | None = free(None, "column of each row's language, instead of --language", metavar="COL")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from histocoder.config.model import check_target_len
+from histocoder.config.prediction import ENCODING_HELP
 from histocoder.config.settings import Settings, changed, free, require
 from histocoder.config.training import AugmentConfig, FitConfig, SeedConfig, StartConfig
 
@@ -68,6 +69,7 @@ class TableConfig(Settings):
         metavar="FILE",
     )
     sheet: str | None = free(None, "sheet of an Excel workbook (default: the only one with content)", metavar="NAME")
+    file_encoding: str | None = free(None, ENCODING_HELP, metavar="NAME")
     prepare_only: bool = free(False, "check and split the table, and stop")
 
     def check(self) -> None:

@@ -54,6 +54,8 @@ class ExampleFiles:
     """Columns of attributes, which a file may lack."""
     sheet: str | None = None
     """Sheet of Excel workbooks; None: the only one with content."""
+    encoding: str | None = None
+    """Encoding of text files; None: the one that `open_table` finds."""
     opened: dict[Path, TableFile] = field(default_factory=dict, repr=False, compare=False)
     """Files whose headers were read before."""
 
@@ -95,7 +97,7 @@ class ExampleFiles:
         if path not in self.opened:
             columns, optional = {self.input_col: "input_col", **self.needed}, (self.language_col, *self.target_cols)
             optional = (*optional, *self.attribute_cols, *_INDEX_COLS)
-            self.opened[path] = open_table(path, columns, optional=optional, sheet=self.sheet)
+            self.opened[path] = open_table(path, columns, optional=optional, sheet=self.sheet, encoding=self.encoding)
         return self.opened[path]
 
     def _code_columns(self, file: TableFile) -> dict[str, str]:
@@ -150,12 +152,14 @@ class ExampleFiles:
             say(f"{path} has no column {self.language_col!r}; its language is treated as unknown (unk).")
 
 
-def other_cells(examples: Examples, path: str, name: str, *, setting: str, sheet: str | None = None) -> pa.Array:
+def other_cells(
+    examples: Examples, path: str, name: str, *, setting: str, sheet: str | None = None, encoding: str | None = None
+) -> pa.Array:
     """Return the cells of another column of the file that rows were read from, of shape (n,); null where blank.
 
     Raises UserError if there is no such column; `setting` is the one that names it.
     """
-    table = open_table(path, {name: setting}, sheet=sheet).read([name])
+    table = open_table(path, {name: setting}, sheet=sheet, encoding=encoding).read([name])
     return table.columns[name].take(examples.table["row"].combine_chunks())
 
 

@@ -281,6 +281,7 @@ def table_files(
         rules=rules_of(config),
         attribute_cols=attributes,
         sheet=config.sheet,
+        encoding=config.file_encoding,
     )
     if config.block_size is not None:
         return files

@@ -60,7 +60,7 @@ def predict_file(
     it is a bar on rank 0's terminal, if there is one. It may raise an error to stop; the same call then resumes.
     """
     columns, output = config.settings_of_columns | config.settings_of_qualifiers, Path(config.output)
-    table = open_table(Path(config.input), columns, sheet=config.sheet)
+    table = open_table(Path(config.input), columns, sheet=config.sheet, encoding=config.file_encoding)
     own: dict[str, Any] = {setting: table.column(name) for name, setting in columns.items()}
     config = replace(config, mode=config.mode or coder.mode, **own)
     tables = TableCoder(coder, config, known=known)

@@ -134,13 +134,19 @@ class TableFile:
 
 
 def open_table(
-    path: str | Path, columns: Collection[str], *, optional: Collection[str] = (), sheet: str | None = None
+    path: str | Path,
+    columns: Collection[str],
+    *,
+    optional: Collection[str] = (),
+    sheet: str | None = None,
+    encoding: str | None = None,
 ) -> TableFile:
     """Read the header of a file: CSV, Parquet, Excel, Stata or SPSS.
 
     `columns` are those that are needed, and may be a mapping to the settings that name them, which errors mention, as
-    they do --sheet; by these and `optional` ones the separator, the header and the sheet of a workbook are chosen.
-    Names match whatever their case, accents and blanks around them. The string "nan" is a word.
+    they do --sheet and --file-encoding; by these and `optional` ones the separator, the header and the sheet of a
+    workbook are chosen. `encoding` is that of a text file, if the user names it. Names match
+    whatever their case, accents and blanks around them. The string "nan" is a word.
 
     Raises UserError if the file or a column is missing, or the file is empty, damaged or not text.
     """
@@ -149,6 +155,8 @@ def open_table(
     kind = kind_of(path)
     if sheet is not None and kind not in EXCEL:
         raise UserError(f"--sheet is for Excel workbooks; {path} is not one. Omit it.")
+    if encoding is not None and kind in (*PARQUET, *EXCEL, *STATA):
+        raise UserError(f"--file-encoding is for text files; {path} is not one. Omit it.")
     if kind in PARQUET:
         try:
             file = TableFile(path, pa.dataset.dataset(path, format="parquet"), [])
@@ -163,7 +171,7 @@ def open_table(
         stata = StataFile(path)
         file = TableFile(path, stata, stata.notices)
     else:
-        rows = CsvFile(path, columns, optional)
+        rows = CsvFile(path, columns, optional, encoding)
         file = TableFile(path, rows, rows.notices)
     for name in columns:
         file.column(name, columns[name] if isinstance(columns, Mapping) else "")

@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from archives import read_table
-from conftest import cases, write
+from conftest import cases, mistake, shared, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from histocoder.cli.main import main
 from histocoder.config import PrepareConfig
 from histocoder.data.key import read_key
 from histocoder.data.prepare import prepare
@@ -270,3 +271,81 @@ def test_types_of_parquet_as_text(tmp_path: Path, cells: pa.Array, texts: list[s
         return
     with pytest.raises(UserError, match=texts):
         read_table(tmp_path / "t.parquet", ["h"])
+
+
+WORDS = "båtuthyrare fjäderförman sågverksförman försäkringsbolagsbiträde änka sjuksköterska"
+TEXTS = {"cp1252": WORDS, "cp850": WORDS, "mac_roman": WORDS, "iso8859_2": "żołnierz właściciel ślusarz młynarz córka"}
+
+
+@pytest.mark.parametrize(("encoding", "words"), [*TEXTS.items(), ("cp1250", TEXTS["iso8859_2"])])
+def test_encoding_is_the_one_that_makes_words(tmp_path: Path, encoding: str, words: str):
+    path = tmp_path / "t.csv"
+    path.write_bytes("\r\n".join(["occ1", *words.split()]).encode(encoding))
+    file = open_table(path, ["occ1"])
+    assert file.read(["occ1"]).columns["occ1"].to_pylist() == words.split()
+    longest = max(words.split(), key=len)
+    assert f"({encoding}), for example" in file.notices[0] and longest in file.notices[0]
+
+
+def test_named_encoding_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "t.csv"
+    path.write_bytes("occ1,hisco_1\nдворник,61110\nпекарь,77610\nткач,75400\n".encode("cp1251"))
+    named = open_table(path, ["occ1"], encoding="cp1251")
+    assert named.read(["occ1"]).columns["occ1"][0].as_py() == "дворник" and not named.notices
+    prepared = ("finetune", "--dataset", path, "--target-cols", "hisco_1", "--prepare-only", "--save-path")
+    main([*map(str, prepared), str(tmp_path / "out"), "--file-encoding", "cp1251"])
+    assert "дворник" in "".join((tmp_path / "out" / f"data_{part}.csv").read_text() for part in ("train", "val"))
+    assert "there is no encoding 'dos'. Usual ones are utf-8" in mistake(
+        capsys, *prepared, tmp_path / "o", "--file-encoding", "dos"
+    )
+    assert "line 2, is not text in the encoding utf-8" in refusal(lambda: open_table(path, ["occ1"], encoding="utf8"))
+
+
+@pytest.mark.parametrize("misread_as", ["cp1252", "latin-1", "mac_roman", "cp850"])
+def test_twice_encoded_text_is_counted(tmp_path: Path, misread_as: str):
+    twice = "båtuthyrare".encode().decode(misread_as)
+    path = write(tmp_path / "t.csv", "occ1,h", f"{twice},1", "ÄNKA Ã,2", "«CAFÉ»,3", f"fd {twice},4")
+    file = open_table(path, ["occ1"])
+    assert f"2 words were encoded twice ({twice!r} was 'båtuthyrare'), and nothing is repaired" in file.notices[0]
+    assert file.read(["occ1"]).columns["occ1"][0].as_py() == twice
+
+
+def test_repeated_headers_are_said_with_lines(tmp_path: Path):
+    path = write(tmp_path / "t.csv", "occ1,h", "smith,1", "occ1,h", '"x', 'occ1,h",3', "\ufeffocc1,h", "occ1,2")
+    file = open_table(path, ["occ1"])
+    assert file.read(["occ1"]).columns["occ1"].to_pylist() == ["smith", None, "x\nocc1,h", None, "occ1"]
+    assert "the header is repeated in line 3, 6, as in files that were joined" in file.notices[0]
+
+
+def test_long_lines_and_wide_headers_are_refused(tmp_path: Path):
+    with gzip.open(tmp_path / "t.csv.gz", "wb") as file:
+        file.write(b"occ1,h\nsmith,1\n")
+        for _ in range(6):
+            file.write(bytes([97]) * (1 << 20))
+    assert "line 3: 4 MB without a line break" in refusal(open_table, tmp_path / "t.csv.gz", ["occ1"])
+    path = write(tmp_path / "t.csv", ",".join(["occ1", *["x"] * 99_999]), "smith")
+    assert "100,000 columns, and 16,384 are the most" in refusal(open_table, path, ["occ1"])
+
+
+@cases(
+    ("name", "texts"),
+    ("Rtable.txt", ["farmer 0", "blacksmith 0", "baker 0"]),
+    ("Rtable_tab.txt", ["farmer 0", "blacksmith 0", "baker 0"]),
+    ("ctrlz.csv", ["farmer 0", "blacksmith 0", "baker 0"]),
+    ("blank_tail.csv", ["driver royal field artillery", "builder's foreman", "lace manufacturer"]),
+    *(
+        (name, ["fd verktygsfilare", "båtuthyrare", "fd installationsinspektör"])
+        for name in ("mac_roman.csv", "cp850.csv", "utf16.csv", "utf16_tab.txt")
+    ),
+)
+def test_cases_are_read_right(tmp_path: Path, name: str, texts: list[str]):
+    path = tmp_path / name
+    path.write_bytes(shared(f"cases/{name}").read_bytes())
+    found = read_table(path, ["occ1"]).columns["occ1"].to_pylist()
+    assert found[:3] == texts
+    assert sorted(filter(None, found)) == sorted(prepared(path))
+
+
+def test_case_of_text_encoded_twice():
+    file = open_table(shared("cases/mojibake.csv"), ["occ1"])
+    assert "25 words were encoded twice ('bÃ¥tuthyrare' was 'båtuthyrare'" in file.notices[0]
