@@ -8,12 +8,33 @@ ort.env.wasm.numThreads = 1; // more threads need headers that a plain web serve
 
 const CLS = 0xe000, SEP = 0xe001, PAD = 0;
 const SPACE = /[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+/u; // Python's str.split()
+const INVISIBLE = /[\p{Cf}\p{Default_Ignorable_Code_Point}\u2800]|(?![\t-\r\x1c-\x1f\x85])\p{Cc}/gu;
+const KEPT = /[\p{No}\xb5]/u; // 1½ is not 11/2
+const nfc = (text) => text.normalize("NFC");
+const lower = (text) => nfc(nfc(text).toLowerCase().split(SPACE).filter(Boolean).join(" "));
 const NORMALIZATIONS = {
   none: (text) => text,
-  nfc: (text) => text.normalize("NFC"),
-  lower: (text) =>
-    text.normalize("NFC").toLowerCase().split(SPACE).filter(Boolean).join(" ").normalize("NFC"),
+  nfc,
+  lower,
+  nfc2: (text) => nfc(plainLetters(text)),
+  lower2: (text) => lower(plainLetters(text)),
 };
+
+// What formatters/characters.py does: no invisible characters, and usual letters for presentation forms.
+function plainLetters(text) {
+  return Array.from(text.replace(INVISIBLE, ""), plainForm).join("");
+}
+
+function plainForm(character) {
+  const plain = character.normalize("NFKC");
+  if (KEPT.test(character)) return character;
+  if (plain.length > 1 && (plain.includes(" ") || (isWord(character) && !isWord(plain)))) return character;
+  return plain;
+}
+
+function isWord(text) {
+  return /^\p{L}+$/u.test(text);
+}
 
 export class Coder {
   static async open(folder) {

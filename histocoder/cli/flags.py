@@ -29,7 +29,7 @@ class PredictFlags(PredictConfig, ComputingFlags, NamedModel):
     texts: tuple[str, ...] = free((), "descriptions to code", metavar="TEXT", flags=("texts",))
     overwrite: bool = free(False, "replace an existing --output", is_recorded=False)
     known: str | None = free(None, "hand-coded rows, which are kept; auto: the training data", metavar="FILE|auto")
-    known_exact: bool = free(False, "--known: compare descriptions exactly, including case, blanks and accents")
+    known_exact: bool = free(False, "--known: compare descriptions exactly, including case, punctuation and accents")
     zero_pad_codes: bool = free(False, "--known: restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "--known: accept codes shorter than the model's longest")
 

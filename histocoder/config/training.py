@@ -7,7 +7,7 @@ from histocoder.config.model import FLAT_LOSSES, check_max_len
 from histocoder.config.settings import Settings, fixed, free, require
 
 MAX_SEED = 2**32 - 1  # largest seed that all generators of random numbers take
-NORMALIZATIONS = ("none", "nfc", "lower", "lower_ascii")  # see `data.normalize`
+NORMALIZATIONS = ("none", "nfc2", "lower2", "lower_ascii2", "nfc", "lower", "lower_ascii")  # see `data.normalize`
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")  # see `model.devices`
 
 
@@ -27,7 +27,10 @@ class StartConfig(Settings):
     freeze_encoder: bool = fixed(False, "train only what is above the encoder: decoder and classifier")
     max_len: int = fixed(128, "maximum length of an input, in characters, or in tokens of the encoder's own tokenizer")
     text_normalization: str = fixed(
-        None, "nfc; lower: lower case, single blanks; lower_ascii: væver is vaever", choices=NORMALIZATIONS
+        None,
+        "nfc2: one form of each letter; lower2: also lower case, single blanks; lower_ascii2: væver is vaever; without "
+        "2, of earlier models: long s, ligatures and invisible characters are read as they are",
+        choices=NORMALIZATIONS,
     )
     ngram_dropout: float = fixed(0.3, "with ngram: share of n-grams dropped, below 1", metavar="P", between=(0, 0.999))
     pooling: str = fixed(
@@ -138,11 +141,12 @@ _NEW_HEADS = _REFERENCE | {
     **{"learning_rate": 1e-3, "batch_size": 64, "num_epochs": 8, "min_steps": 600},
     **{"flat_loss": "softmax", "augmentation_prob": 0.0, "unk_lang_prob": 0.1},
     "repeats": "once",
+    "text_normalization": "nfc2",
 }
 RECIPES = {
     "reference": _REFERENCE,
     "ngram": _NEW_HEADS
-    | {"num_epochs": 5, "max_epoch_steps": 200, "table_learning_rate": 3e-3, "text_normalization": "lower"},
+    | {"num_epochs": 5, "max_epoch_steps": 200, "table_learning_rate": 3e-3, "text_normalization": "lower2"},
     "scratch": _NEW_HEADS | {"num_epochs": 15, "min_steps": 1000, "augmentation_prob": 0.3},
     "pretrained": _NEW_HEADS
     | {"learning_rate": 2e-3, "encoder_learning_rate": 1e-4, "warmup_pct": 0.1, "pooling": "mean"}

@@ -13,11 +13,13 @@ import numpy as np
 
 from histocoder.config import NORMALIZATIONS
 from histocoder.errors import UserError
+from histocoder.formatters.characters import with_plain_letters
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _ENTITY = r"&(#?[0-9A-Za-z]+;)"
+_OF_PLAIN_LETTERS = ("nfc2", "lower2", "lower_ascii2")
 
 
 def normalize(texts: Sequence[str], how: str) -> list[str]:
@@ -25,15 +27,19 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
 
     `how` is "none"; "nfc": one Unicode form (NFC) for each character, whether or not its diacritics are code points of
     their own; "lower": NFC, lower case, single blanks between words and none around them; or "lower_ascii": lower case,
-    then ASCII ("væver" -> "vaever", "γεωργός" -> "georgos"), as OccCANINE's published models were trained. All decode
-    HTML entities; see `without_entities`.
+    then ASCII ("væver" -> "vaever", "γεωργός" -> "georgos"), as OccCANINE's published models were trained. "nfc2",
+    "lower2" and "lower_ascii2", of new models, first read `with_plain_letters`. All decode HTML entities; see
+    `without_entities`.
 
     Examples
     --------
-    >>> normalize(["Husmand og Væver"], "lower_ascii")
-    ['husmand og vaever']
+    >>> normalize(["Husmand og Væver"], "lower_ascii"), normalize(["Hu\u017fmand\u200b"], "lower2")
+    (['husmand og vaever'], ['husmand'])
     """
     texts = [without_entities(text) if "&" in text else text for text in texts]
+    if how in _OF_PLAIN_LETTERS:
+        texts = [with_plain_letters(text) for text in texts]
+        how = how.removesuffix("2")
     if how == "none":
         return texts
     if how == "nfc":
@@ -53,13 +59,15 @@ def normalize_column(texts: pa.Array, how: str) -> pa.Array:
     is_other = pc.match_substring(texts, "&")
     if how != "none":
         is_other = pc.or_(is_other, pc.invert(pc.string_is_ascii(texts)))
-    if how == "lower":
+    if how in _OF_PLAIN_LETTERS:
+        is_other = pc.or_(is_other, pc.invert(pc.ascii_is_printable(texts)))
+    if how in ("lower", "lower2"):
         trimmed = pc.equal(pc.binary_length(pc.ascii_trim_whitespace(texts)), pc.binary_length(texts))
         is_tidy = pc.and_not(pc.and_(trimmed, pc.ascii_is_printable(texts)), pc.match_substring(texts, "  "))
         is_other = pc.or_(is_other, pc.invert(is_tidy))
     is_other = pc.fill_null(is_other, False)
     others = normalize(texts.filter(is_other).to_pylist(), how)
-    plain = texts if how in ("none", "nfc") else pc.ascii_lower(texts)
+    plain = texts if how in ("none", "nfc", "nfc2") else pc.ascii_lower(texts)
     return pc.replace_with_mask(plain, is_other, pa.array(others, pa.string()))
 
 
@@ -94,24 +102,43 @@ def _decoded(match: re.Match[str]) -> str:
 def description_keys(texts: Sequence[str]) -> np.ndarray:
     """Return keys of descriptions, of shape (n,), which are equal for spellings of the same description.
 
-    Spellings are the same if they differ only in what a model may not see: case, blanks, Unicode form, and accents and
-    letters that ASCII lacks ("lower" and "lower_ascii" of `normalize` together). Data are split, corrected, looked up
-    among known descriptions and counted by these keys. `texts` may be an Arrow array.
+    A key is a description's words, in their order: `spellings` without punctuation, which delimits words; of a
+    description without words, such as a dash, the spelling. Data are split, corrected, looked up among known
+    descriptions and counted by these keys. `texts` may be an Arrow array.
 
     Examples
     --------
-    >>> description_keys(["Husmand og VÆVER", " husmand\u00a0og vaever"]).tolist()
-    ['husmand og vaever', 'husmand og vaever']
+    >>> description_keys(["Husmand og VÆVER", " husmand\u00a0og vaever.", "husmand-og (væver)"]).tolist()
+    ['husmand og vaever', 'husmand og vaever', 'husmand og vaever']
     """
     import pyarrow as pa  # here, since exported models run without it
     import pyarrow.compute as pc
 
-    lower = normalize_column(pa.array(texts, pa.string()), "lower")
+    spelt = pa.array(spellings(texts), pa.string())
+    words = pc.ascii_trim(pc.replace_substring_regex(spelt, "[^a-z0-9]+", " "), " ")
+    return pc.if_else(pc.equal(words, ""), spelt, words).to_numpy(zero_copy_only=False)
+
+
+def spellings(texts: Sequence[str]) -> np.ndarray:
+    """Return descriptions as models may see them, of shape (n,): in small ASCII letters, with single blanks.
+
+    Case, blanks, invisible characters, the Unicode form, accents and letters that ASCII lacks make no difference
+    ("lower2" and "lower_ascii2" of `normalize` together). `texts` may be an Arrow array.
+
+    Examples
+    --------
+    >>> spellings(["Husmand og VÆVER", " husmand\u00a0og vaever."]).tolist()
+    ['husmand og vaever', 'husmand og vaever.']
+    """
+    import pyarrow as pa  # here, since exported models run without it
+    import pyarrow.compute as pc
+
+    lower = normalize_column(pa.array(texts, pa.string()), "lower2")
     others = np.flatnonzero(pc.invert(pc.ascii_is_printable(lower)))
-    keys = lower.to_numpy(zero_copy_only=False)
+    spelt = lower.to_numpy(zero_copy_only=False)
     for row in others.tolist():  # a text of which ASCII has nothing, such as one of emojis, stays as it is
-        keys[row] = " ".join(keys[row].translate(_ASCII).lower().split()) or keys[row]
-    return keys
+        spelt[row] = " ".join(spelt[row].translate(_ASCII).lower().split()) or spelt[row]
+    return spelt
 
 
 class _Transliterations(dict[int, str]):

@@ -20,8 +20,8 @@ from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import CODES, HELD_OUT, LANG_COL, SPLITS, TITLES, TRAIN, VAL, Examples, is_codes
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.languages import chosen_language, own_languages
-from histocoder.data.normalize import description_keys
-from histocoder.data.problems import conflicts, rejected_rows
+from histocoder.data.normalize import description_keys, spellings
+from histocoder.data.problems import cell_hashes, conflicts, joined_spellings, rejected_rows
 from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, remove_leftovers, temporary_folder
@@ -151,6 +151,12 @@ def _prepare(
     corrections = read_corrections(config, files.formatter, files.rules, own) if config.corrections else None
     with temporary_folder(folder / "prepared") as scratch:
         rows = _screen(files, config, scratch / _ROWS_FILE)
+        num_spelt, num_joined = joined_spellings(rows)
+        if num_spelt:
+            log.info(
+                f"{num_joined:,} rows have {counted(num_spelt, 'description', 'descriptions')} in several spellings "
+                "that differ in case, accents or punctuation only; these are one description each."
+            )
         kept = rows["reason"].is_null()
         columns = (rows[name].filter(kept).unique().to_pylist() for name in filter(is_codes, rows.column_names))
         codes = {code for column in columns for code in column} - {None, MISSING}
@@ -189,15 +195,20 @@ def _prepare(
 def _screen(files: ExampleFiles, config: PrepareConfig, path: Path) -> pa.Table:
     """Check all rows of a table, write them to `path`, a chunk at a time, and return that file, mapped into memory.
 
-    Its columns are those of `checked_rows`, `key` (see `description_keys`) and `unit`, the hash that splits them.
+    Its columns are those of `checked_rows`, `key` (see `description_keys`) and `unit`, a hash of the seed and of the
+    spelling, or of the row.
 
     Raises UserError if the table can't be read, its labels do not fit, or no row can be used.
     """
     schema = pa.schema([*files.schema, ("key", pa.string()), ("unit", pa.uint64())])
     with pa.ipc.new_file(str(path), schema) as writer:
         for rows in files.rows(say=log.info):
-            keys = description_keys(rows["text"].fill_null(""))
-            split_by = keys if config.split_by == "text" else rows["row"].to_numpy().astype(str).astype(object)
+            texts = rows["text"].fill_null("")
+            keys = description_keys(texts)
+            if config.split_by == "text":
+                split_by = spellings(texts)
+            else:
+                split_by = rows["row"].to_numpy().astype(str).astype(object)
             units = pd.util.hash_array(split_by, hash_key=f"{config.seed:016x}"[-16:], categorize=False)
             columns = [*rows.columns, pa.array(keys, pa.string()), pa.array(units)]
             writer.write(pa.RecordBatch.from_arrays(columns, schema=schema))
@@ -220,7 +231,8 @@ def _write_split(
 
     All corrections are to train on, except for held-out ones, which have a split of their own, as titles have.
     """
-    units = rows["unit"].filter(rows["reason"].is_null()).to_numpy()
+    row_units = rows["unit"].to_numpy() if config.split_by == "row" else _units_of_keys(rows)
+    units = row_units[rows["reason"].is_null().to_numpy()]
     distinct = np.sort(pd.unique(units))  # several times as fast as `np.unique`
     if len(distinct) < 2:
         raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
@@ -230,8 +242,10 @@ def _write_split(
     train, val, held_out, _ = range(len(SPLITS))
     with closing(writer):
         num_corrected = 0
+        end = 0
         for checked in rows.to_batches():
-            batch, split = checked, np.where(checked["unit"].to_numpy() <= threshold, val, train)
+            start, end = end, end + len(checked)
+            batch, split = checked, np.where(row_units[start:end] <= threshold, val, train)
             if corrections is not None:
                 batch, is_corrected, is_known, is_held_out = corrections.apply(checked)
                 split[is_known], split[is_held_out] = train, store.NO_SPLIT
@@ -260,6 +274,19 @@ def _write_split(
         )
     numbers = {"train": len(examples[TRAIN]), "val": len(examples[VAL])}
     return {**numbers, "held_out": num_held_out} if num_held_out else numbers
+
+
+def _units_of_keys(rows: pa.Table) -> np.ndarray:
+    """Return the hash that splits each row, of shape (n,): the lowest of all spellings of its description.
+
+    So spellings stay together, and a table with one spelling of each is split as earlier versions did.
+    """
+    keys = np.concatenate([cell_hashes(batch["key"]) for batch in rows.to_batches()])
+    units = np.where(rows["reason"].is_null(), rows["unit"], np.iinfo(np.uint64).max)
+    groups, distinct = pd.factorize(keys)
+    lowest = np.full(len(distinct), np.iinfo(np.uint64).max)
+    np.minimum.at(lowest, groups, units)
+    return lowest[groups]
 
 
 def table_files(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import CODES, LANG_COL, is_codes
@@ -20,6 +21,14 @@ def rejected_rows(rows: pa.Table, config: PrepareConfig) -> Iterator[pa.Table]:
         yield dropped.rename_columns(["line", "reason", config.input_col, *config.target_cols])
 
 
+def joined_spellings(rows: pa.Table) -> tuple[int, int]:
+    """Return the number of descriptions that are spelt in several ways, and of their rows; see `description_keys`."""
+    kept = rows.filter(rows["reason"].is_null()).select(["key", "text"])
+    by_key = kept.group_by("key").aggregate([("text", "count_distinct"), ("text", "count")])
+    several = by_key.filter(pc.greater(by_key["text_count_distinct"], 1))
+    return len(several), pc.sum(several["text_count"], min_count=0).as_py()
+
+
 def conflicts(rows: pa.Table, config: PrepareConfig) -> tuple[pa.Table, int]:
     """Return the descriptions whose rows have different codes, a row for each set of codes; and their number.
 
@@ -28,8 +37,7 @@ def conflicts(rows: pa.Table, config: PrepareConfig) -> tuple[pa.Table, int]:
     batches = [batch.filter(batch["reason"].is_null()) for batch in rows.to_batches()]
     hashes = []  # of descriptions with their languages, and of sets of codes, whatever their order
     for batch in batches:
-        lang, *codes = (_hash(batch[name]) for name in ("lang", *filter(is_codes, rows.column_names)))
-        key = batch["unit"].to_numpy() if config.split_by == "text" else _hash(batch["key"])  # the former is its hash
+        key, lang, *codes = (cell_hashes(batch[name]) for name in ("key", "lang", *filter(is_codes, rows.column_names)))
         hashes.append(pd.DataFrame({"described": key + 31 * lang, "coded": np.sum(codes, axis=0)}))
     described = pd.concat(hashes).drop_duplicates()["described"]
     described = described[described.duplicated()].unique()
@@ -46,7 +54,7 @@ def conflicts(rows: pa.Table, config: PrepareConfig) -> tuple[pa.Table, int]:
     return pa.Table.from_pandas(first, preserve_index=False), len(described)
 
 
-def _hash(column: pa.Array) -> np.ndarray:
+def cell_hashes(column: pa.Array) -> np.ndarray:
     """Return a hash of each cell; each distinct one is hashed once."""
     coded = column.fill_null("").dictionary_encode()
     distinct = coded.dictionary.to_numpy(zero_copy_only=False)

@@ -22,8 +22,9 @@ from histocoder.log import log
 from histocoder.tables.table import fingerprint
 
 EXAMPLES_FILE, PREPARED_FILE = "examples.arrow", "prepared.json"
-PREPARED_VERSION = 3
-"""Version of the rules; since 2, rows without any code are dropped; since 3, the split is by `description_keys`."""
+PREPARED_VERSION = 4
+"""Version of the rules; since 2, rows without any code are dropped; since 3, the split is by `description_keys`; since
+4, these ignore punctuation."""
 _OLDEST_VERSION = 2
 EXAMPLES_VERSION = 2
 """Version of the form of `examples.arrow`, and of how it is read; since 2, a batch is of one split."""

@@ -13,6 +13,7 @@ from histocoder.data.languages import Language, chosen_language, not_in_table, w
 from histocoder.data.normalize import normalize
 from histocoder.errors import Notice, UserError, shown, warn_user
 from histocoder.formatters import tokenizers
+from histocoder.formatters.characters import is_blank
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,7 +79,9 @@ class DistinctDescriptions:
         self._read_languages(set(langs) - self._codes.keys())
         pairs = [(text, self._codes[lang]) for text, lang in zip(texts, langs, strict=True)]
         unseen = [
-            (text, lang) for text, lang in set(pairs) - self._indices.keys() if isinstance(text, str) and text.strip()
+            (text, lang)
+            for text, lang in set(pairs) - self._indices.keys()
+            if isinstance(text, str) and not is_blank(text)
         ]
         new = sorted(sorted(unseen), key=lambda pair: len(pair[0]))
         new_texts = [text for text, _ in new]

@@ -13,6 +13,7 @@ import pyarrow.dataset
 
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
+from histocoder.formatters.characters import without_blanks
 from histocoder.tables.csv_file import CsvFile
 from histocoder.tables.header import named, nearest
 from histocoder.tables.stata import StataFile
@@ -126,7 +127,7 @@ class TableFile:
             rows = np.arange(position, position + len(chunk))
             position += len(chunk)
             texts = {c: strings(chunk[name], f"{self.path}, column {c!r},").combine_chunks() for c, name in own.items()}
-            yield Table(self, {c: _without_blanks(text) for c, text in texts.items()}, rows)
+            yield Table(self, {c: without_blanks(text) for c, text in texts.items()}, rows)
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
         """Return the line (in Parquet: the row, from 1) of each of some rows, whose positions ascend."""
@@ -233,8 +234,3 @@ def _check_readable(path: Path) -> None:
         path.open("rb").close()
     except PermissionError as error:
         raise UserError(f"{path} can't be read: permission denied.") from error
-
-
-def _without_blanks(texts: pa.Array) -> pa.Array:
-    """Return texts with null in place of blank ones."""
-    return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), pa.scalar(None, pa.string()), texts)

@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, check_random_state, column
 from histocoder.config import FinetuneConfig
 from histocoder.data.key import Key, write_key
 from histocoder.formatters import MISSING
+from histocoder.formatters.characters import is_blank
 from histocoder.inference.coder import Coder
 from histocoder.log import log
 from histocoder.training.train import train
@@ -117,7 +118,7 @@ def _columns(X: Any) -> dict[str, list[str]]:
     if cells.ndim != 2 or cells.shape[1] not in (1, 2):
         raise ValueError("X must hold descriptions, of shape (n,), or with their languages, of shape (n, 2).")
     for row, text in enumerate(cells[:, 0]):
-        if not isinstance(text, str) or not text.strip():
+        if not isinstance(text, str) or is_blank(text):
             raise ValueError(f"X has no description in row {row}, but {text!r}; leave such rows out.")
     cells[pd.isna(cells)] = "unk"
     return dict(zip(("occ1", "lang"), cells.T.tolist(), strict=False))

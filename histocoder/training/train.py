@@ -101,6 +101,9 @@ def fit(
     checkpoint = run.checkpoint(config.resume, overwrite=config.overwrite)
     if checkpoint is not None and "--repeats" not in checkpoint.settings:  # of an earlier version
         config = replace(config, repeats="all", label_smoothing=0.0, flat_head="linear")
+    # an earlier version's recipe had another form, which its model goes on reading
+    if checkpoint is not None and "text_normalization" in (config.by_recipe or ()):
+        config = replace(config, text_normalization=checkpoint.model_config.text_normalization)
     data = open_data(config, files, run)
     train_rows, val_rows = data.open(TRAIN, *({TITLES} & {*data.splits})), data.open(VAL)
     key = data.files.key or Key.from_codes({*train_rows.code_table, *val_rows.code_table} - {MISSING})

@@ -10,7 +10,6 @@ from conftest import write, write_table
 from trainers import stored
 
 from histocoder.config import PrepareConfig
-from histocoder.data import table as tables
 from histocoder.data.codes import LabelRules
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import Examples
@@ -20,6 +19,7 @@ from histocoder.data.prepare import prepare, prepared_files
 from histocoder.data.store import EXAMPLES_FILE, store_examples
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import join_language
+from histocoder.tables import table as tables
 
 DROPPING = LabelRules(drop_bad=True)
 

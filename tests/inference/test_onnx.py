@@ -29,6 +29,7 @@ from histocoder.model.nearest import NearestExpert
 from histocoder.model.ngram import NgramConfig, NgramEncoder, ngram_rows
 
 ODD = ["γεωργός", "漢字 職人", "بائع", "wæver & husmand\u2009(død)", "e\u0301tameur", "ΣΊΣΥΦΟΣ", "𝔟aker 😀", "İ"]
+ODD += ["\u017fchu\u00admacher", "\uff26armer\u200b"]
 TEXTS = [*few_examples().texts, *ODD, "x" * 90, "farmer and shoemaker", "boot-maker's apprentice"]
 
 
@@ -39,7 +40,7 @@ def ngram_model() -> MixerModel:
     weights = {"decoder": 0.2, "flat": 0.5, "linear": 0.3, "nearest": 0.3, "begins": 0.2, "ends": 0.1}
     settings = {
         **{"target_cols": ("hisco_1", "hisco_2", "hisco_3"), "languages": ("en", "unk"), "thresholds": {"en": 0.1}},
-        **{"text_normalization": "lower", "flat_loss": "softmax", "mode": "combined", "decoder_prior": True},
+        **{"text_normalization": "lower2", "flat_loss": "softmax", "mode": "combined", "decoder_prior": True},
         **{"experts": weights | {"end": 1.0, "few": -1.0, "further": 0.4}, "num_nearest_rows": 40},
         **dict.fromkeys(("num_linear_features", "num_attribute_features"), len(known_ngrams())),
         "attributes": {"status": ("21", "23"), "relation": ("11",)},

@@ -1,0 +1,77 @@
+"""Characters that nobody sees, and letters in forms of their own: what is the same text to a reader."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_IGNORED = {
+    *map(ord, "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"),
+    *range(0xFE00, 0xFE10),  # variation selectors
+    *range(0xE0100, 0xE01F0),
+}
+"""Characters of other categories than controls and format characters that show nothing: fillers, selectors."""
+
+
+class _PlainForms(dict[int, str]):
+    """The plain form of each code point, for `str.translate`; looked up when it first occurs."""
+
+    def __missing__(self, code_point: int) -> str:
+        return self.setdefault(code_point, _plain_form(chr(code_point)))
+
+
+def _plain_form(char: str) -> str:
+    category = unicodedata.category(char)
+    if category == "Cf" or (category == "Cc" and not char.isspace()) or ord(char) in _IGNORED:
+        return ""
+    # 1½ is not 11/2, 2² is not 22, and the sign of micro is no Greek letter
+    if category == "No" or char == "\u00b5":
+        return char
+    plain = unicodedata.normalize("NFKC", char)
+    # a diacritic by itself would become a blank with a diacritic, ŀ a word that ends in l
+    if len(plain) > 1 and (" " in plain or (char.isalpha() and not plain.isalpha())):
+        return char
+    return plain
+
+
+_PLAIN_FORMS = _PlainForms()
+
+
+def with_plain_letters(text: str) -> str:
+    """Return a text without invisible characters, and with the usual letters in place of presentation forms.
+
+    Invisible are format characters (soft hyphens, zero-width characters, marks of direction, byte-order marks),
+    controls other than white space, fillers and variation selectors. Presentation forms are those that NFKC replaces:
+    long s, ligatures, full-width and superscript letters. Numbers that are one sign, such as ½ and ², stay.
+
+    Examples
+    --------
+    >>> with_plain_letters("\u017fchuh\u00adma\ufb05er"), with_plain_letters("1\u00bd ac. M\u02b3")
+    ('schuhmaster', '1½ ac. Mr')
+    """
+    return text if text.isascii() and text.isprintable() else text.translate(_PLAIN_FORMS)
+
+
+def is_blank(text: str) -> bool:
+    """Return whether a text shows nothing: it is empty, or has only white space and invisible characters.
+
+    Examples
+    --------
+    >>> is_blank(" \u200b"), is_blank("-")
+    (True, False)
+    """
+    return not with_plain_letters(text).strip()
+
+
+def without_blanks(texts: pa.Array) -> pa.Array:
+    """Return texts with null in place of blank ones; see `is_blank`."""
+    import pyarrow as pa  # here, since exported models run without it
+    import pyarrow.compute as pc
+
+    has_visible_ascii = pc.match_substring_regex(texts, "[!-~]")
+    may_be_blank = pc.fill_null(pc.invert(has_visible_ascii), False)
+    others = [None if is_blank(text) else text for text in texts.filter(may_be_blank).to_pylist()]
+    return pc.replace_with_mask(texts, may_be_blank, pa.array(others, pa.string()))
