@@ -146,7 +146,8 @@ def save_published(path: Path, config: ModelConfig, weights: dict[str, Tensor], 
     `state` is saved beside the model: `optimizer` and `scheduler`, from which those scripts can resume training.
     """
     key = {code or math.nan: i for i, code in enumerate(config.codes)}
-    weights = {name: with_all_positions(name, weight, config) for name, weight in weights.items()}
+    own = {name: weight for name, weight in weights.items() if name != "trained_on"}
+    weights = {name: with_all_positions(name, weight, config) for name, weight in own.items()}
     with replacing(path) as temporary:
         try:
             torch.save({"model": weights, "step": step, "key": key, **state}, temporary)

@@ -73,6 +73,7 @@ class ModelConfig:
     num_linear_features: int = 0  # n-grams of the linear expert; 0: there is none
     num_nearest_rows: int = 0  # rows that the nearest-neighbour expert remembers; 0: there is none
     num_attribute_features: int = 0  # those of the linear expert on attributes
+    num_trained_on: int = 0  # descriptions that it was trained on, of which it has hashes; see `key_hashes`
     fitted_to_validation: bool = False  # whether it was trained on the validation data as well, once measured
     usual_confidence: float = 0.0  # that four fifths of the validation descriptions exceed; see `TableCoder.unlike`
     thresholds: dict[str, float] = field(default_factory=dict)  # of the flat head, by language; see `ALL_LANGUAGES`

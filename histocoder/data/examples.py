@@ -15,7 +15,8 @@ from histocoder.formatters import MISSING
 from histocoder.formatters.tokenizers import ragged
 
 TEXT_COL, LANG_COL = "occ1", "lang"
-TRAIN, VAL, HELD_OUT, TITLES = SPLITS = ("train", "validation", "held out", "titles")
+TRAIN, VAL, HELD_OUT, TITLES, SEEN = SPLITS = ("train", "validation", "held out", "titles", "seen")
+"""`SEEN` are rows to validate on of descriptions that are, or were, trained on as well."""
 ROW = pa.schema(
     [
         ("row", pa.int64()),  # position in its file, from 0

@@ -17,11 +17,12 @@ from histocoder.data import store
 from histocoder.data.codes import LabelRules, fit_codes, rules_of
 from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.examples import CODES, HELD_OUT, LANG_COL, SPLITS, TITLES, TRAIN, VAL, Examples, is_codes
+from histocoder.data.examples import CODES, HELD_OUT, LANG_COL, SEEN, SPLITS, TITLES, TRAIN, VAL, Examples, is_codes
+from histocoder.data.hashes import cell_hashes, key_hashes
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.languages import chosen_language, own_languages
 from histocoder.data.normalize import description_keys, spellings
-from histocoder.data.problems import cell_hashes, conflicts, joined_spellings, rejected_rows
+from histocoder.data.problems import conflicts, joined_spellings, rejected_rows
 from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, remove_leftovers, temporary_folder
@@ -36,6 +37,7 @@ REJECTED_FILE, CONFLICTS_FILE = "rejected.csv", "conflicts.csv"
 PREPARED_TABLES = (store.EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTED_FILE, CONFLICTS_FILE)
 _ROWS_FILE = "rows.arrow"
 _ENOUGH_TO_VALIDATE = 1_000  # descriptions, by default
+_FEWEST_NEW = 100  # descriptions unknown to the initial model from which on these alone are validated on
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
 """Rules by which prepared data, which were checked before, are read."""
 
@@ -68,6 +70,7 @@ def prepare(
     known: Key | None = None,
     overwrite: bool = False,
     text_normalization: str = "none",
+    trained_on: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Prepare data in a folder, or use those prepared there before; return the content of `prepared.json`.
 
@@ -78,7 +81,8 @@ def prepare(
 
     `known` are the codes of the model that is trained further, which come first in the key, whether or not they occur.
     With `overwrite`, other data that were prepared in the folder before are replaced. `text_normalization` is how the
-    model reads descriptions; see `normalize`.
+    model reads descriptions; see `normalize`. Descriptions that the model was `trained_on` (see `key_hashes`) are not
+    validated on while there are enough others.
 
     Raises UserError if the table or the settings can't be used; no half-prepared files are left.
     """
@@ -90,7 +94,7 @@ def prepare(
         log.info(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing
     try:
-        _prepare(config, folder, record, known, text_normalization)
+        _prepare(config, folder, record, known, text_normalization, trained_on)
     except UserError as error:
         raise _all_problems(error, config, folder, known) from error
     store.write_record(folder, record)
@@ -116,7 +120,7 @@ def _all_problems(error: UserError, config: PrepareConfig, folder: Path, known: 
         try:
             fixed = fixed.corrected(error)
             with temporary_folder(folder / "tried") as scratch:
-                _prepare(fixed, scratch, store.record_of(fixed), known, "none")
+                _prepare(fixed, scratch, store.record_of(fixed), known, "none", None)
             break
         except UserError as other:
             error = other if str(other) not in problems else UserError("")
@@ -134,7 +138,12 @@ def _all_problems(error: UserError, config: PrepareConfig, folder: Path, known: 
 
 
 def _prepare(
-    config: PrepareConfig, folder: Path, record: dict[str, Any], known: Key | None, text_normalization: str
+    config: PrepareConfig,
+    folder: Path,
+    record: dict[str, Any],
+    known: Key | None,
+    text_normalization: str,
+    trained_on: np.ndarray | None,
 ) -> None:
     """Write the tables, all or none of them, and add their numbers of rows and codes to the record."""
     _refuse_to_replace(config, folder)
@@ -171,10 +180,12 @@ def _prepare(
             codes |= set(titles[f"{CODES}{config.target_cols[0]}"].to_pylist())
         key = _whole_key(key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
-        writer = store.ExampleWriter(scratch / store.EXAMPLES_FILE, files, text_normalization=text_normalization)
-        num_rows = _write_split(scratch, rows, config, writer, corrections=corrections, titles=titles)
+        how: dict[str, Any] = {"text_normalization": text_normalization, "trained_on": trained_on}
+        writer = store.ExampleWriter(scratch / store.EXAMPLES_FILE, files, **how)
+        is_val = _to_validate_on(rows, config, trained_on)
+        num_rows = _write_split(scratch, rows, is_val, config, writer, corrections=corrections, titles=titles)
         record |= {"rows": {**num_rows, "rejected": len(rows) - rows["reason"].null_count}, "codes": len(key.codes)}
-        source = store.made_from(prepared_files(scratch, record, key), text_normalization)
+        source = store.made_from(prepared_files(scratch, record, key), **how)
         record["examples"] = store.examples_record(writer.path, source)
         write_table(scratch / REJECTED_FILE, rejected_rows(rows, config))
         table, number = conflicts(rows, config)
@@ -218,9 +229,40 @@ def _screen(files: ExampleFiles, config: PrepareConfig, path: Path) -> pa.Table:
     return found
 
 
+def _to_validate_on(rows: pa.Table, config: PrepareConfig, trained_on: np.ndarray | None) -> np.ndarray:
+    """Return which rows are to validate on, of shape (n,): those of the descriptions, or rows, with the lowest hashes.
+
+    All spellings of a description have the lowest hash of any of them: they stay together, and a table with one
+    spelling of each is split as earlier versions did. Descriptions that the model was `trained_on` are not among them
+    if there are enough others.
+    """
+    units, may_be = rows["unit"].to_numpy(), rows["reason"].is_null().to_numpy()
+    if config.split_by == "text":
+        groups, distinct = pd.factorize(np.concatenate([cell_hashes(batch["key"]) for batch in rows.to_batches()]))
+        lowest = np.full(len(distinct), np.iinfo(np.uint64).max)
+        np.minimum.at(lowest, groups[may_be], units[may_be])
+        units = lowest[groups]
+    distinct = np.sort(pd.unique(units[may_be]))  # several times as fast as `np.unique`
+    if len(distinct) < 2:
+        raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
+    share = np.clip(_ENOUGH_TO_VALIDATE / len(distinct), 0.1, 0.2) if config.share_val is None else config.share_val
+    num_val = min(max(round(len(distinct) * share), 1), len(distinct) - 1)
+
+    # a model that is trained further is right on what it was trained on
+    if trained_on is not None:
+        is_new = ~np.concatenate([np.isin(key_hashes(batch["key"]), trained_on) for batch in rows.to_batches()])
+        new = np.sort(pd.unique(units[may_be & is_new]))
+        if len(new) >= min(num_val, _FEWEST_NEW):
+            distinct, may_be = new, may_be & is_new
+            num_val = min(num_val, len(new))
+            log.info(f"Validation data are {num_val:,} descriptions that the initial model was not trained on.")
+    return may_be & (units <= distinct[num_val - 1])
+
+
 def _write_split(
     folder: Path,
     rows: pa.Table,
+    is_val: np.ndarray,
     config: PrepareConfig,
     writer: store.ExampleWriter,
     *,
@@ -229,23 +271,17 @@ def _write_split(
 ) -> dict[str, int]:
     """Write all rows with their splits, and a table of each split; return their numbers of rows.
 
-    All corrections are to train on, except for held-out ones, which have a split of their own, as titles have.
+    `is_val`, of shape (n,), says which rows are to validate on. All corrections are to train on, except for held-out
+    ones, which have a split of their own, as titles have.
     """
-    row_units = rows["unit"].to_numpy() if config.split_by == "row" else _units_of_keys(rows)
-    units = row_units[rows["reason"].is_null().to_numpy()]
-    distinct = np.sort(pd.unique(units))  # several times as fast as `np.unique`
-    if len(distinct) < 2:
-        raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
-    share = np.clip(_ENOUGH_TO_VALIDATE / len(distinct), 0.1, 0.2) if config.share_val is None else config.share_val
-    threshold = distinct[min(max(round(len(distinct) * share), 1), len(distinct) - 1) - 1]  # of the validation data
     num_held_out = corrections.hold_out(config.seed) if corrections else 0
-    train, val, held_out, _ = range(len(SPLITS))
+    train, val, held_out = map(SPLITS.index, (TRAIN, VAL, HELD_OUT))
     with closing(writer):
         num_corrected = 0
         end = 0
         for checked in rows.to_batches():
             start, end = end, end + len(checked)
-            batch, split = checked, np.where(row_units[start:end] <= threshold, val, train)
+            batch, split = checked, np.where(is_val[start:end], val, train)
             if corrections is not None:
                 batch, is_corrected, is_known, is_held_out = corrections.apply(checked)
                 split[is_known], split[is_held_out] = train, store.NO_SPLIT
@@ -261,7 +297,8 @@ def _write_split(
             corrected = counted(num_corrected, "row has", "rows have")
             added = counted(len(others), "description is", "descriptions are")
             log.info(f"{corrected} corrected codes, and {added} added; all are training data.")
-    examples = {name: Examples.open(writer.path, name) for name in SPLITS}
+    parts = {name: (VAL, SEEN) if name == VAL else (name,) for name in SPLIT_FILES}
+    examples = {name: Examples.open(writer.path, *splits) for name, splits in parts.items()}
     if not len(examples[VAL]):
         raise UserError("All validation data are corrected, which makes them training data. Raise --share-val.")
     for name, split_examples in examples.items():
@@ -274,19 +311,6 @@ def _write_split(
         )
     numbers = {"train": len(examples[TRAIN]), "val": len(examples[VAL])}
     return {**numbers, "held_out": num_held_out} if num_held_out else numbers
-
-
-def _units_of_keys(rows: pa.Table) -> np.ndarray:
-    """Return the hash that splits each row, of shape (n,): the lowest of all spellings of its description.
-
-    So spellings stay together, and a table with one spelling of each is split as earlier versions did.
-    """
-    keys = np.concatenate([cell_hashes(batch["key"]) for batch in rows.to_batches()])
-    units = np.where(rows["reason"].is_null(), rows["unit"], np.iinfo(np.uint64).max)
-    groups, distinct = pd.factorize(keys)
-    lowest = np.full(len(distinct), np.iinfo(np.uint64).max)
-    np.minimum.at(lowest, groups, units)
-    return lowest[groups]
 
 
 def table_files(

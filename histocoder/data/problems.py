@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import CODES, LANG_COL, is_codes
+from histocoder.data.hashes import cell_hashes
 
 _NUM_LINES = 10  # lines of the rows with the same codes that `conflicts` names
 
@@ -52,13 +53,6 @@ def conflicts(rows: pa.Table, config: PrepareConfig) -> tuple[pa.Table, int]:
     first = first.loc[order.sort_values(["all", "described", "rows"]).index[::-1]]
     first.columns = [config.input_col, LANG_COL, *(name.removeprefix(CODES) for name in names), "rows", "lines"]
     return pa.Table.from_pandas(first, preserve_index=False), len(described)
-
-
-def cell_hashes(column: pa.Array) -> np.ndarray:
-    """Return a hash of each cell; each distinct one is hashed once."""
-    coded = column.fill_null("").dictionary_encode()
-    distinct = coded.dictionary.to_numpy(zero_copy_only=False)
-    return pd.util.hash_array(distinct, categorize=False)[np.asarray(coded.indices)]
 
 
 def _few(lines: pd.Series) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from histocoder.data.codes import LabelRules
-from histocoder.data.examples import Examples
+from histocoder.data.examples import SEEN, VAL, Examples
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import SPLIT_FILES
 from histocoder.data.store import EXAMPLES_FILE, EXAMPLES_VERSION, read_prepared
@@ -39,7 +39,8 @@ def run_rows(run: Path, coder: Coder, *splits: str) -> Examples | None:
     record, path = read_prepared(run).get("examples") or {}, run / EXAMPLES_FILE
     is_current = record and record["made_from"]["version"] == EXAMPLES_VERSION
     if is_current and path.is_file() and sha256(path) == record["sha256"]:
-        return Examples.open(path, *(name for name in splits if name in record["made_from"]["sources"]))
+        sources = {*record["made_from"]["sources"], *((SEEN,) if VAL in splits else ())}
+        return Examples.open(path, *(name for name in (*splits, SEEN) if name in sources))
     paths = tuple(path for name in splits if (path := run / SPLIT_FILES[name]).is_file())
     rules = LabelRules(allow_short=True, drop_bad=True)
     return files_of(coder, *paths, rules=rules).read() if paths else None

@@ -13,6 +13,7 @@ import pandas as pd
 
 from histocoder.config import PredictOptions
 from histocoder.data.examples import Examples
+from histocoder.data.hashes import are_among
 from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError
 from histocoder.evaluation import scores
@@ -128,6 +129,14 @@ def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, pro
     return score_sets(code_sets(examples.codes), code_sets(decoded.codes))["accuracy"].to_numpy()
 
 
+def seen_accuracy(coder: Coder, new: Examples, seen: Examples) -> dict[str, float | None]:
+    """Return the accuracy on validation data that are `new` to a model, and on those that it has `seen` in training."""
+    parts = {"accuracy_seen": seen, "accuracy_new": new}
+    return {
+        name: float(right_rows(coder, examples).mean()) if len(examples) else None for name, examples in parts.items()
+    }
+
+
 def gain(
     before: Coder, after: Coder, validation: Examples, held_out: Examples | None, *, right: np.ndarray
 ) -> dict[str, Any]:
@@ -138,7 +147,11 @@ def gain(
     each with `num_rows`, `before` and `after` (see `shares`), and their `difference` (see `difference_interval`).
     `before_has_seen` says whether the model before was trained on validation data, so that the comparison favours it.
     """
-    found: dict[str, Any] = {"before_has_seen": before.model.config.fitted_to_validation}
+    trained_on = before.model.trained_on
+    has_seen = before.model.config.fitted_to_validation
+    if trained_on is not None:
+        has_seen = bool(are_among(validation.texts, trained_on.cpu().numpy()).any())
+    found: dict[str, Any] = {"before_has_seen": has_seen}
     for part, examples in {"validation": validation, "held_out": held_out}.items():
         if examples is not None:
             right_before = right_rows(before, examples)

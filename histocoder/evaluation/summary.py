@@ -41,7 +41,7 @@ def summary(metrics: Metrics) -> list[str]:
         unseen = answer["by_text_seen"].get("0", {"n": 0, "accuracy": None})
         right = f"; of these, {percent(unseen['accuracy'])} are exactly right" if unseen["n"] else ""
         lines.append(f"{unseen['n']:,} of the descriptions do not occur in the training data{right}.")
-    lines += attributes_in_words(metrics)
+    lines += seen_in_words(metrics) + attributes_in_words(metrics)
     if "baselines" in metrics:
         lines += comparison(metrics)
     return [*lines, *gain_in_words(metrics)]
@@ -76,6 +76,21 @@ def comparison(metrics: Metrics) -> list[str]:
         f"{num_rows:,} descriptions ({percent(exact['answered'])}) from the training data{right}."
     )
     return lines
+
+
+def seen_in_words(metrics: Metrics) -> list[str]:
+    """Say how right the model is on validation data that it has seen in training; nothing where there are none."""
+    if "seen" not in metrics:
+        return []
+    found = metrics["seen"]
+    seen, new = percent(found["accuracy_seen"]), percent(found["accuracy_new"])
+    rows = f"{found['num_seen']:,} of {found['num_seen'] + found['num_new']:,} validation rows"
+    line = (
+        f"{rows} are of descriptions that the model was trained on: {seen} of these are right, and {new} of the others."
+    )
+    if found["has_new"]:
+        return [f"{line} The other figures, the best model, its mode and its weights are by the others alone."]
+    return [f"{line} There are too few others to choose or to judge by, so the figures are too high."]
 
 
 def attributes_in_words(metrics: Metrics) -> list[str]:

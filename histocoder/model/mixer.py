@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -71,6 +72,7 @@ class MixerModel(nn.Module):
     Without `encoder`, one of `config.encoder`'s sizes gets random weights.
     """
 
+    trained_on: Tensor | None  # hashes of the keys of all descriptions that it was trained on; see `key_hashes`
     class_blocks: Tensor | None  # tokens (num_classes, block_size) of each class; None without `config.decoder_prior`
     dtype: torch.dtype  # precision of activations and matrix products, which may be set; weights stay in their own
 
@@ -113,6 +115,8 @@ class MixerModel(nn.Module):
         num_features, num_labels = config.num_attribute_features, len(config.attribute_labels)
         self.attribute_expert = LinearExpert(num_features, num_labels) if num_features else None
         self.attribute_head = nn.Linear(dim, num_labels) if num_labels else None
+        num_hashes = config.num_trained_on
+        self.register_buffer("trained_on", torch.zeros(num_hashes, dtype=torch.int32) if num_hashes else None)
         self.encoder_is_frozen = False
         self.dtype = torch.float32
 
@@ -130,6 +134,15 @@ class MixerModel(nn.Module):
         for parameter, mark in zip(model.parameters(), marks, strict=True):
             vars(parameter).update(mark)
         return model
+
+    def has_learned(self, hashes: Tensor) -> None:
+        """Record the hashes of descriptions that the model is trained on, beside those that it was trained on before.
+
+        `hashes` are those of `key_hashes`, of shape (n,).
+        """
+        before = hashes if self.trained_on is None else self.trained_on
+        self.trained_on = torch.cat([before, hashes.to(before.device)]).unique()
+        self.config = replace(self.config, num_trained_on=len(self.trained_on))
 
     def freeze_encoder(self) -> None:
         """Freeze the encoder: compute no gradients for it, and keep it in evaluation mode."""

@@ -9,16 +9,28 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import HUB_PREFIX, is_own_model, local_folder, read_model_config, read_tokenizer
+from histocoder.checkpoints.model_files import (
+    HUB_PREFIX,
+    WEIGHTS_FILE,
+    is_own_model,
+    local_folder,
+    read_model_config,
+    read_tokenizer,
+)
 from histocoder.checkpoints.occcanine import initial_weights, unpublishable
+from histocoder.checkpoints.run_folder import run_of
 from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import LANG_SEP, RECIPES, ModelConfig, RunConfig
 from histocoder.data.example_files import ExampleFiles
+from histocoder.data.examples import SPLITS, TITLES, TRAIN, Examples
 from histocoder.data.groups import titles_of
+from histocoder.data.hashes import hashes_of
 from histocoder.data.key import Key
+from histocoder.data.store import EXAMPLES_FILE
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import UNKNOWN, tokenize
@@ -196,7 +208,7 @@ def _first_on_primary(load: Callable[[], _Loaded]) -> _Loaded:
 def _from_initial_checkpoint(path: Path, config: RunConfig, model_config: ModelConfig) -> MixerModel:
     """Return a model with the weights of a checkpoint or of another model, or with those of its encoder."""
     weights, codes = initial_weights(path)
-    weights = {name: tensor for name, tensor in weights.items() if "_expert." not in name}
+    weights = {name: tensor for name, tensor in weights.items() if "_expert." not in name and name != "trained_on"}
     own = _own_config(str(path))
     tokenizer = CHARACTERS if own is None else read_tokenizer(path)
     if own is not None:
@@ -268,6 +280,26 @@ def _with_classes(weights: dict[str, Tensor], head: str, old: Sequence[Any], new
             values[now] = weights[f"{head}.{name}"][before]
     found = {f"{head}.{name}": values for name, values in found.items()}
     return {name: weight for name, weight in weights.items() if name not in found} | (found if new else {})
+
+
+def trained_before(config: RunConfig) -> np.ndarray | None:
+    """Return hashes of the descriptions that the model of `--initial-checkpoint` was trained on; see `key_hashes`.
+
+    A model of an earlier version has none, but its run's folder may have the data. None if there is no such model, or
+    it is not known.
+    """
+    own = _own_config(config.initial_checkpoint)
+    if config.initial_checkpoint is None or own is None:
+        return None
+    path = Path(config.initial_checkpoint)
+    if own.num_trained_on:
+        with safe_open(path / WEIGHTS_FILE, "np") as file:
+            return np.asarray(file.get_tensor("trained_on"))
+    examples = run_of(path) / EXAMPLES_FILE
+    if not examples.is_file():
+        return None
+    splits = SPLITS if own.fitted_to_validation else (TRAIN, TITLES)
+    return hashes_of(Examples.open(examples, *splits))
 
 
 def initial_key(config: RunConfig) -> Key | None:

@@ -18,7 +18,7 @@ from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.codes import LabelRules, fit_codes, rules_of
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.examples import TRAIN, VAL, Examples
+from histocoder.data.examples import SEEN, TRAIN, VAL, Examples
 from histocoder.data.key import read_key
 from histocoder.data.normalize import normalize
 from histocoder.data.prepare import KEY_FILE, prepare, prepared_files
@@ -26,8 +26,9 @@ from histocoder.data.store import EXAMPLES_FILE, PREPARED_FILE, store_examples
 from histocoder.errors import UserError, shown
 from histocoder.formatters import Formatter, build_formatter
 from histocoder.tables.table import open_table
-from histocoder.training.building import initial_key
+from histocoder.training.building import initial_key, trained_before
 
+FEWEST_NEW = 20  # descriptions of validation data that are not trained on from which on these alone are used
 _WORD_ROWS = 250_000  # descriptions whose words are counted at most
 _ROWS_AT_ONCE = 1 << 14
 
@@ -50,7 +51,16 @@ class RunData:
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits that there are: held-out corrections may be lacking."""
-        return tuple(self.record["made_from"]["sources"])
+        return (*self.record["made_from"]["sources"], SEEN)
+
+    @property
+    def has_new(self) -> bool:
+        """Whether enough validation data are of descriptions that are not trained on."""
+        return self.record["num_distinct"].get(VAL, 0) >= FEWEST_NEW or SEEN not in self.record["num_distinct"]
+
+    def to_validate_on(self) -> Examples:
+        """Return the rows by which models are chosen and judged: without `SEEN`, if there are enough others."""
+        return self.open(VAL) if self.has_new else self.open(VAL, SEEN)
 
 
 def example_files(config: FinetuneConfig | MixerConfig) -> dict[str, ExampleFiles]:
@@ -63,8 +73,14 @@ def example_files(config: FinetuneConfig | MixerConfig) -> dict[str, ExampleFile
 
     def prepared() -> dict[str, ExampleFiles]:
         known = initial_key(config) if config.corrections else None
-        options: dict[str, Any] = {"overwrite": config.overwrite, "text_normalization": config.text_normalization}
-        record = prepare(config, config.folder, known=known, **options)
+        record = prepare(
+            config,
+            config.folder,
+            known=known,
+            overwrite=config.overwrite,
+            text_normalization=config.text_normalization,
+            trained_on=trained_before(config),
+        )
         return prepared_files(config.folder, record, read_key(config.folder / KEY_FILE))
 
     return distributed.broadcast_from_primary(prepared, doing="preparing the data")
@@ -115,7 +131,14 @@ def open_data(config: RunConfig, files: dict[str, ExampleFiles], run: RunFolder)
 
     Raises a UserError on every rank if the data or the settings can't be used.
     """
-    store = partial(store_examples, run.path, files, text_normalization=config.text_normalization)
+    store = partial(
+        store_examples,
+        run.path,
+        files,
+        text_normalization=config.text_normalization,
+        trained_on=trained_before(config),
+        compares_splits=isinstance(config, MixerConfig),
+    )
     record = distributed.broadcast_from_primary(store, doing="reading the data")
     check_shared(run.path / PREPARED_FILE)
     return RunData(run.path / EXAMPLES_FILE, files[TRAIN], record)

@@ -8,12 +8,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from histocoder import distributed
 from histocoder.checkpoints.model_files import CONFIG_FILE, is_own_model, load_model, read_model_config
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig
 from histocoder.data.dataset import Batch
-from histocoder.data.examples import HELD_OUT, TRAIN
+from histocoder.data.examples import HELD_OUT, SEEN, TRAIN, VAL
+from histocoder.data.hashes import hashes_of
 from histocoder.log import log
 from histocoder.training.data import RunData, augmenter_of
 from histocoder.training.frozen import frozen_outputs
@@ -53,9 +56,19 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
     With corrections of a model that histocoder trained, it compares both models.
     """
     from histocoder.evaluation.baselines import AFTER_TRAINING, Baselines
-    from histocoder.evaluation.evaluator import evaluate, gain  # here, since drawing takes a second to import
+    from histocoder.evaluation.evaluator import (
+        evaluate,
+        gain,
+        seen_accuracy,
+    )  # here, since drawing takes a second to import
     from histocoder.evaluation.report import write_report
-    from histocoder.evaluation.summary import attributes_in_words, comparison, gain_in_words, summary
+    from histocoder.evaluation.summary import (
+        attributes_in_words,
+        comparison,
+        gain_in_words,
+        seen_in_words,
+        summary,
+    )
     from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known
 
@@ -70,10 +83,20 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
     if before is not None and isinstance(config, FinetuneConfig) and config.corrections and is_own_model(Path(before)):
         corrections, right = data.open(HELD_OUT) if HELD_OUT in data.splits else None, found.rows["right"].to_numpy()
         found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
+    if len(data.open(SEEN)):
+        new, seen = (data.open(split).sample(REPORT_ROWS, seed=0) for split in (VAL, SEEN))
+        sizes = {"num_seen": len(data.open(SEEN)), "num_new": len(data.open(VAL)), "has_new": data.has_new}
+        found.metrics["seen"] = sizes | seen_accuracy(coder, new, seen)
     folder = trainer.run.path
     path = write_report(folder, found, coder, title=folder.resolve().name, logs=trainer.run.logs)
     metrics = found.metrics
-    for line in summary(metrics)[:2] + attributes_in_words(metrics) + comparison(metrics) + gain_in_words(metrics):
+    for line in (
+        summary(metrics)[:2]
+        + seen_in_words(metrics)
+        + attributes_in_words(metrics)
+        + comparison(metrics)
+        + gain_in_words(metrics)
+    ):
         log.info(line)
     log.info(f"Wrote the report to {path}.")
 
@@ -116,6 +139,7 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
         from histocoder.training.svm import fit_attribute_expert, fit_linear_expert
 
         model.to(trainer.device).load_state_dict(weights)
+        model.has_learned(torch.from_numpy(hashes_of(data.examples)))
         votes = model.config.experts
         linear = fit_linear_expert(data, num_classes=model.config.num_classes) if "linear" in votes else None
         of_attributes = fit_attribute_expert(data) if model.config.attribute_experts else None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from histocoder import distributed
@@ -16,7 +17,8 @@ from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.examples import TITLES, TRAIN, VAL, Examples
+from histocoder.data.examples import SEEN, TITLES, TRAIN, VAL, Examples
+from histocoder.data.hashes import hashes_of
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import own_languages
 from histocoder.data.prepare import KEY_FILE
@@ -24,10 +26,11 @@ from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, build_formatter
 from histocoder.log import log
+from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically, computing_dtype, device_name, precision_name
 from histocoder.tables.table import fingerprint
-from histocoder.training.building import fill_in, seeded_model
-from histocoder.training.data import augmenter_of, example_files, open_data
+from histocoder.training.building import fill_in, seeded_model, trained_before
+from histocoder.training.data import RunData, augmenter_of, example_files, open_data
 from histocoder.training.encodings import set_directions
 from histocoder.training.finish import finish
 from histocoder.training.tracking import open_tracker
@@ -105,9 +108,10 @@ def fit(
     if checkpoint is not None and "text_normalization" in (config.by_recipe or ()):
         config = replace(config, text_normalization=checkpoint.model_config.text_normalization)
     data = open_data(config, files, run)
-    train_rows, val_rows = data.open(TRAIN, *({TITLES} & {*data.splits})), data.open(VAL)
-    key = data.files.key or Key.from_codes({*train_rows.code_table, *val_rows.code_table} - {MISSING})
-    attributes = attribute_categories((train_rows, val_rows))
+    train_rows, val_rows = data.open(TRAIN, *({TITLES} & {*data.splits})), data.to_validate_on()
+    all_val_rows = data.open(VAL, SEEN)
+    key = data.files.key or Key.from_codes({*train_rows.code_table, *all_val_rows.code_table} - {MISSING})
+    attributes = attribute_categories((train_rows, all_val_rows))
     languages = tuple(sorted({*train_rows.languages, "unk"}))
     # `prepare` has printed the notice on languages of the user's own
     if isinstance(config, MixerConfig) and (own := own_languages(languages)):
@@ -122,6 +126,8 @@ def fit(
     check_settings(settings, scaled, checkpoint, run.path)
 
     model = seeded_model(config, data.files, checkpoint, key=key, languages=languages, attributes=attributes)
+    if checkpoint is None:
+        record_descriptions(model, train_rows, before=trained_before(config))
     train_data = OccupationDataset(
         train_rows,
         formatter=build_formatter(**model.config.formatter),
@@ -147,7 +153,8 @@ def fit(
             write_key(run.path / KEY_FILE, key)
 
     distributed.run_on_primary(begin, doing="opening the run's folder")
-    log_banner(trainer, encoder=config.encoder, num_distinct=data.record["num_distinct"][TRAIN])
+    num_distinct = data.record["num_distinct"][TRAIN]
+    log_banner(trainer, encoder=config.encoder, num_distinct=num_distinct, notice=seen_notice(config, data))
     tracker = open_tracker(config, run, start_step=start_step, system=model.config.system)
     try:
         if checkpoint is not None:
@@ -158,6 +165,34 @@ def fit(
     finally:
         tracker.close()
     finish(config, trainer, data)
+
+
+def record_descriptions(model: MixerModel, train_rows: Examples, *, before: np.ndarray | None) -> None:
+    """Let a model keep hashes of the descriptions that it is trained on, and of those that it was trained on before."""
+    hashes = hashes_of(train_rows)
+    if before is not None:
+        hashes = np.concatenate([hashes, before])
+    model.has_learned(torch.from_numpy(hashes))
+
+
+def seen_notice(config: RunConfig, data: RunData) -> str | None:
+    """Return a notice if the model has, or may have, learned from descriptions that it is validated on."""
+    if num_rows := len(data.open(SEEN)):
+        where = "the training data" if config.initial_checkpoint is None else "the training data or the initial model's"
+        descriptions = counted(data.record["num_distinct"][SEEN], "description", "descriptions")
+        beginning = (
+            f"Notice: {num_rows:,} of {num_rows + len(data.open(VAL)):,} validation rows ({descriptions}) are of "
+            f"descriptions in {where}. "
+        )
+        if data.has_new:
+            return f"{beginning}The others alone choose and judge the model; the report has both accuracies."
+        return f"{beginning}There are too few others to choose a model by, so accuracy is too high."
+    if config.initial_checkpoint is not None and trained_before(config) is None:
+        return (
+            f"Notice: {config.initial_checkpoint} does not record what it was trained on. If that is in these "
+            "validation data, accuracy is too high."
+        )
+    return None
 
 
 def attribute_categories(parts: Sequence[Examples]) -> dict[str, tuple[str, ...]]:
@@ -239,7 +274,7 @@ def _differences(header: tuple[str, str, str], first: dict[str, Any], second: di
     return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows) if differ else ""
 
 
-def log_banner(trainer: Trainer, *, encoder: str, num_distinct: int) -> None:
+def log_banner(trainer: Trainer, *, encoder: str, num_distinct: int, notice: str | None) -> None:
     """Log the lines that describe a run at its start."""
     config, model, data = trainer.config, trainer.model, trainer.train_data
     world_size = distributed.world_size()
@@ -264,6 +299,8 @@ def log_banner(trainer: Trainer, *, encoder: str, num_distinct: int) -> None:
     }
     for name, text in lines.items():
         log.info(f"{name:12}{text}")
+    if notice is not None:
+        log.warning(notice)
     if config.step_size(world_size) > len(data.rows):
         log.info(
             f"Notice: a step of {config.step_size(world_size):,} rows is larger than the {len(data.rows):,} examples: "
