@@ -7,6 +7,7 @@ helper does its work in this process alone.
 import json
 import os
 import re
+import shutil
 import socket
 import struct
 import time
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from histocoder.config import RANK_TIMEOUT
-from histocoder.errors import Interrupted, MachineError, UserError
+from histocoder.errors import Interrupted, MachineError, Notice, UserError, warn_user
 from histocoder.log import log
 
 T = TypeVar("T")
@@ -51,7 +52,18 @@ class _Group:
     num_calls: int = 0  # of `run_on_primary` and `barrier`, the same on every rank
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Host and device of a rank."""
+
+    host: str
+    device_type: str
+    uuid: str  # of its GPU; empty for other devices
+
+
 _launch = Launch()
+_store: dist.Store | None = None
+"""Messages between ranks from the time on that they have met; they may end before they have a group."""
 _group: _Group | None = None
 
 
@@ -107,6 +119,8 @@ def start(
         _launch = replace(_launch, rank=dist.get_rank(), world_size=dist.get_world_size(), launched=True)
     log.disabled = not is_primary()
     chosen = choose_device(device, _launch)
+    if device == "auto" and chosen.type == "cpu" and is_primary() and _expects_gpu():
+        warn_user(Notice(f"Notice: computing on the CPU, since {missing_gpu()}."))
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if _group is None and (is_adopted or grouped or _launch.world_size > 1):
@@ -116,12 +130,12 @@ def start(
 
 def stop() -> None:
     """Leave the process group."""
-    global _group
+    global _group, _store
     if _group is not None and not _group.is_adopted:
         with suppress(RuntimeError):  # another rank has ended
             dist.monitored_barrier(_group.control, timeout=timedelta(seconds=5))  # rank 0 may hold the store
         dist.destroy_process_group()
-    _group = None
+    _group = _store = None
 
 
 def choose_device(name: str, launch: Launch) -> torch.device:
@@ -131,18 +145,38 @@ def choose_device(name: str, launch: Launch) -> torch.device:
     if name == "auto":
         name = next(kind for kind, is_here in found.items() if is_here)
     if not found[name]:
-        raise UserError(f"--device {name}: torch finds no GPU here for this process. Omit --device, or check the GPU.")
+        reason = missing_gpu() if name == "cuda" else "torch finds no GPU of a Mac for this process"
+        raise UserError(f"--device {name}: {reason}. Omit --device, or install what is missing.")
     if name != "cuda":
         return torch.device(name)
     gpus = torch.cuda.device_count()
-    if gpus == 1 and "SLURM_STEP_ID" in os.environ and "LOCAL_WORLD_SIZE" not in os.environ:
-        return torch.device("cuda", 0)  # srun gave each task a GPU of its own; torchrun's processes share a task's
+    if gpus == 1:  # of this process alone, as srun gives each task one; if not, `_check_places` says so
+        return torch.device("cuda", 0)
     if (processes := max(launch.local_world_size, launch.local_rank + 1)) > gpus:
         raise UserError(
             f"{processes} processes were started here, but there are {gpus} GPUs. Start one process per GPU "
             f"(--nproc_per_node={gpus}), or add --device cpu."
         )
     return torch.device("cuda", launch.local_rank)
+
+
+def missing_gpu() -> str:
+    """Return why torch has no GPU by CUDA here, as a part of a sentence."""
+    if not torch.backends.cuda.is_built():
+        return f"this torch ({torch.__version__}) is built without CUDA"
+    reason = "torch finds no GPU"
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        # what follows in PyTorch's message is advice with addresses
+        reason += f" ({str(error).partition('. ')[0][:200].rstrip('.')})"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return reason if visible is None else f"{reason}; CUDA_VISIBLE_DEVICES is {visible!r}"
+
+
+def _expects_gpu() -> bool:
+    """Return whether a machine without a GPU for torch may have one: by its torch, or by NVIDIA's driver."""
+    return torch.backends.cuda.is_built() or shutil.which("nvidia-smi") is not None
 
 
 def master_address(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
@@ -161,6 +195,7 @@ def master_address(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
 
 def _connect(device: torch.device, timeout: timedelta, *, is_adopted: bool) -> _Group:
     """Initialize the default process group, unless it is, and one for CPU tensors."""
+    global _store
     host, port = master_address()
     device_id = device if device.type == "cuda" else None
     try:
@@ -174,6 +209,8 @@ def _connect(device: torch.device, timeout: timedelta, *, is_adopted: bool) -> _
             # torchrun keeps its store when it restarts processes, except in an elastic rendezvous of several nodes
             is_kept = _launch.local_world_size == _launch.world_size or os.environ.get("TORCHELASTIC_RUN_ID") == "none"
             store = dist.PrefixStore(f"attempt/{restarts() if is_kept else 0}", store)
+        _store = dist.PrefixStore("histocoder", store)
+        _check_places(device, _store)
         if _launch.local_world_size < _launch.world_size and (interface := _interface_towards(host)):
             # by default gloo uses the address of the host's name, such as 127.0.1.1, which others may not reach
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -182,12 +219,43 @@ def _connect(device: torch.device, timeout: timedelta, *, is_adopted: bool) -> _
             dist.init_process_group("nccl" if device_id else "gloo", store=store, timeout=timeout, **place)
         control = dist.new_group(backend="gloo", timeout=timeout)
     except RuntimeError as error:
+        if "Duplicate GPU" in str(error):
+            raise UserError(
+                "NCCL connects no processes that compute on parts (MIG) of one GPU. Start one process per GPU, or add "
+                "--device cpu."
+            ) from error
         raise UserError(
             f"The processes can't connect at {host}:{port} ({' '.join(str(error).split())[:400]}). If another run uses "
             "that port, choose another (--master_port; for srun, export MASTER_PORT). If it is the wrong network, name "
             "the right interface on each node: export GLOO_SOCKET_IFNAME=eth0, for GPUs NCCL_SOCKET_IFNAME=eth0 too."
         ) from error
-    return _Group(dist.PrefixStore("histocoder", store), control, is_adopted)
+    return _Group(_store, control, is_adopted)
+
+
+def _check_places(device: torch.device, store: dist.Store) -> None:
+    """Raise a UserError, on every rank, if two ranks compute on one GPU, or only some of them on a GPU.
+
+    NCCL refuses the former without their names, and waits in vain in the latter case. UUIDs of GPUs are unique, which
+    names of hosts are not.
+    """
+    uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    store.set(f"place/{rank()}", json.dumps([socket.gethostname(), device.type, uuid]))
+    places = [_Place(*json.loads(store.get(f"place/{number}"))) for number in range(world_size())]
+
+    rank_of_gpu: dict[str, int] = {}
+    for number, place in enumerate(places):
+        if place.device_type != places[0].device_type:
+            raise UserError(
+                f"Rank 0 on {places[0].host} computes on {places[0].device_type}, but rank {number} on {place.host} on "
+                f"{place.device_type}. Run histocoder doctor there, or give all ranks the same --device."
+            )
+        if place.uuid and rank_of_gpu.setdefault(place.uuid, number) != number:
+            num_gpus = len({other.uuid for other in places if other.host == place.host})
+            raise UserError(
+                f"Ranks {rank_of_gpu[place.uuid]} and {number} compute on the same GPU of {place.host}. Start one "
+                f"process per GPU (torchrun --nproc_per_node={num_gpus}; srun with --gpus-per-task=1), or add "
+                "--device cpu."
+            )
 
 
 def _interface_towards(host: str) -> str | None:
@@ -221,6 +289,28 @@ def gather(values: Tensor) -> list[Tensor]:
     gathered = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(gathered, padded, group=group)
     return [found[:size] for found, size in zip(gathered, sizes, strict=True)]
+
+
+class DelayedMax:
+    """The largest of a number of each rank, which is exchanged while they compute: no rank waits for another.
+
+    Each call returns the result of the call before, on all ranks the same.
+    """
+
+    def __init__(self) -> None:
+        self._value = torch.tensor(0)
+        self._work: dist.Work | None = None
+
+    def exchange(self, value: int) -> int:
+        """Return the largest value of the last call, and send this one; without other ranks, return this one."""
+        if _group is None:
+            return value
+        if self._work is not None:
+            self._work.wait()
+        largest = int(self._value)
+        self._value = torch.tensor(value)
+        self._work = dist.all_reduce(self._value, dist.ReduceOp.MAX, _group.control, async_op=True)
+        return largest
 
 
 def gather_objects(value: T) -> list[T]:
@@ -287,17 +377,17 @@ def _wait_until(condition: Callable[[dist.Store], bool]) -> None:
 
 def announce_end(status: int) -> None:
     """Tell the other ranks that this one has printed why it ends, and with what status."""
-    if _group is not None and world_size() > 1:
+    if _store is not None and world_size() > 1:
         with suppress(RuntimeError):  # the store is gone
-            _group.store.set("end", str(status))
+            _store.set("end", str(status))
             time.sleep(10 * _POLL_SECONDS)  # for others to hear it: rank 0 may hold the store
 
 
 def announced_end() -> int:
     """Return the status of a rank that has announced its end; 0 if none has."""
     with suppress(RuntimeError):
-        if _group is not None and _group.store.check(["end"]):
-            return int(_group.store.get("end"))
+        if _store is not None and _store.check(["end"]):
+            return int(_store.get("end"))
     return 0
 
 

@@ -49,6 +49,9 @@ count_gpus() {
       visible=()
     fi
     count=${#visible[@]}
+    if [[ ${visible[0]:-} == MIG-* ]]; then # of parts of a GPU, CUDA uses only the first
+      count=1
+    fi
   fi
   echo "$count"
 }

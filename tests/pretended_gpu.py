@@ -613,13 +613,17 @@ def _cuda(machine: _Machine) -> dict[str, Any]:
         for number, state in enumerate(states):
             machine.set_random_state(number, state)
 
-    properties = SimpleNamespace(
-        name="Pretended GPU",
-        major=machine.capability[0],
-        minor=machine.capability[1],
-        total_memory=machine.free_bytes,
-        multi_processor_count=1,
-    )
+    def properties(device: Any = None) -> SimpleNamespace:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
+        return SimpleNamespace(
+            name="Pretended GPU",
+            major=machine.capability[0],
+            minor=machine.capability[1],
+            total_memory=machine.free_bytes,
+            multi_processor_count=1,
+            uuid=f"GPU-{visible[index(device)]}",
+        )
+
     return {
         "_initialized": True,
         "_lazy_init": lambda: None,
@@ -629,9 +633,9 @@ def _cuda(machine: _Machine) -> dict[str, Any]:
         "current_device": lambda: machine.current,
         "set_device": set_device,
         "device": on_device,
-        "get_device_name": lambda device=None: properties.name,
+        "get_device_name": lambda device=None: properties(device).name,
         "get_device_capability": lambda device=None: machine.capability,
-        "get_device_properties": lambda device=None: properties,
+        "get_device_properties": properties,
         "is_bf16_supported": lambda including_emulation=True: including_emulation or machine.capability >= (8, 0),
         "max_memory_allocated": lambda device=None: 2_000_000_000,
         "memory_allocated": lambda device=None: 1_000_000_000,

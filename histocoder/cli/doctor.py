@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from histocoder import distributed
 from histocoder.cli.flags import DoctorFlags
 from histocoder.files import make_folder
 from histocoder.log import log
@@ -30,14 +31,14 @@ def run_doctor(config: DoctorFlags) -> None:
 
 def examine(folder: Path) -> Iterator[tuple[str, str, str]]:
     """Yield things to examine, what was found, and what that limits; `folder` is where runs are to be saved."""
-    num_gpus = torch.cuda.device_count()
-    device = torch.device("cuda" if num_gpus else "cpu")
+    device = distributed.choose_device("auto", distributed.Launch())
+    num_devices = torch.cuda.device_count() if device.type == "cuda" else 1
     own = f"histocoder {version('histocoder')}, Python {platform.python_version()}, torch {torch.__version__}"
     yield "versions", ", ".join([own, *(f"{name} {version(name)}" for name in _PACKAGES)]), ""
     without = "No GPU: pretrained encoders are slow to train here; --encoder ngram takes minutes."
     if shutil.which("nvidia-smi"):
-        without = "There is a driver for NVIDIA GPUs, but torch finds none: install a torch with CUDA."
-    yield "devices", f"{max(num_gpus, 1)} × {device_name(device)}", "" if num_gpus else without
+        without = f"There is a driver for NVIDIA GPUs, but {distributed.missing_gpu()}: install a torch that fits it."
+    yield "devices", f"{num_devices} × {device_name(device)}", without if device.type == "cpu" else ""
     bf16 = "bf16 is supported in hardware" if has_bf16(device) else "no bf16 in hardware"
     yield "precision", bf16, "" if has_bf16(device) else "Training in bf16 is faster."
     slow = "Training is slower, and on large tables weaker. Install a C compiler (gcc), then reinstall histocoder."

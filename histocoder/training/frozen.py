@@ -66,7 +66,8 @@ def frozen_outputs(model: MixerModel, data: OccupationDataset) -> FrozenOutputs 
     num_vectors = int(data.lengths()[first].sum(dtype=np.int64)) + len(first)  # of tokens, and of texts
     size = num_vectors * model.encoder.config.hidden_size * model.dtype.itemsize
     what = f"The frozen encoder's outputs for {len(first):,} distinct descriptions ({size / 1e9:,.2g} GB) are computed"
-    has_room = size <= _SHARE_OF_MEMORY * room
+    # the same on all ranks: with FSDP, those that encode wait for each other's shards
+    has_room = not distributed.all_reduce(torch.tensor(int(size > _SHARE_OF_MEMORY * room)), "max")
     how = "once, and kept in memory" if has_room else "in each step, since they take more than a quarter of the memory"
     log.info(f"{what} {how}.")
     return FrozenOutputs(model, data, first, text_of_row) if has_room else None

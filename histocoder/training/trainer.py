@@ -60,6 +60,7 @@ class Trainer:
         self.val_outputs: FrozenOutputs | None = None  # computed by `fit`
         self.state, self.meter = TrainState(), Meter()
         self.saved_step: int | None = None
+        self.stop_signals = distributed.DelayedMax()
         self.tracker: Tracker = Tracker()  # until `fit`
 
     def batches_of(self, data: OccupationDataset) -> tuple[BucketSampler, BatchLoader]:
@@ -98,7 +99,7 @@ class Trainer:
         return results
 
     def train_epoch(self, progress: Progress, stop: StopRequest) -> None:
-        """Train on the remaining batches of the current epoch; a signal to any rank ends all of them in one step."""
+        """Train on the remaining batches of the current epoch; a signal to any rank ends all of them at one step."""
         state, config = self.state, self.config
         self.model.train()
         self.sampler.set_position(state.epoch, state.samples)
@@ -117,7 +118,8 @@ class Trainer:
             end_of_epoch = config.save_each_epoch and state.samples == len(self.train_data.rows)
             if is_last or end_of_epoch or (config.save_interval and state.step % config.save_interval == 0):
                 self.save()
-            if signum := int(distributed.all_reduce(torch.tensor(stop.signum), "max")):
+            # of several ranks, the signals that they had at the step before: they are exchanged during a step
+            if signum := self.stop_signals.exchange(stop.signum):
                 self.save()
                 raise Interrupted(
                     f"{signal.Signals(signum).name}: saved at step {state.step} of {self.total_steps}. Run the same "
@@ -187,8 +189,8 @@ class Trainer:
         self.saved_step = self.state.step
         started = time.monotonic()
         mine = {"rng": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            mine["rng.cuda"] = torch.cuda.get_rng_state(self.device)
+        if self.device.type != "cpu":
+            mine[f"rng.{self.device.type}"] = torch.get_device_module(self.device).get_rng_state()
         ranks = {name: torch.stack(distributed.gather(values)) for name, values in mine.items()}
         checkpoint = Checkpoint(
             path=training_state.checkpoint_path(self.run.path, self.state.step),
@@ -228,5 +230,6 @@ class Trainer:
         rank = distributed.rank()
         if rank < len(checkpoint.ranks["rng"]):  # with more processes than before, the new ones keep their seeds
             torch.set_rng_state(checkpoint.ranks["rng"][rank].clone())  # a view would be read beyond its end
-        if self.device.type == "cuda" and rank < len(checkpoint.ranks.get("rng.cuda", ())):
-            torch.cuda.set_rng_state(checkpoint.ranks["rng.cuda"][rank].clone(), self.device)
+        states_of_device = checkpoint.ranks.get(f"rng.{self.device.type}", ())
+        if rank < len(states_of_device):
+            torch.get_device_module(self.device).set_rng_state(states_of_device[rank].clone())

@@ -1,10 +1,12 @@
 """The launcher's environment, the device, the collectives, how ranks end together; and several nodes."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ import torch
 from conftest import DEADLINE, ROOT, cases, environment
 from jobs import STEPS, assert_same_end, assert_same_weights, training, two_ranks
 
+from histocoder import distributed
 from histocoder.distributed import Launch, choose_device, master_address, read_launch
-from histocoder.errors import UserError
+from histocoder.errors import Notice, UserError
 
 
 @cases(
@@ -48,18 +51,87 @@ def test_master_of_a_slurm_step(nodes: str, host: str):
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    second = Launch(rank=1, world_size=2, local_rank=1, local_world_size=2)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    for slurm in (False, True):  # torchrun in a step of SLURM too
-        if slurm:
-            monkeypatch.setenv("SLURM_STEP_ID", "0")
-        with pytest.raises(UserError, match=r"2 processes .* 1 GPUs.*--nproc_per_node=1"):
-            choose_device("auto", second)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    assert choose_device("auto", second) == torch.device("cuda", 0)  # tasks of srun have a GPU each
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    third = Launch(rank=2, world_size=3, local_rank=2, local_world_size=3)
+    for launch in (third, replace(third, local_world_size=1)):  # a launcher that does not say how many there are
+        with pytest.raises(UserError, match=r"3 processes .* 2 GPUs.*--nproc_per_node=2"):
+            choose_device("auto", launch)
+    assert choose_device("auto", replace(third, local_rank=1, local_world_size=2)) == torch.device("cuda", 1)
     with pytest.raises(UserError, match="--device mps: torch finds no GPU"):
-        choose_device("mps", second)
+        choose_device("mps", third)
+
+
+NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU, from http://address"
+OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver."
+
+
+@cases(
+    ("is_built", "problem", "visible", "reason"),
+    (False, "", None, "this torch ({version}) is built without CUDA"),
+    (True, NO_DRIVER, None, "torch finds no GPU (Found no NVIDIA driver on your system)"),
+    (True, OLD_DRIVER, None, "torch finds no GPU (The NVIDIA driver on your system is too old (found version 11040))"),
+    (
+        True,
+        "No CUDA GPUs are available",
+        "",
+        "torch finds no GPU (No CUDA GPUs are available); CUDA_VISIBLE_DEVICES is ''",
+    ),
+)
+def test_a_missing_gpu_is_explained(
+    monkeypatch: pytest.MonkeyPatch, is_built: bool, problem: str, visible: str | None, reason: str
+):
+    def init() -> None:
+        raise RuntimeError(problem)
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: is_built)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    reason = reason.format(version=torch.__version__)
+    with pytest.raises(UserError, match=re.escape(f"--device cuda: {reason}. Omit --device")):
+        choose_device("cuda", Launch())
+    if is_built:
+        with pytest.warns(Notice, match=re.escape(f"computing on the CPU, since {reason}.")):
+            assert distributed.start() == torch.device("cpu")
+
+
+PLACE = ["-c", "from histocoder import distributed as d; print(d.start(), d.backend()); d.stop()"]
+
+
+def on_gpus(visible: str, *args: object) -> list[object]:
+    """A program on a pretended machine with these GPUs."""
+    return ["tests/pretended_ranks.py", visible, "--", *args]
+
+
+@cases(
+    ("first", "second", "devices"),
+    ("0,1", "0,1", ["cuda:0 nccl", "cuda:1 nccl"]),
+    ("0", "1", ["cuda:0 nccl", "cuda:0 nccl"]),  # srun with a GPU for each task
+)
+def test_each_rank_has_a_gpu(first: str, second: str, devices: list[str]):
+    ended = two_ranks(on_gpus(first, *PLACE), on_gpus(second, *PLACE))
+    assert [one.stdout.strip() for one in ended] == devices
+
+
+SENTENCE = """
+from histocoder import distributed
+from histocoder.cli.script import run_script
+run_script(distributed.start)
+"""
+
+
+@cases(
+    ("first", "second", "sentence"),
+    ("0", "0", "Ranks 0 and 1 compute on the same GPU of "),
+    ("MIG-a,MIG-b", "MIG-a,MIG-b", "torchrun --nproc_per_node=1; srun with --gpus-per-task=1"),
+    ("0", "", "computes on cuda, but rank 1 on "),
+)
+def test_ranks_without_gpus_of_their_own_are_refused(first: str, second: str, sentence: str):
+    ended = two_ranks(on_gpus(first, "-c", SENTENCE), on_gpus(second, "-c", SENTENCE), status=2)
+    messages = ended[0].stderr + ended[1].stderr
+    assert messages.count(sentence) == 1 and "Traceback" not in messages
 
 
 COLLECTIVES = """
@@ -76,6 +148,28 @@ d.stop()
 def test_collectives_of_two_ranks():
     for ended in two_ranks(["-c", COLLECTIVES]):
         assert ended.stdout.splitlines() == ["[[0.0], [0.0, 1.0]] 2.0 1.0", "[0, 1] 0 [0]"]
+
+
+DELAYED = """
+import time
+from histocoder import distributed as d
+d.start(device="cpu")
+number, last_values = d.DelayedMax(), []
+for step in range(4):
+    if d.rank() == 1:
+        time.sleep(0.5)
+    started = time.monotonic()
+    last_values.append(number.exchange(15 if (d.rank(), step) == (1, 1) else 0))
+    if step == 0:
+        print("waited" if time.monotonic() - started > 0.25 else "did not wait")
+print(last_values)
+d.stop()
+"""
+
+
+def test_a_signal_is_exchanged_without_waiting():
+    for ended in two_ranks(["-c", DELAYED]):
+        assert ended.stdout.splitlines() == ["did not wait", "[0, 0, 15, 0]"]
 
 
 ENDING = """

@@ -87,6 +87,7 @@ def write_program(path: Path, text: str, *, interpreter: str = "/usr/bin/env bas
     ("args", "visible", "devices", "launcher"),
     ("--dataset t.csv", None, "3 on GPUs 0,1,2", "--nproc_per_node=3"),
     ("finetune.py --dataset t.csv", "4,7", "2 on GPUs 4,7", "--nproc_per_node=2"),
+    ("--dataset t.csv", "MIG-4,MIG-7", "1 on GPUs MIG-4", "finetune.py --dataset t.csv"),
     ("train_mixer.py --seed 7", "1", "1 on GPUs 1", "train_mixer.py --seed 7"),
     ("", "", "1 on the CPU (there is no NVIDIA GPU)", "finetune.py"),
     ("5 --device=cpu", None, "5 on the CPU (--device cpu)", "--nproc_per_node=5"),
