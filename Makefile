@@ -20,7 +20,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder
 
 demo: $(VENV)/.installed
 	$(BIN)/python finetune.py --dataset data/train.csv --language-col lang --target-cols hisco_1 hisco_2 \
-	  --key data/key.csv --titles none --encoder ngram --num-epochs 10 --no-refit --log-interval 200 --save-path demo --overwrite
+	  --key data/key.csv --titles none --num-epochs 10 --no-refit --log-interval 200 --save-path demo --overwrite
 	$(BIN)/histocoder predict --model demo/best --language en "boot and shoe maker" "retired schoolmaster" "farmer and innkeeper"
 	$(BIN)/histocoder predict --model demo/best --language da "smedemester" "skrædersvend"
 	@echo "Code, check and improve in a browser: make desk"

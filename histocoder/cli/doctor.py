@@ -35,7 +35,7 @@ def examine(folder: Path) -> Iterator[tuple[str, str, str]]:
     num_devices = torch.cuda.device_count() if device.type == "cuda" else 1
     own = f"histocoder {version('histocoder')}, Python {platform.python_version()}, torch {torch.__version__}"
     yield "versions", ", ".join([own, *(f"{name} {version(name)}" for name in _PACKAGES)]), ""
-    without = "No GPU: pretrained encoders are slow to train here; --encoder ngram takes minutes."
+    without = "No GPU: a run without --encoder trains ngram, which takes minutes; pretrained encoders are slow here."
     if shutil.which("nvidia-smi"):
         without = f"There is a driver for NVIDIA GPUs, but {distributed.missing_gpu()}: install a torch that fits it."
     yield "devices", f"{num_devices} × {device_name(device)}", without if device.type == "cpu" else ""
@@ -55,7 +55,7 @@ def examine(folder: Path) -> Iterator[tuple[str, str, str]]:
     free = shutil.disk_usage(there).free
     needed = f"A run with CANINE-s takes up to {_gb(_RUN_BYTES)}; one with --encoder ngram takes little."
     yield "disk", f"{_gb(free)} free in {there}", needed if free < _RUN_BYTES else ""
-    without = "Use a pretrained encoder from a folder (--encoder PATH), or --encoder ngram."
+    without = "A run without --encoder trains ngram; name a pretrained encoder's folder with --encoder PATH."
     answers = hub_answers()
     yield "hub", "can be reached" if answers else "offline, or HF_HUB_OFFLINE is set", "" if answers else without
 

@@ -14,4 +14,12 @@ from histocoder.config.run import (
     TrainConfig,
 )
 from histocoder.config.settings import Settings, recorded, settings_of
-from histocoder.config.training import NORMALIZATIONS, PRECISIONS, RECIPES, STARTS, FitConfig
+from histocoder.config.training import (
+    AUTO,
+    NORMALIZATIONS,
+    PRECISIONS,
+    PRETRAINED_ENCODER,
+    RECIPES,
+    STARTS,
+    FitConfig,
+)

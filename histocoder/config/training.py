@@ -9,6 +9,8 @@ from histocoder.config.settings import Settings, fixed, free, require
 MAX_SEED = 2**32 - 1  # largest seed that all generators of random numbers take
 NORMALIZATIONS = ("none", "nfc2", "lower2", "lower_ascii2", "nfc", "lower", "lower_ascii")  # see `data.normalize`
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")  # see `model.devices`
+AUTO = "auto"
+PRETRAINED_ENCODER = "google/canine-s"  # chosen by --encoder auto where it can be trained, as in `choose_encoder`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +20,10 @@ class StartConfig(Settings):
     GROUP = "model"
 
     encoder: str = fixed(
-        "google/canine-s", "from the hub or a folder: CANINE, XLM-R, …; new: ngram, tiny, small", metavar="NAME|PATH"
+        AUTO,
+        f"auto: {PRETRAINED_ENCODER} with a GPU and the hub, else ngram, which needs neither; new: ngram, small, tiny; "
+        "from the hub or a folder: CANINE, XLM-R, …",
+        metavar="NAME|PATH",
     )
     initial_checkpoint: str | None = free(
         None, "model to start from: a folder, hf://OWNER/NAME on the hub, or OccCANINE's .bin file", metavar="PATH"

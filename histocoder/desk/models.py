@@ -136,7 +136,7 @@ class Models:
         """Train a new model on a table."""
         own = options.model_dump(exclude_defaults=True, exclude={"quick"})
         flags: dict[str, Any] = own | {"dataset": dataset, "sheet": sheet}
-        words = ["--encoder", "ngram", *(("--num-epochs", "3", "--min-steps", "0") if options.quick else ())]
+        words = ["--num-epochs", "3", "--min-steps", "0"] if options.quick else []
         for name, value in flags.items():
             values = [] if value is True else value if isinstance(value, list) else [value]
             words += [f"--{name.replace('_', '-')}", *map(str, values)] if value not in (None, False) else []

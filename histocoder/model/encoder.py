@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import socket
 import tempfile
+import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,6 +31,7 @@ from histocoder.model.ngram import NgramConfig, NgramEncoder
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+_HUB_SECONDS = 5.0  # within which the hub must answer
 Encoder: TypeAlias = "Canine | NgramEncoder | PreTrainedModel"
 
 
@@ -150,10 +152,34 @@ def hub_answers() -> bool:
         return not constants.HF_HUB_OFFLINE
     url = urllib.parse.urlsplit(constants.ENDPOINT)
     try:
-        socket.create_connection((url.hostname, url.port or 443), timeout=5).close()
+        socket.create_connection((url.hostname, url.port or 443), timeout=_HUB_SECONDS).close()
     except OSError:
         return False
     return True
+
+
+def can_be_fetched(name: str) -> bool:
+    """Return whether the hub's cache has an encoder, or the hub says within some seconds that it has it."""
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
+
+    cached = [isinstance(try_to_load_from_cache(name, file), str) for file in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME)]
+    if isinstance(try_to_load_from_cache(name, CONFIG_NAME), str) and any(cached):
+        return True
+    if constants.HF_HUB_OFFLINE:
+        return False
+    answered = threading.Event()
+
+    def ask() -> None:
+        with suppress(Exception):  # whatever it is, the hub has not answered
+            get_hf_file_metadata(hf_hub_url(name, CONFIG_NAME), timeout=_HUB_SECONDS)
+            answered.set()
+
+    # in a thread, since resolving a name has no deadline of its own
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_HUB_SECONDS)
+    return answered.is_set()
 
 
 def check_positions(encoder: Encoder, max_len: int, *, name: str) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,9 +22,18 @@ from histocoder.checkpoints.model_files import (
     read_tokenizer,
 )
 from histocoder.checkpoints.occcanine import initial_weights, unpublishable
-from histocoder.checkpoints.run_folder import run_of
+from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.checkpoints.training_state import Checkpoint
-from histocoder.config import LANG_SEP, RECIPES, ModelConfig, RunConfig
+from histocoder.config import (
+    AUTO,
+    LANG_SEP,
+    PRETRAINED_ENCODER,
+    RECIPES,
+    FinetuneConfig,
+    MixerConfig,
+    ModelConfig,
+    RunConfig,
+)
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import SPLITS, TITLES, TRAIN, Examples
 from histocoder.data.groups import titles_of
@@ -35,11 +44,69 @@ from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import UNKNOWN, tokenize
 from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, encoder_type
-from histocoder.model.encoder import check_positions, load_encoder, load_tokenizer
+from histocoder.model.encoder import can_be_fetched, check_positions, load_encoder, load_tokenizer
 from histocoder.training.learner import is_table
 
 _Config = TypeVar("_Config", bound=RunConfig)
 _Loaded = TypeVar("_Loaded")
+
+
+@dataclass(frozen=True)
+class EncoderChoice:
+    """The encoder of a run, and why `--encoder auto` chose it."""
+
+    name: str
+    reason: str = ""  # empty if the settings name it
+
+
+def choose_encoder(config: FinetuneConfig | MixerConfig, device: torch.device) -> EncoderChoice:
+    """Return the encoder that a run's settings name or, for `--encoder auto`, the one that suits the machine of rank 0.
+
+    A run that resumes keeps its own. Settings that only a pretrained encoder can follow have one, on any machine.
+    """
+
+    def choose() -> EncoderChoice:
+        if config.encoder != AUTO:
+            return EncoderChoice(config.encoder)
+        if config.initial_checkpoint is not None:  # `fill_in` names a model's own; OccCANINE's files have CANINE-s
+            return EncoderChoice(PRETRAINED_ENCODER)
+        if (own := _encoder_to_resume(config)) is not None:
+            return EncoderChoice(own, "as this run has begun")
+        return _suitable_encoder(config, device)
+
+    return distributed.broadcast_from_primary(choose, doing="choosing the encoder")
+
+
+def _suitable_encoder(config: RunConfig, device: torch.device) -> EncoderChoice:
+    """Return the encoder that suits a new run on a device."""
+    for_pretrained = {
+        "--recipe reference": config.recipe == "reference",
+        "--save-format occcanine": config.save_format == "occcanine",
+        "--freeze-encoder": config.freeze_encoder,
+        "--fsdp": config.fsdp is not None,
+    }
+    for flag, is_set in for_pretrained.items():
+        if is_set:
+            return EncoderChoice(PRETRAINED_ENCODER, f"for {flag}")
+    if device.type == "cpu":
+        why = "no GPU here" if config.device == "auto" else "no GPU is to be used"
+        return EncoderChoice("ngram", f"{why}; --encoder {PRETRAINED_ENCODER} for the pretrained one")
+    if can_be_fetched(PRETRAINED_ENCODER):
+        return EncoderChoice(PRETRAINED_ENCODER, "pretrained, for the GPU; --encoder ngram for one from scratch")
+    reason = f"the hub can't be reached, and its cache here has no {PRETRAINED_ENCODER}"
+    return EncoderChoice("ngram", f"{reason}; --encoder PATH for a pretrained one in a folder")
+
+
+def _encoder_to_resume(config: FinetuneConfig | MixerConfig) -> str | None:
+    """Return the encoder of the run that is to be resumed, if there is one."""
+    is_restarted = distributed.restarts() > 0
+    is_new = config.resume == "never" or (config.overwrite and config.resume == "auto")
+    if is_new and not is_restarted:
+        return None
+    is_own = is_restarted or config.resume == "auto"
+    settings = run_settings(config.folder if is_own else run_of(Path(config.resume)))
+    # of a run with --initial-checkpoint, it is a model's folder
+    return settings.get("encoder") if settings.get("initial_checkpoint") is None else None
 
 
 def kind_of_start(config: RunConfig) -> str:
@@ -63,7 +130,9 @@ def fill_in(config: _Config) -> _Config:
     """Return a run's settings, with the recipe's values for those that are not given.
 
     A model that is fine-tuned further keeps its input form and its training settings; its folder becomes the encoder.
+    `choose_encoder` has chosen the encoder.
     """
+    assert config.encoder != AUTO
     if (start := config.initial_checkpoint) is not None and start.startswith(HUB_PREFIX):
         config = replace(config, initial_checkpoint=str(local_folder(start)))
     recipe = dict(RECIPES[kind_of_start(config)])

@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, check_random_state, column_or_1d
 
-from histocoder.config import FinetuneConfig
+from histocoder.config import AUTO, FinetuneConfig
 from histocoder.data.key import Key, write_key
 from histocoder.formatters import MISSING
 from histocoder.formatters.characters import is_blank
@@ -44,7 +44,7 @@ class OccupationClassifier(ClassifierMixin, BaseEstimator):
     """
 
     def __init__(
-        self, encoder: str = "ngram", *, language: str = "unk", settings: Any = None, random_state: Any = None
+        self, encoder: str = AUTO, *, language: str = "unk", settings: Any = None, random_state: Any = None
     ) -> None:
         self.encoder, self.language, self.settings, self.random_state = encoder, language, settings, random_state
 

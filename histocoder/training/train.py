@@ -29,7 +29,7 @@ from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically, computing_dtype, device_name, precision_name
 from histocoder.tables.table import fingerprint
-from histocoder.training.building import fill_in, seeded_model, trained_before
+from histocoder.training.building import choose_encoder, fill_in, seeded_model, trained_before
 from histocoder.training.data import RunData, augmenter_of, example_files, open_data
 from histocoder.training.encodings import set_directions
 from histocoder.training.finish import finish
@@ -66,12 +66,13 @@ def train(config: FinetuneConfig | MixerConfig) -> Path:
     >>> folder = train(config)  # doctest: +SKIP
     >>> Coder.from_pretrained(folder / "best").predict(["farmer"], "en")  # doctest: +SKIP
     """
-    config = fill_in(config)
     device = start(config)
+    encoder = choose_encoder(config, device)
+    config = fill_in(replace(config, encoder=encoder.name))
     with RunFolder.open(config.folder) as run:
         files = example_files(config)
         if not (isinstance(config, FinetuneConfig) and config.prepare_only):
-            fit(config, files, run=run, device=device)
+            fit(config, files, run=run, device=device, why_encoder=encoder.reason)
     return run.path
 
 
@@ -98,7 +99,12 @@ def start(config: RunConfig) -> torch.device:
 
 
 def fit(
-    config: FinetuneConfig | MixerConfig, files: dict[str, ExampleFiles], *, run: RunFolder, device: torch.device
+    config: FinetuneConfig | MixerConfig,
+    files: dict[str, ExampleFiles],
+    *,
+    run: RunFolder,
+    device: torch.device,
+    why_encoder: str = "",
 ) -> None:
     """Build the model and the data, and fit; resumes from a checkpoint if there is one."""
     checkpoint = run.checkpoint(config.resume, overwrite=config.overwrite)
@@ -154,7 +160,8 @@ def fit(
 
     distributed.run_on_primary(begin, doing="opening the run's folder")
     num_distinct = data.record["num_distinct"][TRAIN]
-    log_banner(trainer, encoder=config.encoder, num_distinct=num_distinct, notice=seen_notice(config, data))
+    encoder = f"{config.encoder}: {why_encoder}" if why_encoder else config.encoder
+    log_banner(trainer, encoder=encoder, num_distinct=num_distinct, notice=seen_notice(config, data))
     tracker = open_tracker(config, run, start_step=start_step, system=model.config.system)
     try:
         if checkpoint is not None:

@@ -17,14 +17,14 @@ from histocoder.checkpoints.model_files import read_model_config, save_config
 from histocoder.checkpoints.run_folder import ARGS_FILE
 from histocoder.checkpoints.training_state import list_checkpoints, load_checkpoint
 from histocoder.cli.arguments import build_parser, parse
-from histocoder.config import RECIPES, recorded, settings_of
+from histocoder.config import RECIPES, RunConfig, recorded, settings_of
 from histocoder.config.settings import fixed
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel
-from histocoder.training.building import build_model, fill_in, kind_of_start
+from histocoder.training.building import build_model, choose_encoder, fill_in, kind_of_start
 
 GIVEN = ["--dataset", "t.csv", "--target-cols", "hisco_1"]
 
@@ -114,8 +114,13 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SCRIPTS = {"finetune.py": FinetuneConfig, "train_mixer.py": MixerConfig}
 
 
+def on_a_cpu(config: RunConfig) -> RunConfig:
+    """The settings of a run there."""
+    return fill_in(replace(config, encoder=choose_encoder(config, torch.device("cpu")).name))
+
+
 def parsed(path: Path, text: str, *flags: str) -> dict:
-    return vars(fill_in(parse(FinetuneConfig, ["--config", str(write(path, text)), *GIVEN, *flags])))
+    return vars(on_a_cpu(parse(FinetuneConfig, ["--config", str(write(path, text)), *GIVEN, *flags])))
 
 
 def test_sections_are_headings(tmp_path: Path):
@@ -164,7 +169,7 @@ def test_examples_are_read_by_their_scripts(path: Path, monkeypatch: pytest.Monk
     script, args = example(path)
     monkeypatch.chdir(ROOT)
     assert f"configs/{path.name}" in args
-    read = yaml.safe_load(yaml.safe_dump(recorded(fill_in(parse(SCRIPTS[script], args)))))
+    read = yaml.safe_load(yaml.safe_dump(recorded(on_a_cpu(parse(SCRIPTS[script], args)))))
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     flags = {name: value for section in content.values() for name, value in section.items()}
     flags["learning_rate"] = float(flags.get("learning_rate", read["learning_rate"]))  # 1e-3 is a word in YAML
@@ -186,7 +191,7 @@ def test_a_continued_run_reads_as_its_model(table: Path, tmp_path: Path):
 
 def begun(formatter: str, codes: tuple[str, ...], *columns: str, **settings: object) -> MixerModel:
     """The model that a run with these settings begins with."""
-    config = fill_in(FinetuneConfig("t.csv", columns, **settings))
+    config = on_a_cpu(FinetuneConfig("t.csv", columns, **settings))
     files = ExampleFiles((), columns, build_formatter(formatter, num_blocks=len(columns)))
     return build_model(config, files, key=Key(codes), languages=("en", "unk"), attributes={})
 
