@@ -6,7 +6,8 @@ usage() {
   cat <<'HELP'
 usage: launch_training.sh [NUM_GPUS] [SCRIPT] [ARGS ...]
 
-Start a training script with one process per GPU of this machine; several processes under torchrun.
+Start a training script with one process per GPU of this machine; several processes under torchrun, which then ends
+with the exit code of the processes, and with their message last.
 
   NUM_GPUS  number of GPUs (default: all, or those of CUDA_VISIBLE_DEVICES); with 0, or without GPUs, one process on the
             CPU; with --device cpu among ARGS, the number of processes on the CPU
@@ -112,7 +113,7 @@ python=${PYTHON:-$(find_python)}
 if ((processes == 1)); then # needs no torchrun, but counts as launched
   command=(env RANK=0 WORLD_SIZE=1 "$python" "$script" "$@")
 else
-  command=("$python" -m torch.distributed.run --standalone "--nproc_per_node=$processes" "$script" --distributed "$@")
+  command=("$python" "$root/scripts/launch.py" --standalone "--nproc_per_node=$processes" "$script" --distributed "$@")
   cores=$(getconf _NPROCESSORS_ONLN)
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}
   # torchrun forwards these signals; at others it ends, and its processes do not save

@@ -1,5 +1,7 @@
 """`finetune.py`, which is `histocoder finetune` and `python -m histocoder.cli.finetune`, too."""
 
+import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,16 +25,21 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     except UserError as error:
         if not error.settings:
             raise
-        raise UserError(f"{error}\nThis command works:\n{_with(words, error.settings)}") from error
+        right_words = _with(words, error.settings)
+        if "RANK" in os.environ:
+            advice = f"With these flags it works:\n{shlex.join(right_words)}"
+        else:
+            advice = f"This command works:\n{finetune_command(right_words)}"
+        raise UserError(f"{error}\n{advice}") from error
     if config.prepare_only:
         from histocoder.log import log
 
-        log.info(f"Train on it:\n{_with(words, {'prepare_only': False})}")
+        log.info(f"Train on it:\n{finetune_command(_with(words, {'prepare_only': False}))}")
 
 
-def _with(words: Sequence[str], settings: Mapping[str, Any]) -> str:
-    """Return the command of some words with other settings."""
-    flags = {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
+def _with(words: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+    """Return the words of a command with other settings, and without what a launcher has added."""
+    flags = {f"--{name.replace('_', '-')}": value for name, value in settings.items()} | {"--local-rank": False}
     kept, keep = [], True
     for word in words:
         keep = keep if not word.startswith("--") else word.partition("=")[0].replace("_", "-") not in flags
@@ -40,7 +47,7 @@ def _with(words: Sequence[str], settings: Mapping[str, Any]) -> str:
     for flag, value in flags.items():
         kept += [] if value is False else [flag]
         kept += [] if isinstance(value, bool) else map(str, value) if isinstance(value, tuple) else [str(value)]
-    return finetune_command(kept)
+    return kept
 
 
 if __name__ == "__main__":

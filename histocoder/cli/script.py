@@ -3,6 +3,7 @@
 import errno
 import gc
 import io
+import json
 import os
 import sys
 import time
@@ -103,6 +104,9 @@ def _leave(message: str, status: int) -> NoReturn:
 
     Rank 0 prints its message at once. The others give it some seconds to do so, since a launcher ends all processes
     with the first; a rank that fails alone prints its own. The status is that of the rank that printed.
+
+    torchrun prints a traceback of its own when a rank fails, and at its end what that rank has left for it; there a
+    user's mistake stands, instead of above.
     """
     distributed = _distributed()
     rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
@@ -110,10 +114,31 @@ def _leave(message: str, status: int) -> NoReturn:
     while not (announced := distributed.announced_end() if distributed else 0) and time.monotonic() < deadline:
         time.sleep(0.1)
     if not announced:
-        print(f"rank {rank}: {message}" if rank else message, file=sys.stderr, flush=True)
+        text = f"rank {rank}: {message}" if rank else message
+        if status != 2 or not _left_for_torchrun(text, status):
+            print(text, file=sys.stderr, flush=True)
         if distributed:
             distributed.announce_end(status)
     if distributed is None or distributed.world_size() == 1:
         sys.exit(status)
     sys.stdout.flush()
     os._exit(announced or status)  # a clean-up could wait for processes that are gone
+
+
+def _left_for_torchrun(message: str, status: int) -> bool:
+    """Leave a message for torchrun to print, in the file that it reads; return whether there is one.
+
+    The form is that of torch's `ErrorHandler`.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return False
+    # torchrun shows the earliest failure, in whole seconds; other ranks end with this one
+    earliest = str(int(time.time()) - 1)
+    content = {"message": {"message": message, "errorCode": status, "extraInfo": {"timestamp": earliest}}}
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+    except OSError:
+        return False
+    return True

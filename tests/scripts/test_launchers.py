@@ -98,7 +98,7 @@ def test_launch_training_counts_gpus(programs: dict, args: str, visible: str | N
     assert f"processes  {devices}\n" in printed
     launched, command = printed.splitlines()[-2:]  # what the stand-in for Python was given
     assert command.startswith(f"started by {os.getpid()}: ")  # in the shell's place, so that signals reach it
-    assert launcher in command and ("torch.distributed.run" in command) == ("nproc" in launcher)
+    assert launcher in command and ("scripts/launch.py" in command) == ("nproc" in launcher)
     assert ("--distributed" in command) == ("nproc" in launcher)
     if "nproc" not in launcher:
         assert launched == "all threads, rank 0"
