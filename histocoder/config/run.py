@@ -21,6 +21,8 @@ NUM_GREEDY = 1024
 RANK_TIMEOUT = 600.0  # seconds after which a collective fails, as by default in PyTorch
 MAX_WORKERS = 8 * (os.cpu_count() or 1)
 """Loader processes at most; more than one per processor is of no use, and each takes memory."""
+STEP_ROWS, MAX_GROWTH = 64, 4
+"""Rows of a step for which recipes have learning rates, and by how much `max_epoch_steps` multiplies them at most."""
 NUM_CODES = {"hisco": 5, "occ1950": 2}  # columns of codes, by formatter that fixes their number
 _TAKEN = re.compile("occ1|lang|checked|conf|times|source|(prob|desc|alt)_.*")
 _FITTING = "auto: as many as the codes need; codes without digits are numbered (default: auto)"
@@ -230,14 +232,31 @@ class RunConfig(TrainConfig, StartConfig, DataConfig):
     """Settings of both scripts."""
 
     def for_rows(self, num_rows: int, num_processes: int) -> "RunConfig":
-        """Return the settings with `max_epoch_steps` applied to batch size and learning rates."""
-        growth, steps = 1, num_rows / self.step_size(num_processes)
-        while growth < 4 and 0 < self.max_epoch_steps * growth < steps:
+        """Return the settings with `max_epoch_steps` applied to batch size, stride and learning rates.
+
+        Rates and stride follow from the rows of the data and of a step alone: how many processes and accumulated
+        batches share a step does not matter, nor who has chosen the batch.
+        """
+        growth = 1
+        while growth < MAX_GROWTH and 0 < self.max_epoch_steps * growth < num_rows / STEP_ROWS:
             growth *= 2
+
+        batch_size = self.batch_size
+        by_recipe = self.by_recipe or ()
+        if growth > 1 and ("batch_size" in by_recipe or "max_epoch_steps" not in by_recipe):
+            while batch_size < MAX_GROWTH * self.batch_size and (
+                replace(self, batch_size=batch_size).step_size(num_processes) < STEP_ROWS * growth
+            ):
+                batch_size *= 2
+
+        # a step of fewer rows than the data ask for has the rates of its size
+        step_rows = replace(self, batch_size=batch_size).step_size(num_processes)
+        while growth > 1 and step_rows < STEP_ROWS * growth:
+            growth //= 2
         names = ("learning_rate", "encoder_learning_rate", "table_learning_rate")
         rates = {name: getattr(self, name) and getattr(self, name) * growth**0.5 for name in names}
-        size, stride = self.batch_size * growth, self.decoder_stride * growth
-        return replace(self, **rates, batch_size=size, decoder_stride=stride, max_epoch_steps=0)
+        stride = self.decoder_stride * growth
+        return replace(self, **rates, batch_size=batch_size, decoder_stride=stride, max_epoch_steps=0)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def fill_in(config: _Config) -> _Config:
         recipe |= {"encoder_learning_rate": None, "table_learning_rate": None}
     if config.num_epochs is not None or config.max_steps is not None:
         recipe["min_steps"] = 0
-    if config.batch_size is not None or config.learning_rate is not None:
+    if config.learning_rate is not None:
         recipe["max_epoch_steps"] = 0
     missing = {name: value for name, value in recipe.items() if getattr(config, name) is None}
     return replace(config, **missing, by_recipe=(*dict.fromkeys((*(config.by_recipe or ()), *missing)),))

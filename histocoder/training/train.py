@@ -258,10 +258,22 @@ def check_settings(settings: dict[str, Any], config: RunConfig, checkpoint: Chec
             )
     if checkpoint and (table := _differences(("setting", "then", "now"), checkpoint.settings, settings)):
         raise UserError(
-            f"The run in {folder} can't be resumed with other settings. Use the earlier settings (rows a step are "
-            "--batch-size × --gradient-accumulation-steps × processes), choose another folder, or add --overwrite to "
-            f"delete that run:\n{table}"
+            f"The run in {folder} can't be resumed with other settings. Use the earlier settings"
+            f"{_batch_size_for(checkpoint.settings, config)}, choose another folder, or add --overwrite to delete that "
+            f"run:\n{table}"
         )
+
+
+def _batch_size_for(earlier: dict[str, Any], config: RunConfig) -> str:
+    """Return, for a message, how to have the rows a step of an earlier run, if they differ."""
+    rows, processes = int(earlier.get("rows a step", 0)), distributed.world_size()
+    if rows in (0, config.step_size(processes)):
+        return ""
+    if rows % (processes * config.gradient_accumulation_steps) == 0:
+        return f" (here, --batch-size {rows // (processes * config.gradient_accumulation_steps)})"
+    if rows % processes == 0:
+        return f" (here, --batch-size {rows // processes} --gradient-accumulation-steps 1)"
+    return f" ({rows:,} rows a step can't be divided among {processes:,} processes: start another number of them)"
 
 
 def check_steps(taken: int, total: int, folder: Path) -> None:

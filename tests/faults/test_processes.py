@@ -71,6 +71,31 @@ def test_runs_resume_with_another_number_of_ranks(tmp_path: Path):
         assert name.endswith("key.bias") or difference.max() <= 1e-5, name
 
 
+def test_one_process_and_two_have_the_same_run(tmp_path: Path):
+    table = write_table(tmp_path / "table.csv", copies=8)
+    growing = ("--encoder", "ngram", "--max-epoch-steps", 2, "--ngram-dropout", 0, "--precision", "fp32")
+    few = ("--no-report", "--no-experts", "--no-refit", "--titles", "none", "--log-interval", 1)
+    one, two = tmp_path / "one", tmp_path / "two"
+
+    def args(out: Path, *steps: object) -> list[str]:
+        flags = ("--dataset", table, "--target-cols", "hisco_1", "--save-path", out, *growing, *few, *steps)
+        return ["finetune.py", *map(str, flags)]
+
+    assert "256 × 1 process = 256 rows a step" in run(*args(one, "--max-steps", 3)).stdout
+    with ranks(*[args(two, "--max-steps", 3)] * 2) as started:
+        assert "128 × 2 processes = 256 rows a step" in succeeded(started[0].result()).stdout
+    for name in ("train_loss", "lr"):
+        values, expected = ([float(row[name]) for row in jobs.logs(out) if row[name]] for out in (two, one))
+        assert values == pytest.approx(expected, abs=2e-5), name
+    jobs.assert_same_weights(one, two, tolerance=1e-4)
+    assert "Resuming from step 3" in run(*args(two, "--max-steps", 4)).stdout
+
+    with ranks(*[args(one, "--max-steps", 4, "--batch-size", 16)] * 2) as started:
+        said = started[0].result().stderr
+    assert "Use the earlier settings (here, --batch-size 128), choose another folder" in said
+    assert re.search(r"rows a step +256 +128", said)
+
+
 def interrupt(process: Forked, *, after_step: int, signum: int = signal.SIGTERM) -> None:
     """Signal a run, and wait for it to save and end."""
     wait_for_step(process, after_step)

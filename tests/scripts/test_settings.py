@@ -1,5 +1,6 @@
 """Settings: fields of dataclasses, from which flags, files and checks come; `--config`; and training from Python."""
 
+import itertools
 import json
 import shlex
 from dataclasses import dataclass, fields, replace
@@ -90,6 +91,18 @@ def test_large_tables_get_larger_batches(rows: int, growth: int):
     assert (grown.batch_size, grown.learning_rate) == (64 * growth, pytest.approx(1e-3 * growth**0.5))
     assert grown.batch_size // grown.decoder_stride == 64 and grown.for_rows(rows, 1) == grown
     assert fill_in(FinetuneConfig("t.csv", ("h",), encoder="ngram", batch_size=32)).for_rows(rows, 1).batch_size == 32
+
+
+@pytest.mark.parametrize("rows", [1_000, 13_000, 30_000, 10**6])
+def test_rows_of_a_step_decide_on_its_rates(rows: int):
+    rates: dict[int, set[tuple[float, float, int]]] = {}
+    for size, parts, processes in itertools.product((None, 16, 32, 64, 128, 256), (1, 2), (1, 2, 3, 4, 8)):
+        given = FinetuneConfig("t.csv", ("h",), encoder="ngram", batch_size=size, gradient_accumulation_steps=parts)
+        scaled = fill_in(given).for_rows(rows, processes)
+        assert size in (None, scaled.batch_size)
+        of_step = rates.setdefault(scaled.step_size(processes), set())
+        of_step.add((scaled.learning_rate, scaled.table_learning_rate, scaled.decoder_stride))
+    assert all(len(of_step) == 1 for of_step in rates.values())
 
 
 def test_python_trains_resumes_and_is_told_of_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
