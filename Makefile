@@ -28,7 +28,7 @@ demo: $(VENV)/.installed
 # The page of histocoder serve, with the demo's model.
 desk: $(VENV)/.installed
 	test -d demo/best || $(MAKE) demo
-	$(BIN)/histocoder serve --model demo/best
+	$(BIN)/histocoder serve --model demo/best --workspace demo/desk
 
 # The pictures of docs/pictures, from the demo, in Debian's chromium.
 screenshots: $(VENV)/.installed

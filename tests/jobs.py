@@ -101,7 +101,7 @@ def workers(launcher: Forked) -> list[int]:
 @contextmanager
 def serving(model: Path | None, *flags: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server, and its address."""
-    given = () if model is None else ("--model", model)
+    given = () if model is None else ("--model", model, "--workspace", model / "desk")
     command = [sys.executable, "-m", "histocoder", "serve", *given, "--no-browser", *flags]
     started = subprocess.Popen([*map(str, command)], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
     try:

@@ -184,7 +184,7 @@ class ServeFlags(ComputingFlags):
     model: str | None = free(None, "folder of a model, or hf://OWNER/NAME (default: the page's own)", metavar="DIR")
     workspace: str | None = free(
         None,
-        "folder for models, decisions and files (default: desk/ in the run of --model, or histocoder-desk)",
+        "folder for models, decisions and files (default: histocoder-desk in the working folder)",
         metavar="DIR",
         flags=("--workspace", "--folder"),
     )

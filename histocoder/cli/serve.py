@@ -1,5 +1,7 @@
 """`histocoder serve`: code and check in a browser."""
 
+from __future__ import annotations
+
 import getpass
 import importlib.util
 import os
@@ -7,8 +9,9 @@ import secrets
 import socket
 import threading
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import local_folder
@@ -19,7 +22,13 @@ from histocoder.files import make_folder
 from histocoder.inference.coder import Coder
 from histocoder.log import log
 
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from histocoder.desk.app import Desk
+
 _FEWEST_CHARACTERS = 16
+DESK_FILE = "desk.sqlite"  # the database of a workspace
 
 
 def run_serve(config: ServeFlags) -> None:
@@ -27,53 +36,125 @@ def run_serve(config: ServeFlags) -> None:
     missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"histocoder serve needs {' and '.join(missing)}: pip install 'histocoder[serve]'.")
-    import uvicorn
-
-    from histocoder.desk.app import LOOPBACK, Desk, create_app
-    from histocoder.desk.models import Models
+    from histocoder.desk.app import create_app
     from histocoder.desk.users import Users
 
+    # the workspace, and who may use it
     model = local_folder(config.model) if config.model else None
-    folder = Path(config.workspace or (run_of(model) / "desk" if model else "histocoder-desk")).absolute()
-    make_folder(folder)
+    folder = _workspace(config.workspace, model)
     token = config.token or _kept_token(folder / "token")
     users = Users(folder / "users.json", token)
     if config.add_user:
         users.add(config.add_user, getpass.getpass(f"Password of {config.add_user}: "))
         log.info(f"{config.add_user} can sign in now, at a server with this workspace: {folder}.")
         return
-    if config.host not in LOOPBACK and not config.token and not users.hashes():
+    has_users = bool(users.hashes())
+    _check_access(config, has_users=has_users)
+
+    device = distributed.start(device=config.device)
+    listener = _listen(config.host, config.port)
+    os.umask(0o077)  # what people upload and decide is for the account that runs the server alone
+    with listener, holding(folder / ".lock", path=folder, instead="another --workspace"):
+        port = listener.getsockname()[1]
+        desk = _open_desk(config, folder, model, device=str(device))
+        app = create_app(desk, token=token, host=config.host, port=port, users=users)
+
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        query = "" if has_users else f"?token={token}"
+        address = f"http://{host}:{port}/{query}"
+        log.info(f"Open {address}\nPress Ctrl-C to stop the server. Models, decisions and files are kept in {folder}.")
+        if not config.no_browser:
+            threading.Timer(0.5, webbrowser.open, [_opening_page(folder, address)]).start()
+        _answer(app, listener)
+
+
+def _workspace(name: str | None, model: Path | None) -> Path:
+    """Make the folder of a desk, by default one in the working folder; no other account reads one that is new."""
+    folder = Path(name or "histocoder-desk").absolute()
+    is_new = not folder.exists()
+    make_folder(folder)
+    if is_new or (folder / DESK_FILE).exists():
+        _make_private(folder)
+
+    # until version 1.0.0 a model's run had the desk
+    earlier = run_of(model) / "desk" if model else folder
+    if name is None and (earlier / DESK_FILE).exists() and earlier.absolute() != folder:
+        log.info(f"Notice: an earlier desk of this model is in {earlier}; --workspace {earlier} opens it.")
+    return folder
+
+
+def _check_access(config: ServeFlags, *, has_users: bool) -> None:
+    """Raise a UserError if others reach the server and need no secret, or the secret is too short."""
+    from histocoder.desk.connections import LOOPBACK
+
+    if config.host not in LOOPBACK and not config.token and not has_users:
         raise UserError(f"Others can reach {config.host}, too. Set a secret with --token, or add users (--add-user).")
     if config.token is not None and (len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()):
         raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
-    device = distributed.start(device=config.device)
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((config.host, config.port), family=family)
+        return socket.create_server((host, port), family=family)
     except OSError as error:
-        where, reason = f"{config.host}, port {config.port}", error.strerror or error
-        raise UserError(f"Can't listen on {where}: {reason}. Choose another --port.") from error
-    with listener, holding(folder / ".lock", path=folder, instead="another --workspace"):
-        port = listener.getsockname()[1]
-        models = Models(folder / "models", device=str(device), precision=config.precision)
-        if model:
-            name = run_of(model).name if Path(config.model or "").exists() else str(config.model)
-            models.give(Coder.from_pretrained(model, str(device), precision=config.precision), model, name=name)
-        else:
-            models.use_again()
-        may_train = config.host in LOOPBACK if config.allow_training is None else config.allow_training
-        desk = Desk(folder, models=models, double_share=config.double_share, may_train=may_train)
-        if config.data:
-            desk.review(Path(config.data), input_col=config.input_col)
-        app = create_app(desk, token=token, host=config.host, port=port, users=users)
-        name = f"[{config.host}]" if ":" in config.host else config.host
-        address = f"http://{name}:{port}/{'' if users.hashes() else f'?token={token}'}"
-        log.info(f"Open {address}\nPress Ctrl-C to stop the server. Models, decisions and files are kept in {folder}.")
-        if not config.no_browser:
-            threading.Timer(0.5, webbrowser.open, [address]).start()
-        quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
-        limits: dict[str, Any] = {"limit_concurrency": 100, "timeout_graceful_shutdown": 10}
-        uvicorn.Server(uvicorn.Config(app, **quiet, **limits, ws="none")).run(sockets=[listener])
+        reason = error.strerror or error
+        raise UserError(f"Can't listen on {host}, port {port}: {reason}. Choose another --port.") from error
+
+
+def _open_desk(config: ServeFlags, folder: Path, model: Path | None, *, device: str) -> Desk:
+    """Open the desk of a workspace with the given model, or the one that was used last."""
+    from histocoder.desk.app import Desk
+    from histocoder.desk.connections import LOOPBACK
+    from histocoder.desk.models import Models
+
+    models = Models(folder / "models", device=device, precision=config.precision)
+    if model is None:
+        models.use_again()
+    else:
+        name = run_of(model).name if Path(config.model or "").exists() else str(config.model)
+        models.give(Coder.from_pretrained(model, device, precision=config.precision), model, name=name)
+    may_train = config.host in LOOPBACK if config.allow_training is None else config.allow_training
+    desk = Desk(folder, models=models, double_share=config.double_share, may_train=may_train)
+    if config.data:
+        desk.review(Path(config.data), input_col=config.input_col)
+    return desk
+
+
+def _answer(app: FastAPI, listener: socket.socket) -> None:
+    """Answer requests until the program is interrupted."""
+    import uvicorn
+
+    from histocoder.desk.connections import Connection
+
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        http=Connection,
+        ws="none",
+        timeout_graceful_shutdown=10,
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _make_private(folder: Path) -> None:
+    """Let no other account read the workspace, also one that an earlier version has made."""
+    with suppress(OSError):  # a folder of somebody else's, or a file system without permissions
+        folder.chmod(0o700)
+
+
+def _opening_page(folder: Path, address: str) -> str:
+    """Write a page that leads to the desk, and return its address, for the command line of a browser.
+
+    Command lines can be read by everyone on the machine, and the desk's own address has the token in it.
+    """
+    path = folder / "open.html"
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}"><title>histocoder</title>')
+    return path.as_uri()
 
 
 def _kept_token(path: Path) -> str:

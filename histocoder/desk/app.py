@@ -1,8 +1,12 @@
 """Make the desk an application: its parts, its routes and page, who may ask, and answers to errors."""
 
+import asyncio
+import math
 import mimetypes
+import os
 import re
 import secrets
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +15,8 @@ from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
 import pyarrow as pa
+from anyio import CapacityLimiter, fail_after
+from anyio.to_thread import run_sync
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
@@ -25,9 +31,10 @@ from histocoder.data.normalize import description_keys
 from histocoder.desk.card import Conflict, Source
 from histocoder.desk.cards import CORRECTIONS_FILE, DECISIONS_FILE, Cards
 from histocoder.desk.coding import NO_OCCUPATION, Answer, Code, CodeRequest, NamedLanguage, Surety, named_languages
+from histocoder.desk.connections import LOOPBACK
 from histocoder.desk.models import Model, Models
 from histocoder.desk.uploads import Uploads
-from histocoder.desk.users import Users
+from histocoder.desk.users import MAX_NAME, Attempts, Users
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import Columns, next_step
 from histocoder.files import make_folder
@@ -35,7 +42,9 @@ from histocoder.tables.output import Form, write_frame, write_table
 
 BODY_BYTES = 1 << 20  # maximum size of a request other than an upload
 UPLOAD_BYTES = 2 << 30
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})  # addresses that only this machine reaches
+MAX_REQUESTS = 64  # requests that are worked on at once; others wait
+MAX_SIGNING_IN = 10  # people whose passwords wait to be checked
+BODY_SECONDS = 10.0  # time in which the form to sign in arrives
 _STATIC = Path(__file__).with_name("static")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -78,6 +87,7 @@ class Desk:
 
     def __init__(self, folder: Path, *, models: Models, double_share: float = 0.0, may_train: bool = True) -> None:
         make_folder(folder / "files")
+        self._folder = folder
         self.models, self._file, self.may_train = models, folder / CORRECTIONS_FILE, may_train
         self.cards = Cards(folder / "desk.sqlite", models, double_share=double_share)
         self.uploads = Uploads(folder / "files", models, self.cards)
@@ -100,6 +110,10 @@ class Desk:
         await run_in_threadpool(self.uploads.stop)
         await run_in_threadpool(self.models.stop)
         self.cards.close()
+
+    def as_sent(self, message: str) -> str:
+        """Return a message that names files as the user does, without the folders in which they are kept."""
+        return self.uploads.as_sent(message).replace(f"{self._folder}{os.sep}", "")
 
     def about(self, request: Request) -> About:
         """Describe the model in use and this server."""
@@ -205,7 +219,7 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
     )
     guard = Guard(token=token, host=host, port=port, users=users)
     app.middleware("http")(guard)
-    _add_errors(app, desk.uploads.as_sent)
+    _add_errors(app, desk.as_sent)
     mimetypes.add_type("text/javascript", ".js")  # on Windows a program may have registered another
     app.mount("/static", StaticFiles(directory=_STATIC))
     app.add_api_route("/", lambda: FileResponse(_STATIC / "index.html"), include_in_schema=False)
@@ -262,8 +276,22 @@ def _add_errors(app: FastAPI, as_sent: Callable[[str], str]) -> None:
 
     app.add_exception_handler(RequestValidationError, lambda _, error: _answer(422, problems(error)))
     app.add_exception_handler(UserError, lambda _, error: _answer(422, as_sent(str(error))))
+    app.add_exception_handler(sqlite3.OperationalError, lambda _, error: _database_answer(error))
     app.add_exception_handler(KeyError, lambda _, __: _answer(404, "Not found."))
     app.add_exception_handler(Conflict, lambda _, error: _answer(409, str(error), card=error.card.model_dump()))
+
+
+def _database_answer(error: sqlite3.OperationalError) -> JSONResponse:
+    """Return what a person can do when the database can't be written; raise the error if it is another one."""
+    if not any(reason in str(error) for reason in ("disk is full", "disk I/O error")):
+        raise error
+    return _answer(507, "The server's disk is full: this is not saved. Make room there, and do it again.")
+
+
+def _sign_in_page(message: str, status: int, *, wait: float | None = None) -> HTMLResponse:
+    """Return the page to sign in, with what went wrong, and after how many seconds one can try again."""
+    headers = None if wait is None else {"Retry-After": str(math.ceil(wait))}
+    return HTMLResponse(_SIGN_IN.replace("<form", f"<p role=alert>{message}</p><form"), status, headers=headers)
 
 
 def _answer(status: int, detail: str, **more: object) -> JSONResponse:
@@ -282,6 +310,11 @@ class Guard:
     def __init__(self, *, token: str, host: str, port: int, users: Users) -> None:
         self._token, self._cookie, self._users = token, f"histocoder_{port}", users
         self._is_public = host not in LOOPBACK
+        self._requests = asyncio.Semaphore(MAX_REQUESTS)
+        self._attempts = Attempts()
+        self._num_signing_in = 0
+        self._one_sign_in = asyncio.Lock()  # a password takes a fifth of a second of a processor, and 16 MB
+        self._sign_in_thread = CapacityLimiter(1)  # beside those of other requests, which do not wait for passwords
 
     async def __call__(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         """Answer a request, or refuse it; every answer has the headers of security."""
@@ -291,7 +324,8 @@ class Guard:
             self._check(request)
             if path != "/sign-in" and not path.startswith("/static/"):
                 request.state.user = self._user(request, given, has_users=has_users)
-            response = await call_next(request)
+            async with self._requests:
+                response = await call_next(request)
             if given:
                 response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
         except HTTPException as error:
@@ -314,10 +348,32 @@ class Guard:
 
     async def sign_in(self, request: Request) -> Response:
         """Sign in a user whose name and password a form has sent."""
-        form = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
-        signed = await run_in_threadpool(self._users.sign_in, form.get("name", ""), form.get("password", ""))
+        try:
+            with fail_after(BODY_SECONDS):
+                body = await request.body()
+        except TimeoutError:
+            return _answer(408, "The form did not arrive.")
+        form = dict(parse_qsl(body.decode("utf-8", "replace")))
+        name, password = form.get("name", "")[:MAX_NAME], form.get("password", "")
+        address = request.client.host if request.client else ""
+        if self._num_signing_in >= MAX_SIGNING_IN:
+            return _sign_in_page("Many people are signing in. Try again in a moment.", 429, wait=2.0)
+
+        # one after the other, so that many guesses at once are counted, too
+        self._num_signing_in += 1
+        try:
+            async with self._one_sign_in:
+                if wait := self._attempts.seconds_to_wait(name, address):
+                    seconds = f"{math.ceil(wait)} seconds"
+                    return _sign_in_page(f"Too many wrong passwords. Try again in {seconds}.", 429, wait=wait)
+                signed = await run_sync(self._users.sign_in, name, password, limiter=self._sign_in_thread)
+        finally:
+            self._num_signing_in -= 1
+
         if signed is None:
-            return HTMLResponse(_SIGN_IN.replace("<form", "<p role=alert>Name or password are wrong.</p><form"), 401)
+            self._attempts.add_wrong(name, address)
+            return _sign_in_page("Name or password are wrong.", 401)
+        self._attempts.forget(name, address)
         response = RedirectResponse("/", 303)
         response.set_cookie(self._cookie, signed, httponly=True, samesite="strict", max_age=_SIGNED_IN_SECONDS)
         return response

@@ -15,7 +15,15 @@ from fastapi import Response
 from pydantic import BaseModel
 
 from histocoder.checkpoints.model_files import WEIGHTS_FILE
-from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of, run_settings
+from histocoder.checkpoints.run_folder import (
+    LOCK_FILE,
+    LOG_FILE,
+    METRICS_FILE,
+    REPORT_FILE,
+    holding,
+    run_of,
+    run_settings,
+)
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.desk.checks import TrainOptions
 from histocoder.desk.coding import Coding
@@ -24,9 +32,11 @@ from histocoder.errors import UserError
 from histocoder.evaluation.review_file import words_to_correct
 from histocoder.files import make_folder, sha256, write_text
 from histocoder.inference.coder import Coder
+from histocoder.log import log
 
 GIVEN = "given"  # the model of `serve --model`
-_BUSY = "is in use by another run"  # what is said where the training of a server that was killed goes on
+_BUSY = "is in use by another run"  # what is said while the training of a server that was killed is being saved
+_PAUSE_SECONDS = 2.0  # between two tries to start it again
 _OF_REPORT = {  # so that its own styles and scripts work, and reach nothing of the desk
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src data:; sandbox allow-scripts; frame-ancestors 'self'",
@@ -116,9 +126,8 @@ class Models:
     def _use(self, model: str, coder: Coder) -> None:
         name = self._models[model].table if model == GIVEN else model
         self._coding = Coding(coder, self.best(model), name=name)
-        for one in self._models.values():
-            one.in_use = one.id == model
-            self._save(one)
+        for record in self._models.values():
+            self._set(record, in_use=record.id == model)
 
     def run(self, model: str) -> Path:
         """Return the folder of a model's run."""
@@ -184,8 +193,7 @@ class Models:
         with self._lock:
             found = self._models[model]
             if (was := found.state) in ("queued", "running"):
-                found.state = "stopped"
-                self._save(found)
+                self._set(found, state="stopped")
             if was == "running":
                 self._interrupt()
         return found
@@ -203,11 +211,23 @@ class Models:
                 raise UserError(f"{model} is in use. Stop it, or switch to another model, first.")
             if others := [one.id for one in self._models.values() if one.base == model and one.state != "done"]:
                 raise UserError(f"The training of {others[0]} continues from {model}. Finish or delete it first.")
+            self._check_ended(model)
             del self._models[model]
             for suffix in (".json", ".log", ".corrections.csv"):
                 (self._folder / f"{model}{suffix}").unlink(missing_ok=True)
             shutil.rmtree(self._folder / model, ignore_errors=True)
         return self.all()
+
+    def _check_ended(self, model: str) -> None:
+        """Raise a UserError while the training of a model that was stopped is still being saved."""
+        run = self._folder / model
+        if not run.is_dir():
+            return
+        try:
+            with holding(run / LOCK_FILE, path=run, instead="another folder"):
+                pass
+        except UserError as error:
+            raise UserError(f"{model} is still being saved. Try again in a moment.") from error
 
     def read(self, model: str, name: Literal["report.html", "metrics.json", "logs.csv", "training.log"]) -> Response:
         """Return a file of a model's run: its report, the numbers of both, and what training has said."""
@@ -222,14 +242,17 @@ class Models:
     def _log(self, model: str) -> Path:
         return self._folder / f"{self._models[model].id}.log"
 
-    def _save(self, model: Model) -> None:
-        if model.id != GIVEN:
-            write_text(self._folder / f"{model.id}.json", model.model_dump_json())
+    def _set(self, model: Model, **changes: Any) -> None:
+        """Change a record once that is saved: what the page shows is what the next server finds."""
+        with self._lock:  # while another thread may write the same file
+            if model.id != GIVEN:
+                changed = model.model_copy(update=changes)
+                write_text(self._folder / f"{model.id}.json", changed.model_dump_json())
+            for name, value in changes.items():
+                setattr(model, name, value)
 
     def _queue(self, model: Model) -> None:
-        with self._lock:  # while another thread may write the same file
-            model.state, model.message = "queued", ""
-            self._save(model)
+        self._set(model, state="queued", message="")
         self._worker.submit(self._work, model)
 
     def _interrupt(self) -> None:
@@ -239,26 +262,44 @@ class Models:
 
     def _work(self, model: Model) -> None:
         """Train a model, unless it was stopped in the queue."""
+        try:
+            with self._lock:
+                if self._is_stopping or model.id not in self._models or model.state != "queued":
+                    return
+                self._set(model, state="running")
+            self._train(model)
+            if model.state == "done" and self._coding is None:
+                self.use(model.id)
+        except (UserError, OSError) as error:  # as of a full disk, after which there may be room for the next
+            log.error(str(error))
+            model.state = "failed"
+            model.message = str(error)
+
+    def _train(self, model: Model) -> None:
+        """Run the training of a model, and record how it ended."""
+        begun = time.monotonic()
+        is_busy, status, output = True, 1, ""
+        while is_busy and model.state == "running" and not self._is_stopping:
+            status, output = self._run(model)
+            is_busy = status != 0 and _BUSY in output
+            if is_busy:
+                time.sleep(_PAUSE_SECONDS)
+
         with self._lock:
-            if self._is_stopping or model.id not in self._models or model.state != "queued":
-                return
-            model.state = "running"
-            self._save(model)
-        begun, code, said = time.monotonic(), 1, _BUSY
-        while code and _BUSY in said and model.state == "running" and not self._is_stopping:
-            flags = ("--save-path", str(self._folder / model.id), "--log-interval", "20", "--save-each-epoch")
-            command = [sys.executable, "-m", "histocoder.cli.finetune", *model.words, *flags]
-            with self._log(model.id).open("wb") as log, self._lock:
-                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            code = self._process.wait()
-            self._process = None
-            said = self._log(model.id).read_text(encoding="utf-8", errors="replace")
-        model.seconds += time.monotonic() - begun
-        with self._lock:
-            if model.state == "running" and not code:
-                model.state = "done"
+            changes: dict[str, Any] = {"seconds": model.seconds + time.monotonic() - begun}
+            if model.state == "running" and status == 0:
+                changes["state"] = "done"
             elif model.state == "running" and not self._is_stopping:
-                model.state, model.message = "failed", said.rpartition("error: ")[2].strip()[-2000:]
-            self._save(model)
-        if model.state == "done" and self._coding is None:
-            self.use(model.id)
+                changes["state"] = "failed"
+                changes["message"] = output.rpartition("error: ")[2].strip()[-2000:]
+            self._set(model, **changes)
+
+    def _run(self, model: Model) -> tuple[int, str]:
+        """Train in a process that ends with this one; return its status, and what it has said."""
+        flags = ("--save-path", str(self._folder / model.id), "--log-interval", "20", "--save-each-epoch")
+        command = [sys.executable, "-m", "histocoder.cli.trainer", *model.words, *flags]
+        with self._log(model.id).open("wb") as output, self._lock:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
+        status = self._process.wait()
+        self._process = None
+        return status, self._log(model.id).read_text(encoding="utf-8", errors="replace")

@@ -43,6 +43,7 @@ from histocoder.tables.table import kind_of, open_table, strings
 _RECORD = "file.json"  # what is known of a file, in its folder
 _PREVIEW_ROWS, _PREVIEW_CHARACTERS, _GUESS_ROWS = 8, 120, 300
 _NAME_BYTES = 160  # maximum size of a file's name, which may have 255 bytes on disk, with what is added
+NOT_WRITTEN = {".sav": ".csv", ".xlsm": ".xlsx"}  # forms that are read only -> those in which they come back
 _FAILED = "The program failed; the output of histocoder serve says why."
 
 
@@ -122,7 +123,7 @@ class Uploads:
         """Send a file as the body of the request; `name` tells its form by its suffix, `sheet` one of a workbook."""
         name = "".join(char for char in re.split(r"[/\\]", name)[-1] if char.isprintable() and char not in ':*?"<>|')
         name = name.encode()[-_NAME_BYTES:].decode(errors="ignore")
-        kind_of(Path(name), doing="written" if use == "code" else "read")  # raises an error if it can't be
+        kind_of(Path(name))  # raises an error if it can't be read
         file = File(id=secrets.token_hex(8), name=name, sent=time.time(), sheet=sheet, use=use)
         path = self._path(file)
         try:
@@ -132,7 +133,7 @@ class Uploads:
                     await saved.write(part)
             self._files[file.id] = file
             await run_in_threadpool(self.preview, file.id)  # a table that can't be read is not kept
-            self._save(file)
+            self._set(file)
         except BaseException as error:
             self._files.pop(file.id, None)
             shutil.rmtree(path.parent, ignore_errors=True)
@@ -153,8 +154,8 @@ class Uploads:
         file = File(id=secrets.token_hex(8), name=name, sent=time.time(), use=use, is_sample=is_sample)
         self._path(file).parent.mkdir(parents=True)
         table.to_csv(self._path(file), index=False)
+        self._set(file)
         self._files[file.id] = file
-        self._save(file)
         return file
 
     def all(self) -> list[File]:
@@ -208,8 +209,7 @@ class Uploads:
             if sent.state in ("queued", "running"):
                 raise UserError(f"{sent.name} is already being coded.")
             self._config(sent, options)  # raises an error if the options do not fit the file
-            sent.options = options
-            self._queue(sent)
+            self._queue(sent, options=options)
         return sent
 
     def remove(self, file: str) -> list[File]:
@@ -283,8 +283,12 @@ class Uploads:
         return self._folder / file.id / file.name
 
     def _output(self, file: File) -> Path:
-        suffix = "".join(Path(file.name).suffixes[-2 if file.name.endswith(".gz") else -1 :])
-        return self._folder / file.id / f"{file.name.removesuffix(suffix)}_coded{suffix}"
+        name = Path(file.name)
+        suffix = "".join(name.suffixes[-2 if name.suffix.lower() == ".gz" else -1 :])
+        stem = file.name.removesuffix(suffix)
+        if name.suffix.lower() in NOT_WRITTEN:
+            suffix = NOT_WRITTEN[name.suffix.lower()]
+        return self._folder / file.id / f"{stem}_coded{suffix}"
 
     def _coded(self, file: str) -> Path:
         """Return the path of a coded file; raise a UserError if it is not coded yet."""
@@ -293,12 +297,15 @@ class Uploads:
             raise UserError(f"{sent.name} is not coded yet.")
         return self._output(sent)
 
-    def _save(self, file: File) -> None:
-        write_text(self._folder / file.id / _RECORD, file.model_dump_json())
+    def _set(self, file: File, **changes: Any) -> None:
+        """Change a record once that is saved: what the page shows is what the next server finds."""
+        changed = file.model_copy(update=changes)
+        write_text(self._folder / file.id / _RECORD, changed.model_dump_json())
+        for name, value in changes.items():
+            setattr(file, name, value)
 
-    def _queue(self, file: File) -> None:
-        file.state, file.message, file.rows_done, file.notices, file.summary = "queued", "", 0, [], {}
-        self._save(file)
+    def _queue(self, file: File, **changes: Any) -> None:
+        self._set(file, state="queued", message="", rows_done=0, notices=[], summary={}, **changes)
         self._worker.submit(self._work, file)
 
     def _config(self, file: File, options: Options) -> PredictConfig:
@@ -323,53 +330,78 @@ class Uploads:
 
     def _work(self, file: File) -> None:
         """Code a file, unless it was deleted from the queue."""
-        said: list[str] = []
-
-        def is_over() -> bool:
-            return self._is_stopping or file.id not in self._files
-
-        def count(num_rows: float, total: int) -> None:
-            file.num_rows, file.rows_done = total, file.rows_done + num_rows
-            if is_over():
-                raise Cancelled
-
         with self._lock:
-            if is_over():
+            if self._is_over(file):
                 return
             file.state = "running"
-        state, message = "failed", _FAILED
+        changes: dict[str, Any] = {"state": "failed", "message": _FAILED}
         try:
-            assert file.options is not None
-            coding = self._models.coding
-            known = coding.known if file.options.known else None
-            model_id = f"{coding.model_id} {file.options.known}"
-            how: dict[str, Any] = {"model_id": model_id, "known": known, "say": said.append}
-            config = self._config(file, file.options)
-            told = predict_file(coding.coder, config, **how, progress=count)
-            told = facts_of(coding.coder, config, coding.folder, name=coding.name) | told
-            model = str(coding.folder.relative_to(run_of(coding.folder).parent))
-            command = ["predict", "--model", model, *(["--known", "auto"] if known else [])]
-            write_provenance(command, config, told, as_sent=self.as_sent)
-            file.rows_done = file.num_rows or 0
-            name, sure = f"{config.columns}conf", coding.surety.sure
-            cells = open_table(self._output(file), (name,)).read([name]).columns[name]
-            conf = pd.to_numeric(cells.to_pandas().str.replace(",", "."), errors="coerce")
-            file.summary = {"rows": len(conf), "blank": int(conf.isna().sum())}
-            if sure is not None:
-                file.summary |= {"to_check": int((conf < sure).sum()), "sure": sure}
-            file.target_cols = [*coding.coder.model.config.target_cols]
-            state, message, file.notices = "done", "", self.as_sent("\n".join(said)).splitlines()
+            changes = self._code(file)
         except Cancelled:
-            state, message = "queued", ""
+            changes = {"state": "queued", "message": ""}
         except UserError as error:
-            state, message = "failed", self.as_sent(str(error))
+            changes = {"state": "failed", "message": self.as_sent(str(error))}
         except Exception:
             log.error(traceback.format_exc())
             raise  # to the job's future
         finally:
-            with self._lock:
-                if file.id in self._files:
-                    file.state, file.message = state, message  # type: ignore[assignment]
-                    self._save(file)
-                else:
-                    shutil.rmtree(self._folder / file.id, ignore_errors=True)
+            self._end(file, changes)
+
+    def _is_over(self, file: File) -> bool:
+        return self._is_stopping or file.id not in self._files
+
+    def _code(self, file: File) -> dict[str, Any]:
+        """Code a file, with its provenance, and return what its record says of it."""
+        messages: list[str] = []
+
+        def count(num_rows: float, total: int) -> None:
+            file.num_rows = total
+            file.rows_done += num_rows
+            if self._is_over(file):
+                raise Cancelled
+
+        assert file.options is not None
+        coding = self._models.coding
+        known = coding.known if file.options.known else None
+        config = self._config(file, file.options)
+        facts = predict_file(
+            coding.coder,
+            config,
+            model_id=f"{coding.model_id} {file.options.known}",
+            known=known,
+            say=messages.append,
+            progress=count,
+        )
+        facts = facts_of(coding.coder, config, coding.folder, name=coding.name) | facts
+        model = str(coding.folder.relative_to(run_of(coding.folder).parent))
+        command = ["predict", "--model", model, *(["--known", "auto"] if known else [])]
+        write_provenance(command, config, facts, as_sent=self.as_sent)
+        return {
+            "state": "done",
+            "message": "",
+            "rows_done": file.num_rows or 0,
+            "summary": self._summary(file, f"{config.columns}conf"),
+            "target_cols": [*coding.coder.model.config.target_cols],
+            "notices": self.as_sent("\n".join(messages)).splitlines(),
+        }
+
+    def _summary(self, file: File, conf_col: str) -> dict[str, float]:
+        """Return how many rows a coded file has, how many are blank, and how many have to be checked."""
+        cells = open_table(self._output(file), (conf_col,)).read([conf_col]).columns[conf_col]
+        conf = pd.to_numeric(cells.to_pandas().str.replace(",", "."), errors="coerce")
+        summary: dict[str, float] = {"rows": len(conf), "blank": int(conf.isna().sum())}
+        if (sure := self._models.coding.surety.sure) is not None:
+            summary |= {"to_check": int((conf < sure).sum()), "sure": sure}
+        return summary
+
+    def _end(self, file: File, changes: dict[str, Any]) -> None:
+        """Record how coding a file has ended, or delete what is left of a file that was deleted."""
+        with self._lock:
+            if file.id not in self._files:
+                shutil.rmtree(self._folder / file.id, ignore_errors=True)
+                return
+            try:
+                self._set(file, **changes)
+            except UserError as error:  # as on a full disk; the next server codes the file again
+                file.state = "failed"
+                file.message = self.as_sent(str(error))

@@ -5,7 +5,7 @@ import hmac
 import json
 import os
 import secrets
-import threading
+import time
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -13,6 +13,9 @@ from histocoder.errors import UserError
 from histocoder.files import write_text
 
 FEWEST_CHARACTERS = 8  # of a password
+MAX_NAME = 60  # characters of a name
+FREE_ATTEMPTS, MAX_DELAY_SECONDS = 5, 60.0  # wrong passwords without a delay; the longest delay
+MEMORY_SECONDS, MAX_REMEMBERED = 3600.0, 10_000  # time and number of pairs whose wrong passwords are remembered
 _COST = {"n": 2**14, "r": 8, "p": 5, "maxmem": 2**26}  # of scrypt: a fifth of a second, 16 MB
 
 
@@ -21,7 +24,6 @@ class Users:
 
     def __init__(self, path: Path, secret: str) -> None:
         self._path, self._secret = path, secret.encode()
-        self._one_at_a_time = threading.Lock()  # so that guessing is slow, and takes no memory
 
     def hashes(self) -> dict[str, str]:
         """Return name -> salt and hash; the file is read each time, since `--add-user` may add one."""
@@ -29,8 +31,8 @@ class Users:
 
     def add(self, name: str, password: str) -> None:
         """Add a user, or change their password; raise a UserError if the name or the password is too short."""
-        if not name.strip() or len(name) > 60 or not name.isprintable():
-            raise UserError("A name has 1 to 60 characters.")
+        if not name.strip() or len(name) > MAX_NAME or not name.isprintable():
+            raise UserError(f"A name has 1 to {MAX_NAME} characters.")
         if len(password) < FEWEST_CHARACTERS:
             raise UserError(f"A password has {FEWEST_CHARACTERS} characters or more.")
         salt = secrets.token_hex(16)
@@ -40,9 +42,7 @@ class Users:
     def sign_in(self, name: str, password: str) -> str | None:
         """Return the cookie of a user; None if name or password are wrong, after the same time."""
         salt, _, right = self.hashes().get(name, f"{'0' * 32}$").partition("$")
-        with self._one_at_a_time:
-            given = _hash(password, salt)
-        return self._cookie(name) if hmac.compare_digest(given, right) else None
+        return self._cookie(name) if hmac.compare_digest(_hash(password, salt), right) else None
 
     def signed_in(self, cookie: str) -> str | None:
         """Return whose cookie it is; None if it is nobody's. It ends with the password and with the server's token."""
@@ -53,6 +53,37 @@ class Users:
     def _cookie(self, name: str) -> str:
         signature = hmac.digest(self._secret, f"{name}\n{self.hashes()[name]}".encode(), "sha256").hex()
         return f"{quote(name, safe='')}.{signature}"
+
+
+class Attempts:
+    """Wrong passwords by name and address, each of which makes the next try of the same pair wait longer."""
+
+    def __init__(self) -> None:
+        self._wrong: dict[tuple[str, str], tuple[int, float]] = {}  # number, and time of the last one
+
+    def seconds_to_wait(self, name: str, address: str) -> float:
+        """Return for how long a name may not sign in from an address."""
+        number, last = self._wrong.get((name, address), (0, 0.0))
+        if number < FREE_ATTEMPTS:
+            return 0.0
+        delay = min(2.0 ** (number - FREE_ATTEMPTS), MAX_DELAY_SECONDS)
+        return max(0.0, last + delay - time.monotonic())
+
+    def add_wrong(self, name: str, address: str) -> None:
+        """Count a wrong password."""
+        now = time.monotonic()
+        number, _ = self._wrong.pop((name, address), (0, now))
+        self._wrong[name, address] = (number + 1, now)
+
+        # the oldest are first; what is forgotten makes room
+        for pair, (_, last) in list(self._wrong.items()):
+            if now - last < MEMORY_SECONDS and len(self._wrong) <= MAX_REMEMBERED:
+                break
+            del self._wrong[pair]
+
+    def forget(self, name: str, address: str) -> None:
+        """Forget the wrong passwords of a pair that has signed in."""
+        self._wrong.pop((name, address), None)
 
 
 def _hash(password: str, salt: str) -> str:

@@ -2,6 +2,7 @@
 
 import codecs
 import csv
+import gzip
 import io
 import json
 import re
@@ -153,7 +154,7 @@ def test_bad_files_get_the_command_lines_sentence(client: TestClient, tmp_path: 
     for name, content, sentence in (
         ("../../census.csv", b"", "census.csv is empty."),
         ("a.csv", b"occ1,lang\nfarmer\n", "a.csv, line 2: 1 fields where the header has 2"),
-        ("a.exe", b"MZ", "a.exe: .exe files can't be written"),
+        ("a.exe", b"MZ", "a.exe: .exe files can't be read"),
     ):
         answer = client.post("/api/files", params={"name": name}, content=content)
         assert answer.status_code == 422 and sentence in answer.json()["detail"]
@@ -197,6 +198,14 @@ def test_files_come_back_in_their_form(client: TestClient, suffix: str, separato
     assert result.startswith(codecs.BOM_UTF8) == (suffix == "csv")  # by which Excel recognises UTF-8
     assert names[:3] == ["id", "occ1", "hisco_1"] and row[:2] == rows[1]
     assert client.post(f"/api/files/{file}/review").json()["cards"] == 1
+
+
+def test_names_in_capitals_tell_the_form(client: TestClient):
+    file = send(client, "X.CSV.GZ", gzip.compress(b"occ1\nfarmer\n"))
+    code(client, file)
+    download = client.get(f"/api/files/{file}/result")
+    assert "X_coded.CSV.GZ" in download.headers["content-disposition"]
+    assert gzip.decompress(download.content).startswith(b"occ1") or b'"occ1"' in gzip.decompress(download.content)
 
 
 def test_sheets_of_workbooks_are_chosen(client: TestClient):
