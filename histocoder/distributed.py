@@ -383,11 +383,13 @@ def announce_end(status: int) -> None:
             time.sleep(10 * _POLL_SECONDS)  # for others to hear it: rank 0 may hold the store
 
 
-def announced_end() -> int:
-    """Return the status of a rank that has announced its end; 0 if none has."""
-    with suppress(RuntimeError):
+def announced_end() -> int | None:
+    """Return the status of a rank that has announced its end; 0 if none has, None if rank 0 with the store is gone."""
+    try:
         if _store is not None and _store.check(["end"]):
             return int(_store.get("end"))
+    except RuntimeError:
+        return None
     return 0
 
 

@@ -28,6 +28,8 @@ def run_script(main: Callable[[], None]) -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")  # for characters that the stream can't write
+    # torch, which main imports, prints C++ frames around warnings of lost connections, which users are told of below
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     others = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
@@ -111,8 +113,10 @@ def _leave(message: str, status: int) -> NoReturn:
     distributed = _distributed()
     rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
     deadline = time.monotonic() + (_GRACE_SECONDS if rank else 0)
-    while not (announced := distributed.announced_end() if distributed else 0) and time.monotonic() < deadline:
+    announced = distributed.announced_end() if distributed else 0
+    while announced == 0 and time.monotonic() < deadline:
         time.sleep(0.1)
+        announced = distributed.announced_end() if distributed else 0
     if not announced:
         text = f"rank {rank}: {message}" if rank else message
         if status != 2 or not _left_for_torchrun(text, status):

@@ -8,12 +8,14 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import jobs
 import pytest
-from conftest import environment, refused, run, slow, succeeded, write, write_table
+from conftest import DEADLINE, ROOT, environment, free_port, refused, run, slow, succeeded, write, write_table
 from forked import Forked
 from jobs import STEPS, TINY, assert_same_end, faulty, finetune, ranks, torchrun, training, two_ranks, wait_for_step
 from safetensors.torch import load_file
@@ -39,6 +41,26 @@ def test_a_rank_that_ends_stops_all(together: Path, tmp_path: Path, signum: int,
         assert step >= 9 and f"{signal.Signals(signum).name}: saved at step {step} of {STEPS}" in ended[0].stderr
     assert f"Resuming from step {step}" in two_ranks(args)[0].stdout
     assert_same_end(together, tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_told_of_in_a_line(tmp_path: Path, rank: int):
+    args = [sys.executable, *training(tmp_path / "out", steps=10**6)]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = []
+    for i in "01":
+        how = {"cwd": ROOT, "env": environment(**place, RANK=i, LOCAL_RANK=i), "text": True}
+        with (tmp_path / f"out{i}").open("w") as out:
+            started.append(subprocess.Popen(args, stdout=out, stderr=subprocess.PIPE, **how))
+    try:
+        jobs.wait_until(lambda: "step 3/" in (tmp_path / "out0").read_text())
+        started[rank].kill()
+        (line,) = started[1 - rank].communicate(timeout=DEADLINE)[1].splitlines()
+    finally:
+        for process in started:
+            process.kill()
+    assert "error: another process has ended or can't be reached" in line
 
 
 @pytest.mark.slow
