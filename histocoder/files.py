@@ -2,16 +2,18 @@
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from histocoder.errors import UserError
 
 _OLD = ".replaced.tmp"  # end of the name of a folder that is being replaced
+_TEMPORARY = re.compile(r"\..+\.(\d+|replaced|old)\.tmp")  # names that this module and `delete_checkpoint` give
 
 
 @contextmanager
@@ -81,12 +83,35 @@ def _put_back(old: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Delete the temporary files and folders of killed processes; no other process may be writing in the folder.
 
-    A folder whose replacement was killed is put back first.
+    A folder whose replacement was killed is put back first. Files of other programs that end in .tmp stay.
     """
     for old in folder.glob(f".*{_OLD}"):
         _put_back(old)
     for path in folder.glob(".*.tmp"):
+        if not _TEMPORARY.fullmatch(path.name):
+            continue
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+
+
+def existing(folder: Path, names: Iterable[str]) -> Iterator[Path]:
+    """Yield the files in a folder that have some names, links among them."""
+    for name in dict.fromkeys(names):
+        path = folder / name
+        if path.is_file() or path.is_symlink():
+            yield path
+
+
+def remove_files(paths: Iterable[Path]) -> None:
+    """Delete files, and then their folders that are empty; others' files in these stay."""
+    folders = set()
+    for path in list(paths):
+        path.unlink(missing_ok=True)
+        folders.add(path.parent)
+
+    # the deepest first, so that a folder of folders is empty in its turn
+    for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def make_folder(path: Path) -> None:

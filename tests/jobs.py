@@ -17,6 +17,7 @@ from conftest import DEADLINE, ROOT, environment, free_port, write_table
 from forked import Ended, Forked
 from safetensors.torch import load_file
 
+from histocoder.checkpoints.manifest import write_manifest
 from histocoder.checkpoints.training_state import list_checkpoints
 
 TINY = "--encoder tiny --learning-rate 1e-3 --precision fp32 --log-interval 1 --no-report --no-experts".split()
@@ -167,10 +168,11 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 
 def change_state(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Alter what a checkpoint's `state.json` holds."""
+    """Alter what a checkpoint's `state.json` holds, and its checksum."""
     state = json.loads((checkpoint / "state.json").read_text())
     change(state)
     (checkpoint / "state.json").write_text(json.dumps(state))
+    write_manifest(checkpoint)
 
 
 def leftovers(out: Path) -> list[Path]:

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from histocoder.checkpoints.manifest import MANIFEST_FILE, manifest_names, verify_manifest, write_manifest
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.config.model import MODEL_TYPE
 from histocoder.data.languages import Language
@@ -24,23 +24,35 @@ from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokeni
 from histocoder.model.encoder import hub_answers
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER, CARD_FILE = "config.json", "model.safetensors", "tokenizer", "README.md"
-MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, "manifest.json")  # the last of earlier versions
+MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, MANIFEST_FILE)
 HUB_PREFIX = "hf://"
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model"),
+)
+"""Names of the files of tokenizers in models without checksums."""
 _CARD = Path(__file__).with_name("card.md.jinja")
 
 
 def write_model(
     folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer, card: str | None = None
 ) -> None:
-    """Write a model's files into a new folder, and the model's card, if given.
+    """Write a model's files into a new folder, the manifest of all files there, and the model's card, if given.
 
-    Raises an OSError if the disk is full.
+    The manifest leaves out the card, which people edit. Raises an OSError if the disk is full.
     """
     tokenizer.save(folder / TOKENIZER_FOLDER)
     write_tensors(weights, folder / WEIGHTS_FILE)
     save_config(folder, config)
+    write_manifest(folder)
     if card is not None:
         write_text(folder / CARD_FILE, card)
+
+
+def model_names(folder: Path) -> tuple[str, ...]:
+    """Return the paths that the files of a model have in its folder."""
+    tokenizer = (f"{TOKENIZER_FOLDER}/{name}" for name in _TOKENIZER_FILES)
+    return (*dict.fromkeys((*MODEL_FILES, *manifest_names(folder), *tokenizer)),)
 
 
 def save_model(
@@ -48,11 +60,12 @@ def save_model(
 ) -> None:
     """Write a model aside; then replace its folder whole, or move its files into one with others, such as a run's.
 
-    There, `config.json`, without which there is no model, is deleted first and moved last: wherever the process is
-    killed, the folder holds the files of one model, or none that can be loaded.
+    There, others' files stay, and `config.json`, without which there is no model, is deleted first and moved last:
+    wherever the process is killed, the folder holds the files of one model, or none that can be loaded.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if not folder.exists() or {CONFIG_FILE} <= set(os.listdir(folder)) <= {*MODEL_FILES, TOKENIZER_FOLDER}:
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    if not folder.exists() or {CONFIG_FILE} <= names <= {*model_names(folder)}:
         with replacing_folder(folder) as new:
             write_model(new, config, weights, tokenizer=tokenizer, card=card)
         return
@@ -61,10 +74,11 @@ def save_model(
         for path in (*new.rglob("*"), new):
             sync(path)
         (folder / CONFIG_FILE).unlink(missing_ok=True)
-        for path in sorted(new.iterdir(), key=lambda path: path.name == CONFIG_FILE):
-            if (folder / path.name).is_dir():
-                shutil.rmtree(folder / path.name)
-            os.replace(path, folder / path.name)
+        files = (path for path in new.rglob("*") if path.is_file())
+        for path in sorted(files, key=lambda path: path.name == CONFIG_FILE):
+            target = folder / path.relative_to(new)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(path, target)
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -79,8 +93,10 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def save_config(folder: Path, config: ModelConfig) -> None:
-    """Write `config.json` into a folder, whole or not at all."""
+    """Write `config.json` into a folder, whole or not at all; in that of a model, the manifest is written again."""
     write_text(folder / CONFIG_FILE, json.dumps(config.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    if (folder / MANIFEST_FILE).is_file():
+        write_manifest(folder, manifest_names(folder))
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -104,10 +120,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_model(folder: Path) -> MixerModel:
-    """Load a model in evaluation mode, on the CPU, from the folder of a model, a run or a checkpoint."""
+    """Load a model in evaluation mode, on the CPU, from the folder of a model, a run or a checkpoint.
+
+    Raises a DamagedError if a file differs from the manifest, or can't be read.
+    """
     if not folder.is_dir():
         raise UserError(f"There is no model folder {folder}.")
-    config, tokenizer, weights = read_model_config(folder), read_tokenizer(folder), read_tensors(folder / WEIGHTS_FILE)
+    config = read_model_config(folder)  # without one, it is no model, rather than a damaged one
+    verify_manifest(folder)
+    tokenizer, weights = read_tokenizer(folder), read_tensors(folder / WEIGHTS_FILE)
     try:
         build_formatter(**config.formatter)
         model = MixerModel.from_weights(config, weights, tokenizer=tokenizer)
@@ -122,6 +143,12 @@ def load_model(folder: Path) -> MixerModel:
 def is_own_model(path: Path) -> bool:
     """Return whether a path is the folder of a histocoder model."""
     return (path / CONFIG_FILE).is_file() and read_json(path / CONFIG_FILE).get("model_type") == MODEL_TYPE
+
+
+def save_tensors(content: Any, path: Path) -> None:
+    """Write a file by `torch.save`; raise an OSError if the disk is full, which a path would make a RuntimeError."""
+    with path.open("wb") as file:
+        torch.save(content, file)
 
 
 def load_tensors(path: Path) -> Any:

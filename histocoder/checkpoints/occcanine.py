@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.checkpoints import model_files
+from histocoder.checkpoints.manifest import verify_manifest
 from histocoder.config import NUM_CODES, ModelConfig
 from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError, misfit
@@ -26,9 +26,11 @@ PAD_TO = 128  # positions that inputs of published models were padded to; their 
 def initial_weights(path: Path) -> tuple[dict[str, Tensor], Codes]:
     """Read weights to start from, and the code of each class where it is known.
 
-    `path` is the folder of a model, a run or a checkpoint, or a model that `read_published` reads.
+    `path` is the folder of a model, a run or a checkpoint, or a model that `read_published` reads. Raises a
+    DamagedError if a file differs from the manifest, or can't be read.
     """
     if model_files.is_own_model(path):
+        verify_manifest(path)
         return model_files.read_tensors(path / model_files.WEIGHTS_FILE), model_files.read_model_config(path).codes
     return read_published(path)[:2]
 
@@ -149,10 +151,7 @@ def save_published(path: Path, config: ModelConfig, weights: dict[str, Tensor], 
     own = {name: weight for name, weight in weights.items() if name != "trained_on"}
     weights = {name: with_all_positions(name, weight, config) for name, weight in own.items()}
     with replacing(path) as temporary:
-        try:
-            torch.save({"model": weights, "step": step, "key": key, **state}, temporary)
-        except RuntimeError as error:  # such as a full disk
-            raise UserError(f"Could not write {path}: {str(error).splitlines()[0]}") from error
+        model_files.save_tensors({"model": weights, "step": step, "key": key, **state}, temporary)
 
 
 def with_all_positions(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:

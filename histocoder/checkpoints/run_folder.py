@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -14,23 +13,15 @@ import yaml
 from filelock import FileLock, Timeout
 
 from histocoder import distributed
-from histocoder.checkpoints import training_state
-from histocoder.checkpoints.model_files import MODEL_FILES, TOKENIZER_FOLDER, WEIGHTS_FILE
-from histocoder.checkpoints.training_state import BEST_FOLDER, CHECKPOINTS_FOLDER, LAST_BIN_FILE, STATE_FILE, Checkpoint
-from histocoder.data.prepare import PREPARED_TABLES
-from histocoder.data.store import PREPARED_FILE
+from histocoder.checkpoints import run_files, training_state
+from histocoder.checkpoints.model_files import WEIGHTS_FILE
+from histocoder.checkpoints.run_files import ARGS_FILE, LOG_FILE, RECORD_FILE, TENSORBOARD_FOLDER, WANDB_ID_FILE
+from histocoder.checkpoints.training_state import BEST_FOLDER, CHECKPOINTS_FOLDER, STATE_FILE, Checkpoint
+from histocoder.data import store
 from histocoder.errors import Interrupted, UserError, handling_stop_signals
-from histocoder.files import is_same_file, make_folder, remove_leftovers, write_text
+from histocoder.files import existing, is_same_file, make_folder, remove_files, remove_leftovers, write_text
 
-REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"
-LOG_FILE, WANDB_ID_FILE = "logs.csv", "wandb_run_id"
-TENSORBOARD_FOLDER, PROFILE_FOLDER = "tensorboard", "profile"  # the second of earlier versions
 LOCK_FILE = ".lock"
-ARGS_FILE = "args.yaml"
-"""First file that training writes; in a folder that holds it, the files and folders below belong to a run."""
-_FILES = (*MODEL_FILES, LAST_BIN_FILE, LOG_FILE, WANDB_ID_FILE, METRICS_FILE, REPORT_FILE)
-_FOLDERS = (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, FIGURES_FOLDER, TENSORBOARD_FOLDER, PROFILE_FOLDER)
-"""Folders that a new run deletes; prepared data stay."""
 _LATE_SECONDS = 5.0  # time after which a network disk shows a file that another machine has written
 
 
@@ -116,20 +107,28 @@ class RunFolder:
         distributed.run_on_primary(lambda: make_folder(path), doing="making the run's folder")
         try:
             with holding(path / LOCK_FILE, path=path, instead="another folder"), handling_stop_signals(_stop):
-                distributed.run_on_primary(run._refuse_others_files, doing="looking at the run's folder")
-                yield run
+                distributed.run_on_primary(run._claim, doing="looking at the run's folder")
+                try:
+                    yield run
+                except BaseException:
+                    if distributed.is_primary():
+                        store.put_back_earlier(path)
+                    raise
+                else:
+                    if distributed.is_primary():
+                        store.forget_earlier(path)
+                finally:
+                    if distributed.is_primary() and not run_files.has_files(path):
+                        (path / RECORD_FILE).unlink(missing_ok=True)
         finally:
             if is_new and distributed.is_primary():
                 with suppress(OSError):
                     path.rmdir()  # succeeds if the run has written nothing
 
-    def _refuse_others_files(self) -> None:
-        if self._args.is_file():
-            return
-        prepared = () if (self.path / PREPARED_FILE).is_file() else PREPARED_TABLES
-        found = [name for name in (*prepared, *_FILES, *_FOLDERS) if os.path.lexists(self.path / name)]
-        if found:
-            raise UserError(f"{self.path} contains {', '.join(found)}, which a run would replace. Choose a new folder.")
+    def _claim(self) -> None:
+        """Make the folder a run's, as it was before a run that was killed replaced its data."""
+        run_files.claim(self.path)
+        store.put_back_earlier(self.path)
 
     def begin(self, settings: dict[str, Any], checkpoint: Checkpoint | None) -> None:
         """Write `args.yaml`, and delete what an earlier run wrote after the checkpoint, if any; called on rank 0."""
@@ -139,12 +138,10 @@ class RunFolder:
             for path in training_state.list_checkpoints(self.path):
                 if training_state.step_of(path) > checkpoint.state.step:
                     training_state.delete_checkpoint(path)
-        elif self._args.is_file():
-            for name in _FOLDERS:
-                shutil.rmtree(self.path / name, ignore_errors=True)
-            for name in _FILES:
-                (self.path / name).unlink(missing_ok=True)
+        else:
+            remove_files(run_files.trained_files(self.path))
         write_text(self._args, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+        store.forget_earlier(self.path)
 
     def checkpoint(self, resume: str, *, overwrite: bool = False) -> Checkpoint | None:
         """Find a checkpoint on rank 0 and load it on every rank.
@@ -156,37 +153,47 @@ class RunFolder:
         """
         asked = "never" if overwrite and resume == "auto" else resume
 
-        def find() -> str:
-            """Return the path of the checkpoint, on rank 0; an empty one if there is none."""
+        def find() -> Checkpoint | None:
             is_restarted = distributed.restarts() > 0
             found = training_state.find_checkpoint(self.path, "auto") if is_restarted else None
             found = found or training_state.find_checkpoint(self.path, asked)
-            is_resumed = is_restarted or (found is not None and self._is_own(found))
+            is_resumed = is_restarted or (found is not None and self._is_own(found.path))
             # best/ alone is of a run that was killed before its first checkpoint
             best = [self.best] if resume != "auto" else []
-            models = [self.path / WEIGHTS_FILE, *training_state.list_checkpoints(self.path), *best]
-            if not is_resumed and not overwrite and any(map(os.path.lexists, models)):
+            if not is_resumed and not overwrite and any(map(os.path.lexists, (*self._models(), *best))):
                 raise UserError(
                     f"{self.path} holds the model of an earlier run, which a new run would delete. Choose another "
                     "folder, or add --overwrite."
                 )
-            return str(found or "")
+            return found
 
-        found = distributed.broadcast_from_primary(find, doing="reading checkpoints")
-        if not found:
+        # rank 0 reads the checkpoint as it looks for an intact one; the others read the one that it names
+        checkpoint = distributed.run_on_primary(find, doing="reading checkpoints")
+        path = distributed.broadcast(None if checkpoint is None else checkpoint.path)
+        if path is None:
             return None
-        check_shared(Path(found) / STATE_FILE)
-        checkpoint = training_state.load_checkpoint(Path(found))
+        check_shared(path / STATE_FILE)
+        if checkpoint is None:
+            checkpoint = training_state.load_checkpoint(path)
         if not self._is_own(checkpoint.path):
             state = checkpoint.state
             state.best_accuracy, state.best_val_loss, state.results = -math.inf, math.inf, None
         return checkpoint
+
+    def refuse_model(self) -> None:
+        """Raise a UserError if there is a model, beside which new data would be prepared; called on rank 0."""
+        if any(map(os.path.lexists, (*self._models(), self.best))):
+            raise UserError(
+                f"{self.path} holds the model of an earlier run, beside which --prepare-only would leave other data. "
+                "Choose another folder, or omit --prepare-only to replace both."
+            )
+
+    def _models(self) -> list[Path]:
+        return [self.path / WEIGHTS_FILE, *training_state.list_checkpoints(self.path)]
 
     def _is_own(self, checkpoint: Path) -> bool:
         return is_same_file(checkpoint.parent, self.path / CHECKPOINTS_FOLDER)
 
     def forget_results(self) -> None:
         """Delete what an earlier end of the run wrote about its model: the report, and last.bin."""
-        for name in (REPORT_FILE, METRICS_FILE, LAST_BIN_FILE):
-            (self.path / name).unlink(missing_ok=True)
-        shutil.rmtree(self.path / FIGURES_FOLDER, ignore_errors=True)
+        remove_files(existing(self.path, run_files.RESULTS))

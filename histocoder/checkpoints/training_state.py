@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from histocoder.checkpoints import model_files
+from histocoder.checkpoints.manifest import verify_manifest
 from histocoder.checkpoints.occcanine import save_published, with_all_positions
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.errors import DamagedError, UserError
-from histocoder.files import replacing_folder
+from histocoder.files import existing, remove_files, replacing_folder
 from histocoder.log import log
 from histocoder.model import Tokenizer
 
@@ -87,14 +87,20 @@ def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
         with replacing_folder(final) as folder:
             learner = checkpoint.learner
             rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
-            torch.save(rest, folder / OPTIMIZER_FILE)
+            model_files.save_tensors(rest, folder / OPTIMIZER_FILE)
             model_files.write_tensors(checkpoint.ranks, folder / RANKS_FILE)
             record = {"format_version": CHECKPOINT_VERSION, **asdict(checkpoint.state), "settings": checkpoint.settings}
             (folder / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
             model_files.write_model(folder, checkpoint.model_config, learner.weights, tokenizer=checkpoint.tokenizer)
-    except (OSError, RuntimeError, UserError) as error:  # torch.save: a full disk is a RuntimeError
+            for path in _others_files(final):
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(final / path, folder / path)
+    except (OSError, UserError) as error:
+        # `replacing_folder` names its temporary folder and the system's reason, of which the latter is told
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        reason = cause.strerror or cause if isinstance(cause, OSError) else cause
         raise UserError(
-            f"Could not save the checkpoint {final} ({error}). Older checkpoints are intact. Make room, or fix "
+            f"Could not save the checkpoint {final} ({reason}). Older checkpoints are intact. Make room, or fix "
             "the folder, and run the same command again."
         ) from error
     for old in list_checkpoints(final.parents[1])[:-keep]:
@@ -118,9 +124,23 @@ def save_last_bin(
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return a run's checkpoints, intact or not, the newest last."""
-    found = (folder / CHECKPOINTS_FOLDER).glob("step-*")
-    return sorted((path for path in found if path.name.removeprefix("step-").isdecimal()), key=step_of)
+    """Return a run's checkpoints, intact or not, the newest last; a folder without any of their files is none."""
+    folders = (folder / CHECKPOINTS_FOLDER).glob("step-*")
+    numbered = (path for path in folders if path.name.removeprefix("step-").isdecimal())
+    return sorted((path for path in numbered if any(existing(path, checkpoint_names(path)))), key=step_of)
+
+
+def checkpoint_names(checkpoint: Path) -> tuple[str, ...]:
+    """Return the paths that the files of a checkpoint have in its folder, first the one without which it is damaged."""
+    model = (name for name in model_files.model_names(checkpoint) if name != model_files.CARD_FILE)
+    return (STATE_FILE, OPTIMIZER_FILE, RANKS_FILE, *model)
+
+
+def _others_files(checkpoint: Path) -> list[Path]:
+    """Return the paths in a checkpoint's folder of files that are not the checkpoint's."""
+    paths = (path.relative_to(checkpoint) for path in checkpoint.rglob("*") if not path.is_dir())
+    names = checkpoint_names(checkpoint)
+    return [path for path in paths if path.as_posix() not in names]
 
 
 def step_of(checkpoint: Path) -> int:
@@ -128,15 +148,18 @@ def step_of(checkpoint: Path) -> int:
 
 
 def delete_checkpoint(checkpoint: Path) -> None:
-    """Delete a checkpoint; rename it first, so that a partly deleted one is not resumed."""
+    """Delete a checkpoint; rename it first, so that a partly deleted one is not resumed. Others' files in it stay."""
+    if _others_files(checkpoint):
+        remove_files(existing(checkpoint, checkpoint_names(checkpoint)))
+        return
     doomed = checkpoint.with_name(f".{checkpoint.name}.old.tmp")
     with suppress(OSError):
         checkpoint.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def find_checkpoint(folder: Path, resume: str) -> Path | None:
-    """Return the path of the checkpoint that a run resumes from; warn of each that can't be read and is skipped.
+def find_checkpoint(folder: Path, resume: str) -> Checkpoint | None:
+    """Return the checkpoint that a run resumes from; warn of each that can't be read and is skipped.
 
     `resume` is "auto" (the newest checkpoint in the run's folder that can be read, if any), "never", or the path of a
     checkpoint or of a run. A UserError is raised if there are checkpoints but none can be read, or the given path holds
@@ -147,12 +170,10 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
     path, damage = folder if resume == "auto" else Path(resume), ""
     for checkpoint in [path] if (path / STATE_FILE).is_file() else reversed(list_checkpoints(path)):
         try:
-            load_checkpoint(checkpoint)
+            return load_checkpoint(checkpoint)
         except DamagedError as error:
             damage = damage or str(error)
             log.info(f"Warning: {error} Looking for an older checkpoint.")
-        else:
-            return checkpoint
     if damage:
         raise UserError(f"{damage} No older checkpoint in {path} is intact; start a new run in another folder.")
     if resume != "auto":
@@ -161,7 +182,8 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint; raise a DamagedError if a file is missing or truncated, a UserError for other versions."""
+    """Read a checkpoint; raise a DamagedError for a file that is missing or damaged, a UserError for other versions."""
+    verify_manifest(path)
     record = model_files.read_json(path / STATE_FILE)
     if (version := record.pop("format_version", None)) != CHECKPOINT_VERSION:
         raise UserError(

@@ -8,7 +8,8 @@ from typing import Any
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import WEIGHTS_FILE, local_folder, read_model_config
-from histocoder.checkpoints.run_folder import ARGS_FILE, LOG_FILE, METRICS_FILE, REPORT_FILE, run_of, run_settings
+from histocoder.checkpoints.run_files import ARGS_FILE, LOG_FILE, METRICS_FILE, REPORT_FILE
+from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.cli.flags import CompareFlags, EvaluateFlags, KnownCodesFlags, ReviewFlags
 from histocoder.data.codes import rules_of
 from histocoder.data.example_files import other_cells

@@ -80,9 +80,10 @@ def prepare(
     (see `titles_to_learn`). Last comes `prepared.json` (the settings and the source's SHA-256).
 
     `known` are the codes of the model that is trained further, which come first in the key, whether or not they occur.
-    With `overwrite`, other data that were prepared in the folder before are replaced. `text_normalization` is how the
-    model reads descriptions; see `normalize`. Descriptions that the model was `trained_on` (see `key_hashes`) are not
-    validated on while there are enough others.
+    With `overwrite`, other data that were prepared in the folder before are set aside, from where
+    `store.put_back_earlier` can put them back. `text_normalization` is how the model reads descriptions; see
+    `normalize`. Descriptions that the model was `trained_on` (see `key_hashes`) are not validated on while there are
+    enough others.
 
     Raises UserError if the table or the settings can't be used; no half-prepared files are left.
     """
@@ -194,6 +195,7 @@ def _prepare(
             descriptions = counted(number, "description has", "descriptions have")
             log.info(f"{descriptions} different codes in different rows; {folder / CONFLICTS_FILE} lists them.")
         del rows, table  # which keep their file open
+        store.set_aside(folder, (*PREPARED_TABLES, store.PREPARED_FILE))
         # so that half a folder is not taken as prepared
         store.write_record(folder, {"format_version": store.PREPARED_VERSION})
         for name in PREPARED_TABLES:

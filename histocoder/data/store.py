@@ -2,7 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -18,11 +20,13 @@ from histocoder.data.examples import ROW, SEEN, SPLITS, TRAIN, VAL, Examples
 from histocoder.data.hashes import key_hashes
 from histocoder.data.normalize import description_keys, normalize_column
 from histocoder.errors import UserError
-from histocoder.files import make_folder, replacing, sha256, write_text
+from histocoder.files import make_folder, replacing, sha256, temporary_folder, write_text
 from histocoder.log import log
 from histocoder.tables.table import fingerprint
 
 EXAMPLES_FILE, PREPARED_FILE = "examples.arrow", "prepared.json"
+_EARLIER_FOLDER = ".earlier"  # with prepared data that a run has replaced and not yet begun with
+_ABSENT_FILE = ".absent.json"  # in it, the names of files that the run has added
 PREPARED_VERSION = 4
 """Version of the rules; since 2, rows without any code are dropped; since 3, the split is by `description_keys`; since
 4, these ignore punctuation."""
@@ -147,6 +151,7 @@ def store_examples(
     if is_same and path.is_file() and sha256(path) == record["sha256"]:
         return record
     make_folder(folder)
+    set_aside(folder, (EXAMPLES_FILE, PREPARED_FILE))
     write_record(folder, {"format_version": PREPARED_VERSION, **whole})
     with replacing(path) as temporary:
         first = next(iter(splits.values()))
@@ -167,6 +172,46 @@ def store_examples(
     names = ", ".join(path.name for files in splits.values() for path in files.paths)
     log.info(f"Read {names} into {path} ({path.stat().st_size / 1e6:,.1f} MB).")
     return record
+
+
+def set_aside(folder: Path, names: Sequence[str]) -> None:
+    """Move prepared data that are about to be replaced into a folder, from which a run that fails puts them back.
+
+    `names` are the files that will be replaced or deleted. What an earlier call has set aside stays.
+    """
+    earlier = folder / _EARLIER_FOLDER
+    present = [name for name in names if (folder / name).exists()]
+    if earlier.exists() or not present:
+        return
+
+    # the folder is complete before it has the name that `put_back_earlier` looks for
+    absent = [name for name in names if name not in present]
+    with temporary_folder(earlier) as temporary:
+        write_text(temporary / _ABSENT_FILE, json.dumps(absent))
+        os.replace(temporary, earlier)
+    for name in present:
+        os.replace(folder / name, earlier / name)
+
+
+def put_back_earlier(folder: Path) -> None:
+    """Undo the replacement of prepared data by a run that has failed or was killed, if there was one."""
+    earlier = folder / _EARLIER_FOLDER
+    if not earlier.exists():
+        return
+    try:
+        for name in json.loads((earlier / _ABSENT_FILE).read_text(encoding="utf-8")):
+            (folder / name).unlink(missing_ok=True)
+        for path in earlier.iterdir():
+            if path.name != _ABSENT_FILE:
+                os.replace(path, folder / path.name)
+    except OSError:
+        return  # on Windows a file that is still mapped into memory can't be replaced; the next run tries again
+    shutil.rmtree(earlier)
+
+
+def forget_earlier(folder: Path) -> None:
+    """Delete prepared data that were replaced, once a run has begun with the new ones."""
+    shutil.rmtree(folder / _EARLIER_FOLDER, ignore_errors=True)
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:

@@ -15,7 +15,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.neighbors import NearestNeighbors
 
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
-from histocoder.checkpoints.run_folder import METRICS_FILE, run_of, run_settings
+from histocoder.checkpoints.run_files import METRICS_FILE
+from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.data.codes import is_short
 from histocoder.data.examples import HELD_OUT, TRAIN, Examples
 from histocoder.data.languages import NAMES, Language

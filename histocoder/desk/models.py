@@ -15,15 +15,8 @@ from fastapi import Response
 from pydantic import BaseModel
 
 from histocoder.checkpoints.model_files import WEIGHTS_FILE
-from histocoder.checkpoints.run_folder import (
-    LOCK_FILE,
-    LOG_FILE,
-    METRICS_FILE,
-    REPORT_FILE,
-    holding,
-    run_of,
-    run_settings,
-)
+from histocoder.checkpoints.run_files import LOG_FILE, METRICS_FILE, REPORT_FILE
+from histocoder.checkpoints.run_folder import LOCK_FILE, holding, run_of, run_settings
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.desk.checks import TrainOptions
 from histocoder.desk.coding import Coding

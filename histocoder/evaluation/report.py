@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from histocoder import __version__
-from histocoder.checkpoints.run_folder import FIGURES_FOLDER, METRICS_FILE, REPORT_FILE
+from histocoder.checkpoints.run_files import FIGURES_FOLDER, METRICS_FILE, REPORT_FILE
 from histocoder.data.languages import NAMES, Language
 from histocoder.evaluation.evaluator import Evaluation
 from histocoder.evaluation.summary import Metrics, num_descriptions, percent, share_to_leave, summary

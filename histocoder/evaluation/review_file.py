@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from histocoder.checkpoints.run_folder import ARGS_FILE, run_settings
+from histocoder.checkpoints.run_files import ARGS_FILE
+from histocoder.checkpoints.run_folder import run_settings
 from histocoder.data.example_files import CHECKED_COL
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys

@@ -22,7 +22,8 @@ from tqdm import tqdm
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE, read_json
-from histocoder.checkpoints.run_folder import METRICS_FILE, holding, run_of
+from histocoder.checkpoints.run_files import METRICS_FILE
+from histocoder.checkpoints.run_folder import holding, run_of
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.examples import LANG_COL
 from histocoder.errors import Interrupted, Notice, UserError

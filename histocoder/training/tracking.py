@@ -17,7 +17,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from histocoder import distributed
-from histocoder.checkpoints.run_folder import LOG_FILE, RunFolder
+from histocoder.checkpoints.run_files import LOG_FILE
+from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import RunConfig, recorded
 from histocoder.errors import UserError
 from histocoder.files import replacing, write_text

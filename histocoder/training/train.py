@@ -70,8 +70,11 @@ def train(config: FinetuneConfig | MixerConfig) -> Path:
     encoder = choose_encoder(config, device)
     config = fill_in(replace(config, encoder=encoder.name))
     with RunFolder.open(config.folder) as run:
+        only_prepares = isinstance(config, FinetuneConfig) and config.prepare_only
+        if only_prepares and config.overwrite:
+            distributed.run_on_primary(run.refuse_model, doing="looking at the run's folder")
         files = example_files(config)
-        if not (isinstance(config, FinetuneConfig) and config.prepare_only):
+        if not only_prepares:
             fit(config, files, run=run, device=device, why_encoder=encoder.reason)
     return run.path
 

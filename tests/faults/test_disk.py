@@ -1,17 +1,20 @@
 """What happens to the files of a run: saves that are killed, damage, disks that are full or gone."""
 
 import errno
+import json
 import os
+import random
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import run, slow, write_table
-from jobs import change_state, faulty, leftovers, logs, ranks, training, wait_for_step
+from conftest import refused, run, slow, write_table
+from jobs import change_state, faulty, finetune, leftovers, logs, ranks, training, wait_for_step
 from models import save_tiny_model
 
+from histocoder.checkpoints.manifest import MANIFEST_FILE
 from histocoder.checkpoints.model_files import load_model
 from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.checkpoints.training_state import find_checkpoint, list_checkpoints, load_checkpoint
@@ -73,7 +76,7 @@ def test_a_killed_save_leaves_old_or_new(first_saved: Path, tmp_path: Path, ever
         checkpoint = find_checkpoint(out, "auto")
         assert checkpoint is not None and not leftovers(out)
         best, last = (bias_of(folder) for folder in (out / "best", out))
-        found.append((int(checkpoint.name[-1]), best or 0, last))
+        found.append((checkpoint.state.step, best or 0, last))
     assert {step for step, _, _ in found} == {best for _, best, _ in found} == {1, 2}
     assert {last for _, _, last in found} <= {1, 2, None} and found[-1] == (2, 2, 2)  # None: refused
     assert found == sorted(found, key=lambda one: one[:2])
@@ -129,16 +132,34 @@ def saved(first_saved: Path, tmp_path: Path) -> Path:
     return out
 
 
-def test_truncated_checkpoints_are_named_and_passed_over(saved: Path, capsys: pytest.CaptureFixture[str]):
-    newest = list_checkpoints(saved)[-1]
+def damaged(content: bytes, draw: random.Random) -> Iterator[bytes]:
+    """A file's content cut at five places, and with one of its bits flipped at each of 30."""
+    for share in (0, 0.1, 0.5, 0.9, 0.99):
+        yield content[: int(share * len(content))]
+    for _ in range(30):
+        flipped = bytearray(content)
+        flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        yield bytes(flipped)
+
+
+def resumed_from(folder: Path) -> str:
+    """The name of the checkpoint that a run in a folder resumes from."""
+    checkpoint = find_checkpoint(folder, "auto")
+    assert checkpoint is not None
+    return checkpoint.path.name
+
+
+def test_damaged_checkpoints_are_named_and_passed_over(saved: Path, capsys: pytest.CaptureFixture[str]):
+    newest, draw = list_checkpoints(saved)[-1], random.Random(2)
     for path in sorted(newest.iterdir()):
         whole = path.read_bytes()
-        for share in (0, 0.1, 0.5, 0.9, 0.99):
-            path.write_bytes(whole[: int(share * len(whole))])
-            assert find_checkpoint(saved, "auto") == newest.with_name("step-0000001")
-            assert str(path) in capsys.readouterr().out
+        for content in damaged(whole, draw):
+            path.write_bytes(content)
+            assert resumed_from(saved) == "step-0000001"
+            # a checksum that has changed makes another file look damaged
+            assert str(newest if path.name == MANIFEST_FILE else path) in capsys.readouterr().out
         path.write_bytes(whole)
-    assert find_checkpoint(saved, "auto") == newest
+    assert resumed_from(saved) == newest.name
     for checkpoint in list_checkpoints(saved):
         (checkpoint / "optimizer.pt").unlink()
     with pytest.raises(UserError, match=r"step-0000002/optimizer.pt .* start a new run in another folder"):
@@ -146,17 +167,49 @@ def test_truncated_checkpoints_are_named_and_passed_over(saved: Path, capsys: py
     assert len(list_checkpoints(saved)) == 2
 
 
+def test_checkpoints_without_checksums_are_read(saved: Path, capsys: pytest.CaptureFixture[str]):
+    newest = list_checkpoints(saved)[-1]
+    (newest / MANIFEST_FILE).unlink()
+    assert resumed_from(saved) == newest.name
+    for path in sorted(newest.iterdir()):
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        assert resumed_from(saved) == "step-0000001" and str(path) in capsys.readouterr().out
+        path.write_bytes(whole)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_truncated_models_are_not_loaded(tmp_path: Path, name: str):
+def test_damaged_models_are_not_loaded(tmp_path: Path, name: str):
     folder = save_tiny_model(tmp_path / "model")
     load_model(folder)
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # others may read all of them
     whole = (folder / name).read_bytes()
-    for length in (0, len(whole) // 2, len(whole) - 9):
-        (folder / name).write_bytes(whole[:length])
+    # the last cut and the last flip are of config.json's last line end
+    contents = [whole[:length] for length in (0, len(whole) // 2, len(whole) - 9)]
+    for content in (*contents, whole[:-1] + bytes([whole[-1] ^ 42])):
+        (folder / name).write_bytes(content)
         for load in (load_model, initial_weights):
             with pytest.raises(DamagedError, match=rf"/{name} "):
                 load(folder)
+    (folder / MANIFEST_FILE).write_text(json.dumps({name: "0" * 64}))  # as in development versions
+    load_model(folder)
+
+
+def test_a_flipped_bit_is_not_trained_on(table: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    args = finetune(table, out, "--batch-size", 8, "--save-interval", 2)
+    run(*args, "--max-steps", 4)
+    weights = list_checkpoints(out)[-1] / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 4
+    weights.write_bytes(content)
+    said = run(*args, "--max-steps", 6).stdout
+    assert f"Warning: {weights} is missing or damaged" in said and "Resuming from step 2 " in said
+    start = ("--batch-size", 8, "--max-steps", 1, "--initial-checkpoint")
+    content = bytearray((out / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (out / "model.safetensors").write_bytes(content)
+    assert "model.safetensors is missing or damaged" in refused(*finetune(table, tmp_path / "more", *start, out))
 
 
 def test_checkpoints_of_another_version_are_refused(saved: Path):

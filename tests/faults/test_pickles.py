@@ -11,6 +11,7 @@ from conftest import refused, run
 from jobs import finetune
 from pretrained import save_pretrained
 
+from histocoder.checkpoints.manifest import write_manifest
 from histocoder.checkpoints.training_state import list_checkpoints
 
 
@@ -62,4 +63,5 @@ def test_in_a_checkpoint(table: Path, tmp_path: Path, trap: Evil):
     run(*args)
     (checkpoint,) = list_checkpoints(tmp_path / "out")
     torch.save({"optimizer": trap, "scheduler": {}}, checkpoint / "optimizer.pt")
+    write_manifest(checkpoint)
     assert "optimizer.pt contains no weights that can be read: it contains objects other than tensors" in refused(*args)

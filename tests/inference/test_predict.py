@@ -231,6 +231,7 @@ def test_bad_arguments(coder: Coder):
 )
 def test_configs_that_are_no_models_are_refused(tmp_path, changed, message):
     path = save_tiny_model(tmp_path) / "config.json"
+    path.with_name("manifest.json").unlink()  # as who edits a file does
     write(path, json.dumps(changed(json.loads(path.read_text()))))
     with pytest.raises(UserError, match=message):
         Coder.from_pretrained(tmp_path, "cpu")

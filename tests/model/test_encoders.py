@@ -169,6 +169,9 @@ def test_tokenizers_are_guarded_as_weights(encoder: Path, tmp_path: Path):
     with pytest.raises(UserError, match="OccCANINE has no format"):
         save_occcanine(tmp_path / "model", tmp_path / "last.bin")
     (tmp_path / "model" / "tokenizer" / "tokenizer_config.json").write_text("{")
+    with pytest.raises(DamagedError, match=r"tokenizer_config\.json is missing or damaged"):
+        load_model(tmp_path / "model")
+    (tmp_path / "model" / "manifest.json").unlink()
     with pytest.raises(DamagedError, match="tokenizer"):
         load_model(tmp_path / "model")
     shutil.rmtree(tmp_path / "model" / "tokenizer")

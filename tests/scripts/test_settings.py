@@ -15,7 +15,7 @@ from jobs import finetune
 
 from histocoder import Coder, FinetuneConfig, MixerConfig, train
 from histocoder.checkpoints.model_files import read_model_config, save_config
-from histocoder.checkpoints.run_folder import ARGS_FILE
+from histocoder.checkpoints.run_files import ARGS_FILE
 from histocoder.checkpoints.training_state import list_checkpoints, load_checkpoint
 from histocoder.cli.arguments import build_parser, parse
 from histocoder.config import RECIPES, RunConfig, recorded, settings_of

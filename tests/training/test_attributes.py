@@ -131,6 +131,7 @@ def test_nothing_changes_without_attributes(tmp_path: Path):
     config = json.loads((tmp_path / "without" / "config.json").read_text())
     assert not config.pop("attributes") and not config.pop("attribute_experts")
     (tmp_path / "without" / "config.json").write_text(json.dumps(config))  # as of earlier versions
+    (tmp_path / "without" / "manifest.json").unlink()
     coder = Coder.from_pretrained(tmp_path / "without")
     assert coder.predict(["farmer"]).columns[-1] == "conf" and not coder.attributes
 

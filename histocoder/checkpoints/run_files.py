@@ -1,0 +1,127 @@
+"""Which files of a folder are a run's: a run replaces and deletes these alone, never what somebody else put there."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from histocoder.checkpoints.manifest import MANIFEST_FILE
+from histocoder.checkpoints.model_files import CARD_FILE, CONFIG_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE, model_names
+from histocoder.checkpoints.training_state import (
+    BEST_FOLDER,
+    CHECKPOINTS_FOLDER,
+    LAST_BIN_FILE,
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    checkpoint_names,
+    list_checkpoints,
+)
+from histocoder.config.model import MODEL_TYPE
+from histocoder.data.prepare import KEY_FILE, PREPARED_TABLES
+from histocoder.data.store import EXAMPLES_FILE, PREPARED_FILE
+from histocoder.errors import UserError
+from histocoder.files import existing, write_text
+
+ARGS_FILE = "args.yaml"
+LOG_FILE, WANDB_ID_FILE = "logs.csv", "wandb_run_id"
+REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"
+FIGURES = ("training", "production", "calibration", "languages", "digits", "code_seen", "text_seen")
+"""Names of the report's figures."""
+TENSORBOARD_FOLDER = "tensorboard"
+RECORD_FILE = "run.json"
+"""Names the folder of a run, and what in it is the run's: names that were free when it began."""
+RESULTS = (REPORT_FILE, METRICS_FILE, LAST_BIN_FILE, *(f"{FIGURES_FOLDER}/{name}.png" for name in FIGURES))
+"""What the end of a run writes about its model."""
+_FILES = (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, MANIFEST_FILE, ARGS_FILE, LOG_FILE, WANDB_ID_FILE, *RESULTS[:3])
+_FOLDERS = (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, FIGURES_FOLDER, TENSORBOARD_FOLDER)
+_NAMES = (RECORD_FILE, *PREPARED_TABLES, PREPARED_FILE, *_FILES, *_FOLDERS)
+_HEAD_BYTES = 1 << 20
+_MARKS = {
+    ARGS_FILE: (b"encoder:", b"seed:", b"batch_size:", b"save_interval:"),  # each run has every setting
+    CARD_FILE: (b"library_name: histocoder",),
+    CONFIG_FILE: (MODEL_TYPE.encode(),),
+    WEIGHTS_FILE: (b'"linear_decoder.weight"',),  # in its header
+    EXAMPLES_FILE: (b"ARROW1",),
+    PREPARED_FILE: (b'"format_version"',),
+    RECORD_FILE: (b'"folder"', b'"names"'),
+    KEY_FILE: (b"system_code", b"code"),
+    LOG_FILE: (b"step,epoch,train_loss",),
+    METRICS_FILE: (b'"answer"',),
+    REPORT_FILE: (b"histocoder",),
+}
+"""Texts in what histocoder writes under a name that others use as well."""
+
+
+def trained_files(run: Path) -> Iterator[Path]:
+    """Yield the existing files that bear the names of what training writes into a run's folder."""
+    yield from existing(run, (*_FILES, *RESULTS, *model_names(run)))
+    yield from existing(run / BEST_FOLDER, model_names(run / BEST_FOLDER))
+    for checkpoint in list_checkpoints(run):
+        yield from existing(checkpoint, checkpoint_names(checkpoint))
+    yield from (run / TENSORBOARD_FOLDER).glob("events.out.tfevents.*")
+
+
+def claim(folder: Path) -> None:
+    """Make a folder a run's.
+
+    It is a run's if `run.json` says so, which names the folder. Where that file is missing, or was copied or moved with
+    the folder, each file must look like what histocoder writes under its name.
+
+    Raises a UserError that names what a run would replace and histocoder did not write.
+    """
+    record = _read_json(folder / RECORD_FILE)
+    is_here = record.get("folder") == str(folder.resolve())
+    names = set(record.get("names", ())) if is_here else set()
+    others = [name for name in _NAMES if name not in names and os.path.lexists(folder / name)]
+    has_run = any(map(_is_certain, (folder, folder / BEST_FOLDER, *list_checkpoints(folder))))
+    foreign = [name for name in others if not (has_run and _is_ours(folder, name))]
+    if foreign:
+        raise UserError(
+            f"{folder} contains {', '.join(foreign)}, which a run would replace and histocoder did not write there. "
+            "Choose a new folder."
+        )
+    if names != {*_NAMES}:
+        record = {"folder": str(folder.resolve()), "names": _NAMES}
+        write_text(folder / RECORD_FILE, json.dumps(record, indent=2) + "\n")
+
+
+def has_files(folder: Path) -> bool:
+    """Return whether a run has written anything into its folder but the record."""
+    return any(os.path.lexists(folder / name) for name in _NAMES if name != RECORD_FILE)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return an object in a JSON file; an empty one if there is none that can be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _is_certain(folder: Path) -> bool:
+    """Return whether a folder holds a file that nobody but histocoder writes: of data, a model or a checkpoint."""
+    prepared = _read_json(folder / PREPARED_FILE)
+    is_prepared = "format_version" in prepared and ("settings" in prepared or "examples" in prepared)
+    is_model = _read_json(folder / CONFIG_FILE).get("model_type") == MODEL_TYPE
+    is_checkpoint = folder.parent.name == CHECKPOINTS_FOLDER and any(existing(folder, (STATE_FILE, OPTIMIZER_FILE)))
+    return is_prepared or is_model or is_checkpoint
+
+
+def _is_ours(run: Path, name: str) -> bool:
+    """Return whether a file or all files of a folder look like what histocoder writes under their names.
+
+    The run's folder is known to hold a file of histocoder's.
+    """
+    path = run / name
+    if path.is_dir():
+        ours = {*trained_files(run), *existing(path, model_names(run)), *existing(run, model_names(run))}
+        return all(file in ours for file in path.rglob("*") if not file.is_dir())
+    marks = _MARKS.get(name, ())
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return False
+    return all(mark in head for mark in marks)
