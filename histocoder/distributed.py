@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from histocoder.config import RANK_TIMEOUT
 from histocoder.errors import Interrupted, MachineError, Notice, UserError, warn_user
-from histocoder.log import log
+from histocoder.log import show_lines
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
@@ -117,7 +117,7 @@ def start(
     is_adopted = dist.is_initialized()
     if is_adopted:
         _launch = replace(_launch, rank=dist.get_rank(), world_size=dist.get_world_size(), launched=True)
-    log.disabled = not is_primary()
+    show_lines(is_primary())
     chosen = choose_device(device, _launch)
     if device == "auto" and chosen.type == "cpu" and is_primary() and _expects_gpu():
         warn_user(Notice(f"Notice: computing on the CPU, since {missing_gpu()}."))

@@ -5,6 +5,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
@@ -35,9 +36,26 @@ class Notice(UserWarning):
     """Warning about the user's data or machine that affects results; programs print it without a file and line."""
 
 
+_notice_listener: ContextVar[Callable[[str], None] | None] = ContextVar("notice_listener", default=None)
+
+
+@contextmanager
+def sending_notices(say: Callable[[str], None]) -> Iterator[None]:
+    """Send this thread's notices to a function within a block; those of other threads go their own way."""
+    token = _notice_listener.set(say)
+    try:
+        yield
+    finally:
+        _notice_listener.reset(token)
+
+
 def warn_user(notice: Notice) -> None:
-    """Issue a notice."""
-    warnings.warn(notice, stacklevel=3)
+    """Issue a notice: to the function that this thread's are sent to, else as a warning of Python's."""
+    say = _notice_listener.get()
+    if say is None:
+        warnings.warn(notice, stacklevel=3)
+    else:
+        say(str(notice))
 
 
 def shown(text: str) -> str:

@@ -2,41 +2,48 @@
 
 import logging
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from tqdm import tqdm
 
+_line_listener: ContextVar[Callable[[str], object] | None] = ContextVar("line_listener", default=None)
+
 
 class _Console(logging.Handler):
-    """Prints records; an error of the stream ends the run."""
+    """Prints records, or sends a thread's lines to its listener; an error of the stream ends the run."""
+
+    is_shown = True
 
     def emit(self, record: logging.LogRecord) -> None:
-        stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
-        tqdm.write(record.getMessage(), file=stream)
-        stream.flush()
+        say = _line_listener.get()
+        if say is not None and record.levelno < logging.WARNING:
+            say(record.getMessage())
+        elif self.is_shown:
+            stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
+            tqdm.write(record.getMessage(), file=stream)
+            stream.flush()
 
 
+_console = _Console()
 log = logging.getLogger("histocoder")
-"""Disabled on ranks other than 0; see `distributed.start`."""
+"""Prints on rank 0 alone; see `distributed.start`."""
 log.setLevel(logging.INFO)
 log.propagate = False
-log.addHandler(_Console())
+log.addHandler(_console)
+
+
+def show_lines(is_shown: bool) -> None:
+    """Set whether this process prints what it logs."""
+    _console.is_shown = is_shown
 
 
 @contextmanager
-def gathering() -> Iterator[list[str]]:
-    """Give a list of what this thread logs within the block, which is not printed."""
-    said, thread = list[str](), threading.get_ident()
-
-    def keep(record: logging.LogRecord) -> bool:
-        if record.thread == thread:
-            said.append(record.getMessage())
-        return record.thread != thread
-
-    log.addFilter(keep)
+def sending_lines(say: Callable[[str], object]) -> Iterator[None]:
+    """Send the lines that this thread logs, but for warnings, to a function within a block; they are not printed."""
+    token = _line_listener.set(say)
     try:
-        yield said
+        yield
     finally:
-        log.removeFilter(keep)
+        _line_listener.reset(token)

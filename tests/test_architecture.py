@@ -55,3 +55,24 @@ def test_docstrings_begin_with_verb_or_noun(path: Path):
     strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     strange = "Of What Likewise That Those Which By As How Where For To With None In From".split()
     assert not [text.splitlines()[0] for text in strings if text.split(maxsplit=1)[0] in strange]
+
+
+HOOKS = re.compile(
+    r"showwarning|showwarnmsg|formatwarning|filterwarnings|simplefilter|catch_warnings|captureWarnings|excepthook|"
+    r"setLevel|addFilter|logging\.disable\(|log\.disabled|sys\.std(out|err) = |redirect_std"
+)
+"""What changes for the whole process how others' warnings, lines and errors are shown."""
+ALLOWED_HOOKS = {
+    "log.py": ["setLevel"],  # the logger of the package, where it is made
+    # a library's own warning is silenced around its one call
+    "tables/stata.py": ["catch_warnings", "simplefilter"],
+    "training/learner.py": ["catch_warnings", "simplefilter"],
+    "training/fsdp.py": ["filterwarnings"],
+    "inference/onnx_export.py": ["logging.disable(", "catch_warnings", "simplefilter", "logging.disable("],
+}
+
+
+def test_no_module_hooks_into_the_process():
+    texts = {name_of(path): path.read_text(encoding="utf-8") for path in MODULES}
+    hooks = {name: [match.group() for match in HOOKS.finditer(text)] for name, text in texts.items()}
+    assert {name: names for name, names in hooks.items() if names} == ALLOWED_HOOKS

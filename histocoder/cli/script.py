@@ -8,13 +8,12 @@ import os
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from histocoder.errors import Interrupted, MachineError, Notice, UserError
+from histocoder.errors import Interrupted, MachineError, UserError, sending_notices
 
 _NOBODY_READS = 128 + 13  # exit code of a shell for SIGPIPE, whose name Windows lacks
 _GRACE_SECONDS = 5.0
@@ -30,17 +29,16 @@ def run_script(main: Callable[[], None]) -> None:
             stream.reconfigure(errors="backslashreplace")  # for characters that the stream can't write
     # torch, which main imports, prints C++ frames around warnings of lost connections, which users are told of below
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    others = warnings.showwarning
+    notices = set[str]()
 
-    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        if issubclass(category, Notice):
-            print(message, file=sys.stderr, flush=True)
-        else:
-            others(message, category, *where, **more)
+    def show(notice: str) -> None:
+        if notice not in notices:
+            notices.add(notice)
+            print(notice, file=sys.stderr, flush=True)
 
-    warnings.showwarning = show
     try:
-        main()
+        with sending_notices(show):
+            main()
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         if (end := _ending(error)) is None:

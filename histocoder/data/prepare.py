@@ -27,7 +27,7 @@ from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, remove_leftovers, temporary_folder
 from histocoder.formatters import MISSING, Formatter, build_formatter
-from histocoder.log import log
+from histocoder.log import log, sending_lines
 from histocoder.tables.output import write_table
 
 SPLIT_FILES = {TRAIN: "data_train.csv", VAL: "data_val.csv", HELD_OUT: "data_held_out.csv", TITLES: "data_titles.csv"}
@@ -117,17 +117,15 @@ def _all_problems(error: UserError, config: PrepareConfig, folder: Path, known: 
     while error.settings:
         is_guess = any(isinstance(value, Mapping) for value in error.settings.values())
         num_guesses += is_guess and num_guesses == len(problems) - 1
-        log.disabled = True  # what is tried is not told
         try:
             fixed = fixed.corrected(error)
-            with temporary_folder(folder / "tried") as scratch:
+            # what is tried is not told
+            with sending_lines(lambda _: None), temporary_folder(folder / "tried") as scratch:
                 _prepare(fixed, scratch, store.record_of(fixed), known, "none", None)
             break
         except UserError as other:
             error = other if str(other) not in problems else UserError("")
             problems += [str(other)] * (str(other) not in problems)
-        finally:
-            log.disabled = False
     names = [one.name for one in settings_of(type(config))]
     changed = {name: new for name in names if (new := getattr(fixed, name)) != getattr(config, name)}
     if num_guesses and not error.settings:

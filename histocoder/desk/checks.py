@@ -19,7 +19,7 @@ from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import CONFLICTS_FILE, REJECTED_FILE, prepare
 from histocoder.data.titles import HISCO
 from histocoder.errors import UserError
-from histocoder.log import gathering
+from histocoder.log import sending_lines
 from histocoder.tables.header import plain
 
 _CODE_COLUMN = re.compile(r"(.*[ _])?(hisco|occ1950|isco(58|68|88|08)?|psti|codes?|kode[nr]?|koder?)[ _]?[0-9]*")
@@ -71,7 +71,8 @@ class Check(BaseModel):
 
 def check(dataset: Path, options: TrainOptions, *, sheet: str | None = None) -> Check:
     """Prepare a table as `histocoder finetune` does, in a temporary folder, and return what was found."""
-    with TemporaryDirectory() as name, gathering() as said:
+    lines: list[str] = []
+    with TemporaryDirectory() as name, sending_lines(lines.append):
         folder = Path(name) / "prepared"
         try:
             how = options.model_dump(exclude={"quick"})
@@ -86,7 +87,7 @@ def check(dataset: Path, options: TrainOptions, *, sheet: str | None = None) -> 
             conflicts=contradicting[contradicting.columns[:2]].drop_duplicates().shape[0],
             rejected_rows=_rows(folder / REJECTED_FILE)[:_ROWS_SHOWN].to_dict("records"),
             conflict_rows=contradicting[:_ROWS_SHOWN].to_dict("records"),
-            notices=[line for line in said if name not in line],
+            notices=[line for line in lines if name not in line],
         )
 
 

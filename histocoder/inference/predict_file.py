@@ -5,7 +5,6 @@ import hashlib
 import json
 import shutil
 import signal
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from histocoder.checkpoints.run_files import METRICS_FILE
 from histocoder.checkpoints.run_folder import holding, run_of
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.examples import LANG_COL
-from histocoder.errors import Interrupted, Notice, UserError
+from histocoder.errors import Interrupted, UserError, sending_notices
 from histocoder.files import make_folder, replacing, sha256
 from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.descriptions import Descriptions
@@ -223,16 +222,12 @@ def _kept(parts: Path) -> Iterator[None]:
 @contextmanager
 def _saying(say: Callable[[str], None]) -> Iterator[None]:
     """Have rank 0 say each notice once."""
-    show, said = warnings.showwarning, set()
+    notices = set[str]()
 
-    def take(message: Warning | str, *where: Any, **more: Any) -> None:
-        if not isinstance(message, Notice):
-            show(message, *where, **more)
-        elif str(message) not in said and distributed.is_primary():
-            said.add(str(message))
-            say(str(message))
+    def take(notice: str) -> None:
+        if notice not in notices and distributed.is_primary():
+            notices.add(notice)
+            say(notice)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", Notice)
-        warnings.showwarning = take
+    with sending_notices(take):
         yield

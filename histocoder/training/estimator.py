@@ -17,7 +17,7 @@ from histocoder.data.key import Key, write_key
 from histocoder.formatters import MISSING
 from histocoder.formatters.characters import is_blank
 from histocoder.inference.coder import Coder
-from histocoder.log import log
+from histocoder.log import sending_lines
 from histocoder.training.train import train
 
 
@@ -60,17 +60,14 @@ class OccupationClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError("y holds one class alone, or blank codes; it needs two codes or more, and no '' or '?'.")
         settings = {"no_report": True, "allow_codes_shorter_than_block_size": True, **(self.settings or {})}
         settings |= {"language_col": "lang"} if "lang" in columns else {"language": self.language}
-        settings["seed"], level = int(check_random_state(self.random_state).randint(2**31)), log.level
+        settings["seed"] = int(check_random_state(self.random_state).randint(2**31))
         with TemporaryDirectory() as folder:
             table, key, run = (str(Path(folder, name)) for name in ("table.parquet", "key.csv", "run"))
             pq.write_table(pa.table({**columns, "code": [labels[i] for i in classes]}), table)
             write_key(Path(key), Key(labels))  # the model's classes have the order of classes_
-            log.setLevel("WARNING")
-            try:
+            with sending_lines(lambda _: None):
                 train(FinetuneConfig(table, ("code",), key=key, save_path=run, encoder=self.encoder, **settings))
-                self.coder_ = Coder.from_pretrained(f"{run}/best")
-            finally:
-                log.setLevel(level)
+            self.coder_ = Coder.from_pretrained(f"{run}/best")
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
