@@ -63,6 +63,17 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
+def readable(text: str) -> str:
+    """Return a text that may name files, with U+FFFD for each byte that is not in the encoding of names.
+
+    Examples
+    --------
+    >>> readable("caf\\udce9.csv")
+    'caf�.csv'
+    """
+    return "".join("\ufffd" if "\udc80" <= character <= "\udcff" else character for character in text)
+
+
 def counted(number: int, one: str, many: str) -> str:
     """Return a number and what is counted, in the singular or the plural.
 

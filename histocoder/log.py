@@ -8,6 +8,8 @@ from contextvars import ContextVar
 
 from tqdm import tqdm
 
+from histocoder.errors import readable
+
 _line_listener: ContextVar[Callable[[str], object] | None] = ContextVar("line_listener", default=None)
 
 
@@ -22,7 +24,7 @@ class _Console(logging.Handler):
             say(record.getMessage())
         elif self.is_shown:
             stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
-            tqdm.write(record.getMessage(), file=stream)
+            tqdm.write(readable(record.getMessage()), file=stream)
             stream.flush()
 
 

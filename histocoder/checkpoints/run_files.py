@@ -86,6 +86,17 @@ def claim(folder: Path) -> None:
         write_text(folder / RECORD_FILE, json.dumps(record, indent=2) + "\n")
 
 
+def foreign_results(folder: Path) -> list[str]:
+    """Return the names of files in a folder that a report would replace and that do not look like a report's."""
+    names = [path.relative_to(folder).as_posix() for path in existing(folder, RESULTS)]
+    pages = [name for name in names if name in (REPORT_FILE, METRICS_FILE)]
+    foreign = [name for name in pages if not _has_marks(folder / name, name)]
+    # figures have no mark of their own
+    if not pages or foreign:
+        foreign += [name for name in names if name.startswith(f"{FIGURES_FOLDER}/")]
+    return foreign
+
+
 def has_files(folder: Path) -> bool:
     """Return whether a run has written anything into its folder but the record."""
     return any(os.path.lexists(folder / name) for name in _NAMES if name != RECORD_FILE)
@@ -118,10 +129,14 @@ def _is_ours(run: Path, name: str) -> bool:
     if path.is_dir():
         ours = {*trained_files(run), *existing(path, model_names(run)), *existing(run, model_names(run))}
         return all(file in ours for file in path.rglob("*") if not file.is_dir())
-    marks = _MARKS.get(name, ())
+    return _has_marks(path, name)
+
+
+def _has_marks(path: Path, name: str) -> bool:
+    """Return whether a file begins as one of histocoder's does."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError:
         return False
-    return all(mark in head for mark in marks)
+    return all(mark in head for mark in _MARKS.get(name, ()))

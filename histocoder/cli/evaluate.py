@@ -8,7 +8,7 @@ from typing import Any
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import WEIGHTS_FILE, local_folder, read_model_config
-from histocoder.checkpoints.run_files import ARGS_FILE, LOG_FILE, METRICS_FILE, REPORT_FILE
+from histocoder.checkpoints.run_files import ARGS_FILE, LOG_FILE, METRICS_FILE, REPORT_FILE, foreign_results
 from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.cli.flags import CompareFlags, EvaluateFlags, KnownCodesFlags, ReviewFlags
 from histocoder.data.codes import rules_of
@@ -19,7 +19,7 @@ from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.baselines import Baselines, run_rows
 from histocoder.evaluation.checked_file import Decision, read_decisions, write_checked
-from histocoder.evaluation.review_file import Columns, next_step, review
+from histocoder.evaluation.review_file import Columns, earlier_rounds, next_step, review
 from histocoder.evaluation.scores import named_groups
 from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.inference.coder import Coder
@@ -45,6 +45,11 @@ def run_evaluate(config: EvaluateFlags) -> None:
         raise UserError(f"{output} holds a run or a model, whose own report stays; choose another --output.")
     if not config.overwrite and any((output / name).exists() for name in (METRICS_FILE, REPORT_FILE)):
         raise UserError(f"{output} already has a report. Add --overwrite to replace it, or choose another --output.")
+    if foreign := foreign_results(output):
+        raise UserError(
+            f"{output} contains {', '.join(foreign)}, which a report would replace and histocoder did not write. "
+            "Choose another --output."
+        )
     folder = local_folder(config.model)
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
     examples = _coded_rows(config, coder)
@@ -187,5 +192,6 @@ def run_review(config: ReviewFlags) -> None:
         _apply_decisions(config, columns, titles=read_model_config(folder).descriptions)
         return
     how = {name: getattr(config, name) for name in ("budget", "overwrite", "sheet", "raw")}
-    review(Path(config.predictions), output, columns=columns, **how)
+    rounds = earlier_rounds(output, run_of(folder))
+    review(Path(config.predictions), output, columns=columns, decided_in=rounds, **how)
     log.info(next_step(config.model, output, run_of(folder)))

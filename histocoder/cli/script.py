@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import NoReturn
 
-from histocoder.errors import Interrupted, MachineError, UserError, sending_notices
+from histocoder.errors import Interrupted, MachineError, UserError, readable, sending_notices
 
 _NOBODY_READS = 128 + 13  # exit code of a shell for SIGPIPE, whose name Windows lacks
 _GRACE_SECONDS = 5.0
@@ -83,7 +83,7 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
         case OSError(errno=errno.ENOSPC, filename=None):
             end = f"error: The output can't be written ({error.strerror}). Make room, and run the command again.", 2
         case UnicodeEncodeError():  # as of an argument that is not in the terminal's encoding
-            end = f"error: {error.object!a} can't be read as text. Set PYTHONUTF8=1, or a locale in UTF-8.", 2
+            end = _unreadable(error.object), 2
         case RuntimeError() | MemoryError():
             from histocoder import distributed
             from histocoder.model.devices import OUT_OF_MEMORY, is_out_of_memory
@@ -97,6 +97,14 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
     if end and isinstance(error, OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python flushes at the end
     return end
+
+
+def _unreadable(name: str) -> str:
+    """Return the error for an argument that can't be encoded, such as a path whose bytes are in another encoding."""
+    way = "Set PYTHONUTF8=1, or a locale in UTF-8"
+    if sys.getfilesystemencoding() == "utf-8" and readable(name) != name:
+        way = "Rename the file or folder so that its name is in UTF-8"
+    return f"error: The name {readable(name)} can't be read as text. {way}."
 
 
 def _leave(message: str, status: int) -> NoReturn:
@@ -116,7 +124,7 @@ def _leave(message: str, status: int) -> NoReturn:
         time.sleep(0.1)
         announced = distributed.announced_end() if distributed else 0
     if not announced:
-        text = f"rank {rank}: {message}" if rank else message
+        text = readable(f"rank {rank}: {message}" if rank else message)
         if status != 2 or not _left_for_torchrun(text, status):
             print(text, file=sys.stderr, flush=True)
         if distributed:

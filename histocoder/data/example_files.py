@@ -18,10 +18,11 @@ from histocoder.data.languages import Language
 from histocoder.data.normalize import decode_entities
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import Formatter
+from histocoder.tables.output import MARK_COL
 from histocoder.tables.table import Table, TableFile, open_table
 
 _INDEX_COLS = tuple(f"code{i}" for i in range(1, 6))  # indices into a key
-CHECKED_COL = "checked"
+CHECKED_COL = MARK_COL
 """Column in which a person marks the rows that are right; of a file that has one, these count alone."""
 _YES = {*"x ✓ ✔ 1 1.0 true y yes ok j ja já jo s sí si sì sim oui ναι kyllä tak".split()}
 

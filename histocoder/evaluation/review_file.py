@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,13 @@ from histocoder.data.example_files import CHECKED_COL
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError, counted, shown
-from histocoder.files import finetune_command, from_here
+from histocoder.files import finetune_command, from_here, is_same_file
 from histocoder.inference.predictions import attribute_columns, code_columns
 from histocoder.log import log
-from histocoder.tables.output import Form, check_output, write_frame
+from histocoder.tables.output import Form, check_output, num_marked, write_frame
 from histocoder.tables.table import TableFile, open_table
+
+_ANY_LANGUAGE = ""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ def review(
     overwrite: bool = False,
     sheet: str | None = None,
     raw: bool = False,
+    decided_in: Sequence[Path] = (),
 ) -> pd.DataFrame:
     """Write the descriptions whose check is worth most, at most `budget`, as a table to correct, and return them.
 
@@ -49,12 +52,14 @@ def review(
     `finetune.py --corrections` takes the file, once the column `checked` marks the rows that are right. It has columns
     of descriptions, languages, `checked` (blank), codes as predicted, their meanings, attributes and alternatives where
     the predictions have them, `conf`, and `times`. `raw` leaves texts as they are that a spreadsheet would run.
+    Descriptions that are marked in the files `decided_in`, of the same form, are left out.
 
-    Raises UserError where a column is missing, or the output exists and `overwrite` is not set.
+    Raises UserError where a column is missing, or the output exists and `overwrite` is not set or people have marked
+    rows in it.
     """
-    check_output(output, inputs=[predictions], num_rows=budget, overwrite=overwrite)
+    check_output(output, inputs=[predictions, *decided_in], num_rows=budget, overwrite=overwrite)
     file = open_coded(predictions, columns, sheet=sheet)
-    table = in_order_of_worth(file, columns)
+    table = _undecided(in_order_of_worth(file, columns), decided_in, columns)
     chosen = table.iloc[:budget]
     write_frame(output, chosen, Form.like(file, raw=raw))
     rows, total = int(chosen["times"].sum()), int(table["times"].sum())
@@ -65,6 +70,58 @@ def review(
         f"{CHECKED_COL!r} of each row that is now right."
     )
     return chosen
+
+
+def earlier_rounds(output: Path, run: Path) -> list[Path]:
+    """Return the files in which people have decided before: the corrections of a run, and `output`'s earlier rounds.
+
+    Those of `review-3.csv` are `review.csv` and `review-2.csv`.
+    """
+    paths = [Path(path) for path in run_settings(run).get("corrections") or []]
+    name = re.fullmatch(r"(?P<stem>.+)-(?P<round>\d+)(?P<suffix>\.[a-z.]+)", output.name)
+    if name:
+        numbered = (f"{name['stem']}-{number}{name['suffix']}" for number in range(2, int(name["round"])))
+        paths += [output.with_name(round_name) for round_name in (f"{name['stem']}{name['suffix']}", *numbered)]
+    existing = [path for path in _distinct_files(paths) if path.is_file()]
+    return [path for path in existing if not is_same_file(path, output) and num_marked(path)]
+
+
+def _distinct_files(paths: Sequence[Path]) -> list[Path]:
+    """Return each file once, whatever paths lead to it."""
+    return list({path.resolve(): path for path in paths}.values())
+
+
+def _undecided(table: pd.DataFrame, decided_in: Sequence[Path], columns: Columns) -> pd.DataFrame:
+    """Return the rows of a table to correct whose descriptions no earlier file marks; say how many these mark."""
+    if not decided_in:
+        return table
+    text_col = columns.run_input_col or columns.input_col
+    lang_col = columns.run_language_col or columns.language_col or "lang"
+    decided: set[tuple[str, str]] = set()
+    for path in decided_in:
+        file = open_table(path, [text_col, CHECKED_COL], optional=(lang_col,))
+        names = [text_col, CHECKED_COL, *([lang_col] if file.has(lang_col) else [])]
+        cells = file.read(names).columns
+        is_marked = cells[CHECKED_COL].is_valid()
+        langs = _languages(cells[lang_col].filter(is_marked).to_pylist()) if lang_col in cells else None
+        keys = description_keys(cells[text_col].filter(is_marked).fill_null(""))
+        decided.update(zip(keys, langs or itertools.repeat(_ANY_LANGUAGE), strict=False))
+
+    # a decision without a language counts for all
+    keys = description_keys(table[text_col].fillna("").tolist())
+    langs = _languages(table[lang_col]) if lang_col in table else ["unk"] * len(table)
+    pairs = zip(keys, langs, strict=True)
+    is_open = np.array([{(key, lang), (key, _ANY_LANGUAGE)}.isdisjoint(decided) for key, lang in pairs], bool)
+    if not is_open.all():
+        files = ", ".join(map(str, decided_in))
+        log.info(
+            f"{counted(int((~is_open).sum()), 'description is', 'descriptions are')} decided in {files} and left out."
+        )
+    return table[is_open]
+
+
+def _languages(cells: Iterable[str | None]) -> list[str]:
+    return [Language(cell if isinstance(cell, str) else "unk") for cell in cells]
 
 
 def open_coded(predictions: Path, columns: Columns, *, sheet: str | None = None) -> TableFile:
@@ -192,7 +249,8 @@ def next_step(model: str, corrections: Path, run: Path) -> str:
             f"{model} --corrections {corrections} --dataset …, with the flags that describe that table."
         )
     number = next(n for n in itertools.count(2) if not run.with_name(f"{run.name}-{n}").exists())
-    words = words_to_correct(model, [*(settings.get("corrections") or []), corrections], run)
+    files = _distinct_files([*map(Path, settings.get("corrections") or []), corrections])
+    words = words_to_correct(model, files, run)
     save_path = from_here(run.with_name(f"{run.name}-{number}"))
     return f"Then train on the corrections:\n{finetune_command([*words, '--save-path', save_path])}"
 

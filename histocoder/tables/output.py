@@ -2,6 +2,7 @@
 
 import codecs
 import itertools
+import re
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from histocoder.files import is_same_file, replacing
 from histocoder.log import log
 from histocoder.tables.csv_file import without_formulas
 from histocoder.tables.stata import write_stata
-from histocoder.tables.table import EXCEL, PARQUET, STATA, TableFile, kind_of, strings
+from histocoder.tables.table import EXCEL, PARQUET, STATA, TableFile, kind_of, open_table, strings
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,33 @@ class Form:
         return cls(**{**own, **form})
 
 
+_HEADER_BYTES = 1 << 16
+MARK_COL = "checked"
+"""Column in which people mark the rows that are right."""
+
+
 def check_output(
-    path: Path, *, inputs: Iterable[object] = (), excel: bool = False, num_rows: int = 0, overwrite: bool = True
+    path: Path,
+    *,
+    inputs: Iterable[object] = (),
+    excel: bool = False,
+    num_rows: int = 0,
+    overwrite: bool | None = None,
 ) -> None:
-    """Raise a UserError if a path is one of `inputs`, can't be written to, or its format can't hold so many rows."""
+    """Raise a UserError if a path is one of `inputs`, can't be written to, or its format can't hold so many rows.
+
+    `overwrite` says whether a table there may be replaced, unless people have marked rows in it; None, that this has
+    been looked at before.
+    """
     kind = kind_of(path, doing="written")
     if path.exists() and (own := [one for one in inputs if one and is_same_file(path, str(one))]):
         raise UserError(f"--output is the input itself, {own[0]}; choose another.")
-    if path.exists() and not overwrite:
+    if overwrite is not None and path.is_file() and (number := num_marked(path)):
+        raise UserError(
+            f"{path} holds {counted(number, 'row that a person has marked', 'rows that a person has marked')} in the "
+            f"column {MARK_COL!r}, and is not replaced, also with --overwrite. Add --output {free_path(path)}."
+        )
+    if path.exists() and overwrite is False:
         raise UserError(f"{path} already exists. Add --overwrite to replace it, or choose another --output.")
     if excel and kind in (*PARQUET, *EXCEL, *STATA):
         raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
@@ -56,6 +76,27 @@ def check_output(
 
         if num_rows > MAX_ROWS:
             raise UserError(f"{path}: {num_rows:,} rows are more than Excel's {MAX_ROWS:,}; choose .csv or .parquet.")
+
+
+def num_marked(path: Path) -> int:
+    """Return how many rows of a table people have marked as right; 0 for what is not a table with such a column."""
+    try:
+        file = open_table(path, (), optional=(MARK_COL,))
+        if not file.has(MARK_COL):
+            return 0
+        marks = (table.columns[MARK_COL] for table in file.tables((MARK_COL,)))
+        return sum(len(column) - column.null_count for column in marks)
+    except UserError:  # a table that somebody has spoilt while marking it is kept, too
+        with path.open("rb") as content:
+            return int(MARK_COL.encode() in content.readline(_HEADER_BYTES))
+
+
+def free_path(path: Path) -> Path:
+    """Return the next path that is free: `review-2.csv` for `review.csv`, `review-3.csv` for `review-2.csv`."""
+    suffix = "".join(path.suffixes[-2:]) if path.suffix.lower() == ".gz" else path.suffix
+    stem = re.sub(r"-\d+$", "", path.name.removesuffix(suffix))
+    names = (path.with_name(f"{stem}-{number}{suffix}") for number in itertools.count(2))
+    return next(name for name in names if not name.exists())
 
 
 def check_new_columns(names: Iterable[str], *, path: object, taken: Collection[str], prefix: str) -> None:

@@ -27,6 +27,8 @@ from histocoder.training.learner import Learner
 from histocoder.training.losses import validate
 from histocoder.training.tracking import Meter, Progress, Tracker
 
+_TIMES_SLOWER = 10  # learning rate of a run that diverged, by that of the next
+
 
 class Trainer:
     """Fits a model, on this process or together with others, and saves it.
@@ -144,13 +146,24 @@ class Trainer:
         return {title: values[name] for title, name in shown.items() if name in values}
 
     def not_finite(self, what: str) -> UserError:
-        """Return the error of a run that diverged, with the checkpoint and the model that are still good."""
-        last, best = next(reversed(training_state.list_checkpoints(self.run.path)), None), self.run.best
-        checkpoint = "there is no earlier checkpoint" if last is None else f"the last good checkpoint is {last}"
-        kept = f" {best} holds the best model so far." if best.is_dir() else ""
+        """Return the error of a run that diverged, with flags that differ: a resumed run would take the same steps."""
+        checkpoints, best = training_state.list_checkpoints(self.run.path), self.run.best
+        state = "there is no earlier checkpoint"
+        if checkpoints:
+            state = f"the last good checkpoint is {checkpoints[-1]}"
+        start = checkpoints[-1] if checkpoints else None
+        if best.is_dir():
+            state += f". {best} holds the best model so far"
+            start = best
+
+        rate = f"--learning-rate {self.config.learning_rate / _TIMES_SLOWER:.2g}"
+        flags = rate if start is None else f"--initial-checkpoint {start} {rate}"
+        precision = ""
+        if self.model.dtype == torch.float16:
+            precision = ", or with --precision fp32"
         return UserError(
-            f"{what}, and {checkpoint}.{kept} Run the same command again to resume. If it ends like this again, start "
-            "a new run in another folder with a lower --learning-rate, from the good model (--initial-checkpoint)."
+            f"{what}, and {state}. The same command would diverge at the same step. Start a new run in another folder "
+            f"with a lower learning rate, such as a tenth: {flags}{precision}."
         )
 
     def validate(self) -> dict[str, float]:

@@ -8,7 +8,8 @@ from archives import read
 from conftest import cases
 
 from histocoder.errors import UserError
-from histocoder.evaluation.review_file import Columns, review
+from histocoder.evaluation.review_file import Columns, earlier_rounds, next_step, review
+from histocoder.tables.output import check_output
 
 
 def reviewed(folder: Path, coded: pd.DataFrame | str, columns: Columns | None = None, budget: int = 5) -> pd.DataFrame:
@@ -75,3 +76,46 @@ def test_a_filled_in_review_is_not_replaced(tmp_path: Path):
     (tmp_path / "review.csv").write_text("mine")
     with pytest.raises(UserError, match="already exists"):
         review(tmp_path / "out.csv", tmp_path / "review.csv", budget=2)
+
+
+CODED = "occ1,hisco_1,prob_1,conf\n" + "".join(f"{text},61110,0.5,0.5\n" for text in ("smed", "bonde", "dreng", "pige"))
+
+
+def test_marked_rows_are_never_replaced(tmp_path: Path):
+    output = tmp_path / "review.csv"
+    reviewed(tmp_path, CODED)
+    reviewed(tmp_path, CODED)  # nothing is marked
+    marked = output.read_text().replace('"smed","",', '"smed","x",')
+    output.write_text(marked)
+    (tmp_path / "review-2.csv").write_text("")
+    for overwrite in (True, False):
+        with pytest.raises(UserError, match=r"holds 1 row that a person has marked .*--output .*review-3.csv"):
+            review(tmp_path / "out.csv", output, budget=2, overwrite=overwrite)
+    output.write_text(marked + "spoilt,x\n")
+    with pytest.raises(UserError, match="a person has marked"):
+        check_output(output, overwrite=True)  # as of every command
+    assert output.read_text() == marked + "spoilt,x\n"
+
+
+def test_rounds_leave_out_what_is_decided(tmp_path: Path, logged: list[str]):
+    (tmp_path / "coded.csv").write_text(CODED)
+    (tmp_path / "first.csv").write_text("occ1,checked,hisco_1\nSmed.,x,83110\nbonde,,61110\n")
+    (tmp_path / "review.csv").write_text("occ1,checked,hisco_1\ndreng,x,99930\n")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "args.yaml").write_text(f"dataset: my.csv\ncorrections: [{tmp_path / 'first.csv'}]\n")
+    output = tmp_path / "review-2.csv"
+    rounds = earlier_rounds(output, run)
+    assert [path.name for path in rounds] == ["first.csv", "review.csv"]
+    chosen = review(tmp_path / "coded.csv", output, budget=9, decided_in=rounds)
+    assert chosen["occ1"].tolist() == ["bonde", "pige"]
+    assert "2 descriptions are decided in" in logged[0] and "and left out" in logged[0]
+
+
+def test_a_command_names_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "args.yaml").write_text(f"dataset: my.csv\ncorrections: [{tmp_path / 'review.csv'}]\n")
+    command = next_step("run/best", Path("review.csv"), tmp_path / "run")
+    assert command.count("review.csv") == 1
+    assert next_step("run/best", Path("review-2.csv"), tmp_path / "run").count("review") == 2

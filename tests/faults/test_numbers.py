@@ -35,6 +35,17 @@ def test_validation_losses_that_are_not_finite_end_runs(table: Path, tmp_path: P
     assert (out / "best" / "model.safetensors").exists()
 
 
+def test_the_advice_after_divergence_works(table: Path, tmp_path: Path):
+    out, steps = tmp_path / "out", ("--batch-size", 8, "--max-steps", 5, "--eval-interval", 1, "--warmup-pct", 1)
+    args = finetune(table, out, *steps)
+    said = refused(*faulty([*args, "--max-skipped-steps", "2"], "nan:0:3-5"))
+    assert "The same command would diverge at the same step" in said
+    flags = said.rpartition("such as a tenth: ")[2].strip().rstrip(".").split()
+    assert flags == ["--initial-checkpoint", str(out / "best"), "--learning-rate", "0.0001"]
+    more = run(*finetune(table, tmp_path / "more", *steps, *flags))
+    assert "Saved in" in more.stdout and "not finite" not in more.stderr
+
+
 @pytest.mark.parametrize("kind", ["nan", "inf"])
 def test_a_loss_of_one_rank_makes_all_skip(table: Path, tmp_path: Path, kind: str):
     one, two = tmp_path / "one", tmp_path / "two"
