@@ -17,14 +17,15 @@ PAGE = Path(__file__).with_name("configuration.md")
 _MADE = re.compile(r"(?<=<!-- make docs writes everything below -->\n).*", re.DOTALL)
 _LANGUAGES = """## Languages
 
-Flags and columns name a language by its ISO 639-1 code or its English name, in upper or lower case. A region after the
-code is ignored (en-GB). Prepared data, models and reports use the code, with three exceptions: OccCANINE's models know
-Swedish as `se`, German as `ge` and Greek as `gr`, so histocoder's models are trained with these codes too. `sv` and
-`se`, `de` and `ge`, `el` and `gr` are synonyms everywhere, and a model receives the one it was trained with. Northern
-Sami, whose ISO code is `se`, therefore has no code here. `unk` means unknown; blank cells and NA are read as unknown.
-A language that is chosen for all descriptions (`--language`, `lang="…"`) must be one of these, or one that the model
-was trained with; the error names the nearest. In a column of languages, training keeps any other word as a language of
-its own, and a model treats a language that it was not trained with as unknown. A notice reports both cases.
+Flags and columns name a language by its ISO 639 code or its name, in English, its own or another language. A region
+after the code is ignored (en-GB). Prepared data, models and reports use the code, with three exceptions: OccCANINE's
+models know Swedish as `se`, German as `ge` and Greek as `gr`, so histocoder's models are trained with these codes
+too. `sv` and `se`, `de` and `ge`, `el` and `gr` are synonyms everywhere, and a model receives the one it was trained
+with. Northern Sami, whose ISO code is `se`, therefore has no code here. `unk` means unknown; blank cells and NA are
+read as unknown. A language that is chosen for all descriptions (`--language`, `lang="…"`) must be one of these, or
+one that the model was trained with; the error names the nearest. In a column of languages, training keeps any other
+word as a language of its own, and a model treats a language that it was not trained with as unknown. A notice reports
+both cases.
 
 {}.
 """

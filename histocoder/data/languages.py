@@ -11,21 +11,26 @@ from histocoder.errors import UserError, shown
 from histocoder.formatters.tokenizers import UNKNOWN
 
 with Path(__file__).with_name("languages.csv").open(encoding="utf-8", newline="") as file:
-    NAMES = {row["code"]: row["name"] for row in csv.DictReader(file)}
+    _ROWS = list(csv.DictReader(file))
+NAMES = {row["code"]: row["name"] for row in _ROWS}
 """ISO 639-1 code -> English name, without Northern Sami, whose code OccCANINE uses for Swedish."""
 _OCCCANINE = {"sv": "se", "de": "ge", "el": "gr"}  # ISO 639-1 -> OccCANINE's own, as published weights were trained
 _ISO = {code: iso for iso, code in _OCCCANINE.items()}
 _BY_NAME = {name.casefold(): code for code, name in NAMES.items()} | {"unknown": UNKNOWN}
+_OTHER_NAMES = {name.casefold(): row["code"] for row in _ROWS for name in row["other_names"].split(";") if name}
+"""Names in the language itself and in others -> ISO 639-1 code; those that mean several languages are left out."""
+_LONG_CODES = {code: row["code"] for row in _ROWS for code in row["iso3"].split()}
+"""ISO 639-2 and 639-3 code -> ISO 639-1 code."""
 _SAMPLE = ("ca", "da", "en", "es", "fr", "de", "el", "is", "it", "nl", "no", "pt", "sv")  # those of OccCANINE
 HELP = (
     "Languages: "
     + ", ".join(f"{c} (or {_OCCCANINE[c]}) {NAMES[c]}" if c in _OCCCANINE else f"{c} {NAMES[c]}" for c in _SAMPLE)
-    + "; any other by its ISO 639-1 code; all by their English names, too; unk where it is not known."
+    + "; any other by its ISO 639 code; all by their names, in English, their own or others; unk where it is not known."
 )
 
 
 class Language(str):
-    """A language as models are trained with it, made from a code, an alias or its English name; compared as a value.
+    """A language as models are trained with it, made from a code, an alias or a name; compared as a value.
 
     A text that is not a language of the table is only stripped of blanks; a missing one is "unk".
 
@@ -33,6 +38,8 @@ class Language(str):
     --------
     >>> [Language(text) for text in ("Danish", "EN", "en-GB", "sv", "se", "NA", "plattdeutsch")]
     ['da', 'en', 'en', 'se', 'se', 'unk', 'plattdeutsch']
+    >>> [Language(text) for text in ("Deutsch", "Tysk", "deu", "ger", "français", "eng")]
+    ['ge', 'ge', 'ge', 'ge', 'fr', 'en']
     """
 
     __slots__ = ()
@@ -44,7 +51,8 @@ class Language(str):
         if not text or text in MISSING_MARKS:
             return super().__new__(cls, UNKNOWN)
         word = text.casefold()
-        code = _BY_NAME.get(word) or re.split("[-_]", word)[0]
+        code = _BY_NAME.get(word) or _OTHER_NAMES.get(word) or re.split("[-_]", word)[0]
+        code = _LONG_CODES.get(code, code)
         code = super().__new__(cls, _OCCCANINE.get(code, code))
         return code if code.is_known else super().__new__(cls, text)
 
@@ -92,8 +100,8 @@ def not_in_table(languages: Collection[str]) -> str:
     """
     few = ", ".join(map(with_nearest, sorted(languages)[:10]))
     return (
-        f"Languages that histocoder does not know: {few}{', …' * (len(languages) > 10)}. Give an ISO 639-1 code or an "
-        "English name (docs/configuration.md lists them), and unk where the language is not known."
+        f"Languages that histocoder does not know: {few}{', …' * (len(languages) > 10)}. Give an ISO 639 code or a "
+        "name (docs/configuration.md lists them), and unk where the language is not known."
     )
 
 

@@ -133,12 +133,14 @@ def store_examples(
     text_normalization: str,
     trained_on: np.ndarray | None = None,
     compares_splits: bool = False,
+    sets_aside: bool = False,
 ) -> dict[str, Any]:
     """Write `examples.arrow` from files, by one checked pass, unless it is there; return its record.
 
     The record is kept as `examples` in `prepared.json`: what it was made from, its SHA-256, by which one that is
     damaged or not finished is recognised, and its numbers of distinct descriptions. For `trained_on` and
     `compares_splits` see `ExampleWriter`; examples of an earlier version, which knew neither, are used as they are.
+    With `sets_aside`, other examples are set aside, from where `put_back_earlier` can put them back.
 
     Raises UserError if the files can't be read as examples, or the file can't be written; nothing half-built is left.
     """
@@ -151,7 +153,8 @@ def store_examples(
     if is_same and path.is_file() and sha256(path) == record["sha256"]:
         return record
     make_folder(folder)
-    set_aside(folder, (EXAMPLES_FILE, PREPARED_FILE))
+    if sets_aside:
+        set_aside(folder, (EXAMPLES_FILE, PREPARED_FILE))
     write_record(folder, {"format_version": PREPARED_VERSION, **whole})
     with replacing(path) as temporary:
         first = next(iter(splits.values()))

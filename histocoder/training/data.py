@@ -136,6 +136,7 @@ def open_data(config: RunConfig, files: dict[str, ExampleFiles], run: RunFolder)
         run.path,
         files,
         text_normalization=config.text_normalization,
+        sets_aside=True,
         trained_on=trained_before(config),
         compares_splits=isinstance(config, MixerConfig),
     )
