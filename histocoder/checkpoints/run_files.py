@@ -1,4 +1,4 @@
-"""Which files of a folder are a run's: a run replaces and deletes these alone, never what somebody else put there."""
+"""Tell a run's files in its folder from others: it replaces and deletes its own alone."""
 
 import json
 import os
@@ -32,7 +32,7 @@ TENSORBOARD_FOLDER = "tensorboard"
 RECORD_FILE = "run.json"
 """Names the folder of a run, and what in it is the run's: names that were free when it began."""
 RESULTS = (REPORT_FILE, METRICS_FILE, LAST_BIN_FILE, *(f"{FIGURES_FOLDER}/{name}.png" for name in FIGURES))
-"""What the end of a run writes about its model."""
+"""Files that the end of a run writes about its model."""
 _FILES = (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, MANIFEST_FILE, ARGS_FILE, LOG_FILE, WANDB_ID_FILE, *RESULTS[:3])
 _FOLDERS = (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, FIGURES_FOLDER, TENSORBOARD_FOLDER)
 _NAMES = (RECORD_FILE, *PREPARED_TABLES, PREPARED_FILE, *_FILES, *_FOLDERS)
