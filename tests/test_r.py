@@ -12,7 +12,8 @@ from models import save_tiny_model
 
 pytestmark = pytest.mark.slow
 CHECKS = {
-    "Through files": """stopifnot(nrow(coded) == 3, coded$id == 1:3, is.na(coded$occ1[3]), is.na(coded$hisco_1[3]),
+    "Through files": """stopifnot(nrow(coded) == 3, coded$id == c("1", "2", "3"), is.character(coded$hisco_2))
+        stopifnot(is.na(coded$occ1[3]), is.na(coded$hisco_1[3]),
         coded$occ1[2] == "husmand og v\\u00e6ver", !is.na(coded$hisco_1[1:2]), is.numeric(coded$conf))""",
     "Stata files in R": """stopifnot(nrow(coded) == 3, all(nzchar(coded$hisco_1[1:2])))""",
     "Correct in R": """stopifnot("checked" %in% names(review))""",

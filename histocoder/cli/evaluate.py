@@ -21,7 +21,7 @@ from histocoder.evaluation.baselines import Baselines, run_rows
 from histocoder.evaluation.checked_file import Decision, read_decisions, write_checked
 from histocoder.evaluation.review_file import Columns, earlier_rounds, next_step, review
 from histocoder.evaluation.scores import named_groups
-from histocoder.evaluation.summary import percent, table_of_shares
+from histocoder.evaluation.summary import percent, points, table_of_shares
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, files_of, training_files
 from histocoder.log import log
@@ -82,12 +82,9 @@ def run_compare(config: CompareFlags) -> None:
         for name, path in zip(("first", "second"), config.models, strict=True)
     )
     log.info(f"Exactly right, of rows (and of distinct descriptions): {models}.")
-    lead = (
-        f"{100 * one['mean']:+.1f} ({100 * one['low']:+.1f} to {100 * one['high']:+.1f})"
-        for one in found["difference"].values()
-    )
+    of_rows, of_texts = (points(difference) for difference in found["difference"].values())
     log.info(
-        f"Difference in percentage points, with 95 % intervals: {' of rows, '.join(lead)} of distinct descriptions."
+        f"Difference in percentage points, with 95 % intervals: {of_rows} of rows, {of_texts} of distinct descriptions."
     )
     for name in ("true", "codes_first", "codes_second"):
         changed[name] = changed[name].map(" ".join)

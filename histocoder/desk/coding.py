@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.neighbors import NearestNeighbors
 
@@ -25,7 +25,7 @@ from histocoder.desk.sample import TITLES
 from histocoder.errors import UserError
 from histocoder.evaluation.baselines import run_rows
 from histocoder.evaluation.scores import code_sets
-from histocoder.evaluation.summary import TARGET_ACCURACY
+from histocoder.evaluation.summary import FEW_TEXTS, TARGET_ACCURACY
 from histocoder.files import sha256
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
@@ -84,6 +84,7 @@ class Surety(BaseModel):
     sure: float | None = None  # confidence from which on 95 % are right; None where they never are, or nobody knows
     most_right: float | None = None  # share that is right of what it is surest of, where that is less than 95 %
     of_titles: bool = False  # whether it was measured on titles of codes, which are easier than descriptions
+    of_few: bool = False  # whether it was measured on too few descriptions
 
 
 class NamedLanguage(BaseModel):
@@ -93,10 +94,18 @@ class NamedLanguage(BaseModel):
     name: str
 
 
-class CodeRequest(BaseModel):
-    """Descriptions to code."""
+_Text: TypeAlias = Annotated[str, Field(max_length=2000)]
 
-    texts: Annotated[list[Annotated[str, Field(max_length=2000)]], Field(min_length=1, max_length=1000)]
+
+def _as_list(texts: Any) -> Any:
+    return [texts] if isinstance(texts, str) else texts
+
+
+class CodeRequest(BaseModel):
+    """Descriptions to code, or one."""
+
+    # R's JSON has a vector of one description as text
+    texts: Annotated[list[_Text], Field(min_length=1, max_length=1000), BeforeValidator(_as_list)]
     lang: Annotated[str, Field(max_length=100)] = "unk"
 
 
@@ -202,7 +211,10 @@ def surety_of(run: Path) -> Surety:
     path = run / METRICS_FILE
     if not path.is_file():
         return Surety()
-    curve = json.loads(path.read_bytes())["answer"]["production"]
+    metrics = json.loads(path.read_bytes())
+    curve = metrics["answer"]["production"]
+    if metrics["num_texts"] < FEW_TEXTS:
+        return Surety(of_few=True)
     of_titles = Path(run_settings(run).get("dataset") or "").name == TITLES
 
     # the curve has the share that is right of the answers whose confidence is at least so high

@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -28,6 +28,8 @@ from histocoder.inference.known import Known, files_of
 
 MAX_ROWS = 200_000  # maximum number of training rows that the linear model is fitted on
 AFTER_TRAINING = 6_000_000  # training rows × codes up to which it is fitted unasked, within seconds
+FEWEST_TEXTS = 30  # distinct descriptions without which no interval is given
+Differences: TypeAlias = dict[str, dict[str, float | None]]  # see `difference_interval`
 _RESAMPLES = 1000
 
 
@@ -156,17 +158,21 @@ def shares(right: np.ndarray, texts: list[str]) -> dict[str, float]:
     return {"rows": float(right.mean()), "texts": float(by_text.mean())}
 
 
-def difference_interval(right: np.ndarray, other: np.ndarray, texts: list[str]) -> dict[str, dict[str, float]]:
+def difference_interval(right: np.ndarray, other: np.ndarray, texts: list[str]) -> Differences:
     """Return the difference of two methods' shares of right rows and of right distinct texts, with 95 % intervals.
 
     `right`, `other` and `texts`, the descriptions, are of shape (n,). Rows of one text are drawn together: the
     intervals are the percentiles of a bootstrap over distinct texts (Efron and Tibshirani 1993, An Introduction to the
-    Bootstrap). Return `rows` and `texts`, each with `mean`, `low` and `high`.
+    Bootstrap), which fewer than `FEWEST_TEXTS` distinct texts can't give. Return `rows` and `texts`, each with `mean`,
+    `low` and `high`, both None where there are too few.
     """
     gain = right.astype(float) - other.astype(float)
     by_text = pd.Series(gain).groupby(description_keys(texts)).agg(["sum", "size", "mean"]).to_numpy()
     total, size, mean = by_text.T
     random, num_texts = np.random.default_rng(0), len(by_text)
+    if num_texts < FEWEST_TEXTS:
+        means = {"rows": float(gain.mean()), "texts": float(mean.mean())}
+        return {name: {"mean": value, "low": None, "high": None} for name, value in means.items()}
     draws = np.empty((_RESAMPLES, 2))
     for i in range(_RESAMPLES):
         times = np.bincount(random.integers(num_texts, size=num_texts), minlength=num_texts)

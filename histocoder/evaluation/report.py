@@ -25,7 +25,7 @@ from histocoder import __version__
 from histocoder.checkpoints.run_files import FIGURES_FOLDER, METRICS_FILE, REPORT_FILE
 from histocoder.data.languages import NAMES, Language
 from histocoder.evaluation.evaluator import Evaluation
-from histocoder.evaluation.summary import Metrics, num_descriptions, percent, share_to_leave, summary
+from histocoder.evaluation.summary import Metrics, num_descriptions, percent, points, share_to_leave, summary
 from histocoder.files import make_folder, replacing
 from histocoder.inference.coder import Coder
 
@@ -39,8 +39,8 @@ _CURVES = {
     "Validation accuracy": {
         "greedy_seq_acc": ("decoder", "C0o-"),
         "flat_acc": ("classifier", "C1s-."),
-        "seq_acc": ("decoder, teacher-forced", "C2^--"),
-        "token_acc": ("tokens, teacher-forced", "C3D:"),
+        "seq_acc": ("decoder, given the true codes so far", "C2^--"),
+        "token_acc": ("its tokens, given these", "C3D:"),
     },
 }
 """Panels: column of `logs.csv` -> label, and format of `Axes.plot`."""
@@ -65,7 +65,7 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
         figures[name] = buffer.getvalue()
     wrong = evaluation.rows[~evaluation.rows["right"]].sort_values("conf", ascending=False, kind="stable")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "count": "{:,}".format, "language": _language}
+    environment.filters |= {"percent": percent, "points": points, "count": "{:,}".format, "language": _language}
     page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         metrics=metrics,
         figures={name: base64.b64encode(png).decode() for name, png in figures.items()},

@@ -9,6 +9,8 @@ from histocoder.errors import counted
 
 TARGET_ACCURACY = 0.95  # wanted accuracy of automatically coded rows; the summary says how many may be coded so
 
+FEW_TEXTS = 100  # distinct descriptions below which shares say little, and no share to leave is named
+
 Metrics = Mapping[str, Any]  # `Evaluation.metrics`, or a part of it
 
 
@@ -25,11 +27,13 @@ def summary(metrics: Metrics) -> list[str]:
         f"description counted once, {percent(production['accuracy'][100])}, or {percent(production['accuracy'][80])} "
         "if the least certain 20\u00a0% are left to a person.",
         _target(production),
-        f"The most probable code is right for {percent(topk['1'])} of them; one of the {last} most probable is right "
-        f"for {percent(topk[last])}.",
-        f"The model is {leaning}: its mean confidence is {percent(conf)}, and its expected calibration error is "
-        f"{100 * answer['calibration']['ece']:.1f} percentage points.",
+        f"The most probable code is right for {percent(topk['1'])} of all descriptions; one of the {last} most "
+        f"probable is right for {percent(topk[last])}.",
+        f"The model is {leaning}: its mean confidence is {percent(conf)}, and its confidence is off by "
+        f"{100 * answer['calibration']['ece']:.1f} percentage points on average (expected calibration error).",
     ]
+    if metrics["num_texts"] < FEW_TEXTS:
+        lines[1] = too_few(metrics["num_texts"])
     if number := metrics.get("num_true_outside_key"):
         lines.append(
             f"{percent(number / metrics['num_rows'])} of the descriptions have a true code that is not in the model's "
@@ -47,6 +51,19 @@ def summary(metrics: Metrics) -> list[str]:
     return [*lines, *gain_in_words(metrics)]
 
 
+def too_few(num_texts: int) -> str:
+    """Say what figures of few distinct descriptions can't show.
+
+    The margin is that of a share of one half, by the normal approximation of its 95 % interval.
+    """
+    margin = 100 * 1.96 * (0.25 / max(num_texts, 1)) ** 0.5
+    distinct = counted(num_texts, "distinct description", "distinct descriptions")
+    return (
+        f"These are figures of {distinct} only: each may be wrong by {margin:.0f} percentage points or more, and they "
+        "don't show how many to leave to a person, or which of two models is better. Set more coded rows aside."
+    )
+
+
 def comparison(metrics: Metrics) -> list[str]:
     """Compare the model with simple methods (see `Baselines.compare`), and suggest what to try if it is behind."""
     found, num_rows = metrics["baselines"], metrics["num_rows"]
@@ -55,19 +72,19 @@ def comparison(metrics: Metrics) -> list[str]:
     if svc:
         shares["character n-grams with a linear model"] = svc
     parts = [f"{method} {percent(s['rows'])} / {percent(s['texts'])}" for method, s in shares.items()]
-    behind = (svc or exact)["difference"]["texts"]
-    mean, low, high = (100 * behind[end] for end in ("mean", "low", "high"))
+    lead = (svc or exact)["difference"]["texts"]
+    is_sure = lead["low"] is not None and not lead["low"] <= 0 <= lead["high"]
     lines = [
         f"Exactly right, of rows / of distinct descriptions: {', '.join(parts)}. On distinct descriptions the model is "
-        f"{abs(mean):.1f} percentage points {'ahead of' if mean > 0 else 'behind'} "
-        f"{'the linear model' if svc else 'exact match'}{', which may be chance' if low <= 0 <= high else ''} "
-        f"(95\u00a0% confidence interval of the difference: {low:+.1f} to {high:+.1f})."
+        f"{100 * abs(lead['mean']):.1f} percentage points {'ahead of' if lead['mean'] > 0 else 'behind'} "
+        f"{'the linear model' if svc else 'exact match'}{'' if is_sure else ', which may be chance'} "
+        f"({interval_in_words(lead)})."
     ]
     if "notice" in found:
         lines.append(found["notice"])
-    if mean < 0:
+    if lead["mean"] < 0:
         lines.append(
-            f"A simple method {'does' if high < 0 else 'may do'} better than this model. Try more epochs "
+            f"A simple method {'does' if is_sure else 'may do'} better than this model. Try more epochs "
             "(--num-epochs), another encoder (--encoder), or more training data."
         )
     right = f"; of these, {percent(exact['answered_right'])} are exactly right" if exact["answered"] else ""
@@ -114,15 +131,30 @@ def gain_in_words(metrics: Metrics) -> list[str]:
         if part not in found:
             continue
         before, after = (percent(found[part][when]["rows"]) for when in ("before", "after"))
-        mean, low, high = (100 * found[part]["difference"]["rows"][end] for end in ("mean", "low", "high"))
+        lead = found[part]["difference"]["rows"]
         lines.append(
             f"Of the same {found[part]['num_rows']:,} {name}, {before} were exactly right before training on the "
-            f"corrections, and {after} are now. The difference is {mean:+.1f} percentage points (95\u00a0% confidence "
-            f"interval: {low:+.1f} to {high:+.1f})."
+            f"corrections, and {after} are now. The difference is {100 * lead['mean']:+.1f} percentage points "
+            f"({interval_in_words(lead)})."
         )
     if found["before_has_seen"]:
         lines.append("The earlier model was trained on that validation data, too, so its accuracy there is too high.")
     return lines
+
+
+def interval_in_words(difference: Metrics) -> str:
+    """Return the 95 % interval of a difference in percentage points, or that there are too few descriptions for one."""
+    low, high = difference["low"], difference["high"]
+    if low is None or high is None:
+        return "there are too few descriptions for an interval"
+    return f"95\u00a0% confidence interval: {100 * low:+.1f} to {100 * high:+.1f}"
+
+
+def points(difference: Metrics) -> str:
+    """Return a difference in percentage points with its 95 % interval, for a table."""
+    low, high = difference["low"], difference["high"]
+    interval = "too few for an interval" if low is None else f"{100 * low:+.1f} to {100 * high:+.1f}"
+    return f"{100 * difference['mean']:+.1f} ({interval})"
 
 
 def share_to_leave(production: Metrics) -> tuple[float, float] | None:

@@ -23,6 +23,7 @@ from histocoder.data.key import Key, write_key
 from histocoder.data.languages import own_languages
 from histocoder.data.prepare import KEY_FILE
 from histocoder.errors import UserError, counted
+from histocoder.evaluation.summary import FEW_TEXTS, too_few
 from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, build_formatter
 from histocoder.log import log
@@ -162,9 +163,8 @@ def fit(
             write_key(run.path / KEY_FILE, key)
 
     distributed.run_on_primary(begin, doing="opening the run's folder")
-    num_distinct = data.record["num_distinct"][TRAIN]
     encoder = f"{config.encoder}: {why_encoder}" if why_encoder else config.encoder
-    log_banner(trainer, encoder=encoder, num_distinct=num_distinct, notice=seen_notice(config, data))
+    log_banner(trainer, encoder=encoder, num_distinct=data.record["num_distinct"], notice=seen_notice(config, data))
     tracker = open_tracker(config, run, start_step=start_step, system=model.config.system)
     try:
         if checkpoint is not None:
@@ -296,7 +296,7 @@ def _differences(header: tuple[str, str, str], first: dict[str, Any], second: di
     return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows) if differ else ""
 
 
-def log_banner(trainer: Trainer, *, encoder: str, num_distinct: int, notice: str | None) -> None:
+def log_banner(trainer: Trainer, *, encoder: str, num_distinct: dict[str, int], notice: str | None) -> None:
     """Log the lines that describe a run at its start."""
     config, model, data = trainer.config, trainer.model, trainer.train_data
     world_size = distributed.world_size()
@@ -311,7 +311,8 @@ def log_banner(trainer: Trainer, *, encoder: str, num_distinct: int, notice: str
         "script": Path(sys.argv[0]).name,
         "encoder": encoder,
         "parameters": f"{total / 1e6:,.1f} million, of which {trained / 1e6:,.1f} million are trained",
-        "data": f"{len(data) - data.num_titles:,} training rows ({num_distinct:,} distinct descriptions), {titles}"
+        "data": f"{len(data) - data.num_titles:,} training rows "
+        f"({num_distinct[TRAIN]:,} distinct descriptions), {titles}"
         f"{len(trainer.val_data):,} validation rows, {counted(model.config.num_classes, 'code', 'codes')}",
         "machine": f"{processes}, {device_name(trainer.device)}",
         "strategy": ", ".join(filter(None, [strategy, distributed.backend(), precision])),
@@ -323,6 +324,8 @@ def log_banner(trainer: Trainer, *, encoder: str, num_distinct: int, notice: str
         log.info(f"{name:12}{text}")
     if notice is not None:
         log.warning(notice)
+    if num_distinct.get(VAL, FEW_TEXTS) < FEW_TEXTS:
+        log.info(f"Notice on validation: {too_few(num_distinct[VAL])}")
     if config.step_size(world_size) > len(data.rows):
         log.info(
             f"Notice: a step of {config.step_size(world_size):,} rows is larger than the {len(data.rows):,} examples: "

@@ -101,6 +101,12 @@ def test_codes_come_with_all_evidence(client: TestClient):
     assert sum(shares) + sum(code["probability"] or 0 for code in farmer["codes"]) <= 1  # by one measure
 
 
+def test_one_description_may_be_text(client: TestClient):
+    (answer,) = client.post("/api/code", json={"texts": "farmer", "lang": "en"}).json()
+    assert answer["text"] == "farmer"
+    assert client.post("/api/code", json={"texts": 1}).status_code == 422
+
+
 def test_models_without_named_languages_get_the_language(coder: tuple[Coder, Path], tmp_path: Path):
     model = copy(coder[0])
     model.model = copy(model.model)
@@ -542,9 +548,9 @@ def test_exports_never_change_what_training_reads(client: TestClient, tmp_path: 
     assert (tmp_path / "desk" / "corrections.csv").read_bytes() == before and b"'=1+1" not in before
 
 
-def metrics(folder: Path, accuracy: list[float], conf: list[float]) -> Path:
+def metrics(folder: Path, accuracy: list[float], conf: list[float], num_texts: int = 500) -> Path:
     """Return the folder of a run whose report has a curve of the share right among the surest answers."""
-    content = {"answer": {"production": {"accuracy": accuracy, "conf": conf}}}
+    content = {"num_texts": num_texts, "answer": {"production": {"accuracy": accuracy, "conf": conf}}}
     (folder / "metrics.json").write_text(json.dumps(content))
     return folder
 
@@ -559,9 +565,14 @@ def test_nothing_is_sure_that_is_not(tmp_path: Path, accuracy: list[float], expe
     assert (surety.sure, surety.most_right) == expected
 
 
+def test_few_descriptions_make_nothing_sure(tmp_path: Path):
+    surety = surety_of(metrics(tmp_path, [0.99, 0.9], [0.9, 0.8], num_texts=20))
+    assert surety.sure is None and surety.of_few
+
+
 def test_a_model_without_report_is_never_sure(client: TestClient):
     about = client.get("/api/about").json()
-    assert about["surety"] == {"sure": None, "most_right": None, "of_titles": False}
+    assert about["surety"] == {"sure": None, "most_right": None, "of_titles": False, "of_few": False}
     file = send(client, "a.csv", b"occ1\nfarmer\n")
     assert code(client, file)["summary"] == {"rows": 1, "blank": 0}
 

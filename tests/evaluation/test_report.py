@@ -116,10 +116,13 @@ def test_the_summary_in_plain_words():
     expected = (
         "description counted once, 64.0 %, or 71.2 % if the least certain 20 % are left to a person.",
         "leave the least certain 87 %, those with a confidence below 0.87, to a person",
-        "one of the 2 most probable is right for 80.0 %",
+        "right for 70.0 % of all descriptions; one of the 2 most probable is right for 80.0 %",
         "The model is overconfident",
         "For 1.0 % the decoder wrote a code that is not in the key.",
         "800 of the descriptions do not occur in the training data; of these, 50.0 %",
     )
     for line, words in zip(lines, expected, strict=True):
         assert words in line.replace("\u00a0", " ")
+    few = summary({"num_rows": 20, "num_texts": 20, "num_outside_key": 0, "answer": answer, "topk": topk})
+    assert "20 distinct descriptions only: each may be wrong by 22 percentage points" in few[1]
+    assert not any("leave the least certain 87" in line for line in few)

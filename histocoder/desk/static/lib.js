@@ -65,11 +65,11 @@ const HALF = 0.45;
 export const bands = (sure) => sure == null ? [["likely", HALF, 1], ["doubtful", 0, HALF]]
   : [["sure", sure, 1], ["likely", sure / 2, sure], ["doubtful", 0, sure / 2]];
 // What the bands rest on, in a sentence.
-export function bandsNote({ sure, most_right: most, of_titles: ofTitles }) {
+export function bandsNote({ sure, most_right: most, of_titles: ofTitles, of_few: few }) {
   const data = ofTitles ? " of titles of codes, which are easier than descriptions" : "";
   if (sure != null) return `Sure: a confidence of ${percent(sure)} or more, from which on 95\u00a0% are right${data}, by the model's report; doubtful: less than half of it.`;
   if (most != null) return `Nothing is marked as sure: this model is right in at most ${percent(most)} of what it is surest of${data}. Doubtful: a confidence below ${percent(HALF)}.`;
-  return `Nothing is marked as sure: this model has no report. Doubtful: a confidence below ${percent(HALF)}.`;
+  return `Nothing is marked as sure: this model ${few ? "was measured on few descriptions" : "has no report"}. Doubtful: a confidence below ${percent(HALF)}.`;
 }
 export const band = (confidence, sure) => (confidence == null ? null : bands(sure).find(([, low]) => confidence >= low)[0]);
 export const bandBadge = (confidence, sure) => confidence == null ? null :

@@ -289,7 +289,7 @@ function beforeAfter(model, found) {
     if (!one) return null;
     const { mean, low, high } = one.difference.rows;
     const points = (value) => `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`;
-    return el("li", {}, el("strong", {}, `${percent(one.before.rows, 1)} → ${percent(one.after.rows, 1)}`), ` of the same ${count(one.num_rows)} ${name} (${points(mean)} points; 95\u00a0% interval ${points(low)} to ${points(high)})`);
+    return el("li", {}, el("strong", {}, `${percent(one.before.rows, 1)} → ${percent(one.after.rows, 1)}`), ` of the same ${count(one.num_rows)} ${name} (${points(mean)} points; ${low == null ? "too few for an interval" : `95\u00a0% interval ${points(low)} to ${points(high)}`})`);
   };
   return el("div", { class: "whole" }, el("h3", {}, `Before → after: ${model.base} and this model`),
     el("ul", { class: "notices" }, [["validation", "validation rows"], ["held_out", "corrections that were held out"]].map(line)));
