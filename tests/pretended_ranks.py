@@ -88,6 +88,10 @@ def _start_nccl(backend: str, *, device_id: Any = None, **kwargs: Any) -> None:
 _start_gloo = dist.init_process_group
 
 
+def _backend(group: Any = None) -> str:
+    return "nccl" if group is None else "gloo"
+
+
 def _no_gpus() -> None:
     raise RuntimeError("No CUDA GPUs are available")
 
@@ -105,7 +109,7 @@ def pretended_rank(visible: str) -> Iterator[None]:
         patches += [
             pretended_gpu(num_gpus=num_gpus),
             mock.patch.object(dist, "init_process_group", _start_nccl),
-            mock.patch.object(dist, "get_backend", lambda: "nccl"),
+            mock.patch.object(dist, "get_backend", _backend),
             mock.patch.object(dist, "all_reduce", _by_gloo(dist.all_reduce)),
             mock.patch.object(dist, "all_gather", _by_gloo(dist.all_gather)),
             mock.patch.object(learner, "DistributedDataParallel", _Replica),
