@@ -88,10 +88,11 @@ test-lowest:
 	$(VENV)-lowest/bin/pip install --quiet --disable-pip-version-check -c lowest.txt -e '.[dev]'
 	$(VENV)-lowest/bin/python -m pytest $(PYTEST) -m 'not slow'
 
-# The tests that need a GPU, then speed and memory, without a network. The Python needs what `make test` installs, and
-# a torch that is built for the GPU.
+# The tests that need a GPU, those of two GPUs last, then speed and memory, without a network: in the order of "What runs
+# on a GPU" in docs/how-it-is-built.md. The Python needs what `make test` installs, and a torch that is built for the GPU.
 gpu:
-	$(GPU_PYTHON) -m pytest -m gpu -rs tests/scripts/test_gpu.py
+	$(GPU_PYTHON) -m histocoder doctor
+	$(GPU_PYTHON) -m pytest -m gpu -rs tests/scripts/test_gpu.py tests/distributed/test_pretended_ranks.py
 	$(GPU_PYTHON) benchmarks/train_step.py
 	$(GPU_PYTHON) benchmarks/predict.py
 

@@ -1,9 +1,10 @@
-"""Two ranks, each on a pretended GPU: what NCCL would carry is carried by gloo. See `pretended_ranks.py`."""
+"""Two ranks, each on a GPU: on pretended ones gloo carries what NCCL would; see `pretended_ranks.py`."""
 
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from conftest import run, slow
 from jobs import finetune, two_ranks
 
@@ -19,6 +20,16 @@ def on_two_gpus(*args: object) -> list[object]:
     return ["tests/pretended_ranks.py", "0,1", "--", *args]
 
 
+def assert_trains_as_one_process_does(folder: Path, table: Path, flags: str, *, pretended: bool) -> None:
+    args = finetune(table, folder / "one", *STEPS, *flags.split(), "--batch-size", 8, "--device", "cpu")
+    run(*(arg if arg != "fp16" else "fp32" for arg in args if arg not in ("--fsdp", "full_shard")))
+    args = finetune(table, folder / "two", *STEPS, *flags.split(), "--batch-size", 4, "--device", "cuda")
+    first, second = two_ranks(on_two_gpus(*args) if pretended else args)
+    assert "2 processes, " in first.stdout and ", nccl, " in first.stdout and not second.stdout
+    tolerance = 1e-2 if "fp16" in flags else 1e-4
+    assert losses(folder / "two") == pytest.approx(losses(folder / "one"), rel=tolerance)
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -28,13 +39,14 @@ def on_two_gpus(*args: object) -> list[object]:
     ],
 )
 def test_two_gpus_train_as_one_process_does(tmp_path: Path, table: Path, flags: str):
-    args = finetune(table, tmp_path / "one", *STEPS, *flags.split(), "--batch-size", 8, "--device", "cpu")
-    run(*(arg if arg != "fp16" else "fp32" for arg in args))
-    args = finetune(table, tmp_path / "two", *STEPS, *flags.split(), "--batch-size", 4, "--device", "cuda")
-    first, second = two_ranks(on_two_gpus(*args))
-    assert "2 processes, Pretended GPU" in first.stdout and "DDP, nccl, " in first.stdout and not second.stdout
-    tolerance = 1e-2 if "fp16" in flags else 1e-4
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=tolerance)
+    assert_trains_as_one_process_does(tmp_path, table, flags, pretended=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("flags", ["", "--encoder ngram --ngram-dropout 0", "--fsdp full_shard"])
+def test_nccl_carries_what_gloo_does(tmp_path: Path, table: Path, flags: str):
+    assert_trains_as_one_process_does(tmp_path, table, flags, pretended=False)
 
 
 @pytest.mark.slow
