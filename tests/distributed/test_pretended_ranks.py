@@ -33,7 +33,7 @@ def assert_trains_as_one_process_does(folder: Path, table: Path, flags: str, *, 
 @pytest.mark.parametrize(
     "flags",
     [
-        "--encoder ngram --ngram-dropout 0",  # whose table's rows are exchanged beside DDP
+        slow("--encoder ngram --ngram-dropout 0"),  # whose table's rows are exchanged beside DDP
         slow("--encoder tiny --gradient-accumulation-steps 2"),
         slow("--encoder ngram --ngram-dropout 0 --gradient-accumulation-steps 2 --precision fp16"),
     ],
