@@ -17,6 +17,7 @@ from histocoder.checkpoints import run_files, training_state
 from histocoder.checkpoints.model_files import WEIGHTS_FILE
 from histocoder.checkpoints.run_files import ARGS_FILE, LOG_FILE, RECORD_FILE, TENSORBOARD_FOLDER, WANDB_ID_FILE
 from histocoder.checkpoints.training_state import BEST_FOLDER, CHECKPOINTS_FOLDER, STATE_FILE, Checkpoint
+from histocoder.config import NO_COLUMN
 from histocoder.data import store
 from histocoder.errors import Interrupted, UserError, handling_stop_signals
 from histocoder.files import existing, is_same_file, make_folder, remove_files, remove_leftovers, write_text
@@ -34,9 +35,10 @@ def run_of(model: Path) -> Path:
 
 
 def run_settings(run: Path) -> dict[str, Any]:
-    """Return the content of a run's `args.yaml`; an empty dict where there is none."""
+    """Return the content of a run's `args.yaml`, None as the column of languages "none"; an empty dict without one."""
     path = run / ARGS_FILE
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    settings = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return settings | {"language_col": None} if settings.get("language_col") == NO_COLUMN else settings
 
 
 @contextmanager

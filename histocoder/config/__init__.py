@@ -3,6 +3,7 @@
 from histocoder.config.model import ALL_LANGUAGES, FLAT_LOSSES, LANG_SEP, MAX_TARGET_LEN, ModelConfig, check_target_len
 from histocoder.config.prediction import SOURCE_COL, ClassOptions, PredictConfig, PredictOptions
 from histocoder.config.run import (
+    NO_COLUMN,
     NUM_CODES,
     NUM_GREEDY,
     RANK_TIMEOUT,

@@ -23,6 +23,7 @@ MAX_WORKERS = 8 * (os.cpu_count() or 1)
 """Loader processes at most; more than one per processor is of no use, and each takes memory."""
 STEP_ROWS, MAX_GROWTH = 64, 4
 """Rows of a step for which recipes have learning rates, and by how much `max_epoch_steps` multiplies them at most."""
+NO_COLUMN = "none"  # as --language-col
 NUM_CODES = {"hisco": 5, "occ1950": 2}  # columns of codes, by formatter that fixes their number
 _TAKEN = re.compile("occ1|lang|checked|conf|times|source|(prob|desc|alt)_.*")
 _FITTING = "auto: as many as the codes need; codes without digits are numbered (default: auto)"
@@ -50,7 +51,11 @@ class TableConfig(Settings):
     target_cols: tuple[str, ...] = free(None, "columns of codes, first code first (required)", metavar="COL")
     save_path: str = free("./Finetuned/", "the run's folder", metavar="DIR")
     language: str = free("unk", "language of all rows, code or name: see below (default: unk, unknown)", metavar="LANG")
-    language_col: str | None = free(None, "column of each row's language, instead of --language", metavar="COL")
+    language_col: str | None = free(
+        None,
+        "column of each row's language, instead of --language (default: lang or language, if it has languages)",
+        metavar="COL|none",
+    )
     block_size: int | None = free(
         None, f"characters of the longest code; {_FITTING}", metavar="N|auto", parse=_block_size, at_least=1
     )
@@ -80,10 +85,16 @@ class TableConfig(Settings):
         require(bool(self.dataset and columns), "Name a table and its codes: --dataset my.csv --target-cols hisco_1.")
         require(len(set(columns)) == len(columns), "A column is specified twice in --target-cols.")
         check_names(columns)
-        require(self.language == "unk" or self.language_col is None, "Give --language or --language-col, not both.")
+        has_one = self.language == "unk" or self.column_of_languages is None
+        require(has_one, "Give --language or --language-col, not both.")
         check_target_len(len(columns), self.block_size or 1)
         share = 0.1 if self.share_val is None else self.share_val
         require(0 < share < 1, f"--share-val is {share:g}; it must lie between 0 and 1, as 0.1 does.")
+
+    @property
+    def column_of_languages(self) -> str | None:
+        """The column of each row's language; None if there is none, or it is not to be read."""
+        return None if self.language_col == NO_COLUMN else self.language_col
 
     @property
     def folder(self) -> Path:

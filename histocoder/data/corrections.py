@@ -109,15 +109,15 @@ def read_corrections(
     parts: list[pa.Table] = []
     for path in map(Path, config.corrections or ()):
         file = open_table(path, [config.input_col, CHECKED_COL, config.target_cols[0]])
-        has_language = config.language_col is not None and file.has(config.language_col)
-        if config.language_col and not has_language:
-            log.info(f"{path} has no column {config.language_col!r}; its codes apply to all languages.")
+        has_language = config.column_of_languages is not None and file.has(config.column_of_languages)
+        if config.column_of_languages and not has_language:
+            log.info(f"{path} has no column {config.column_of_languages!r}; its codes apply to all languages.")
         files = ExampleFiles(
             (path,),
             config.target_cols,
             formatter,
             input_col=config.input_col,
-            language_col=config.language_col or LANG_COL,
+            language_col=config.column_of_languages or LANG_COL,
             language=None if has_language else _ANY,
             known=known,
             rules=rules,

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from histocoder.config import PrepareConfig, settings_of
+from histocoder.config import FinetuneConfig, PrepareConfig, settings_of
 from histocoder.data import store
 from histocoder.data.codes import LabelRules, fit_codes, rules_of
 from histocoder.data.corrections import Corrections, read_corrections
@@ -20,7 +20,7 @@ from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import CODES, HELD_OUT, LANG_COL, SEEN, SPLITS, TITLES, TRAIN, VAL, Examples, is_codes
 from histocoder.data.hashes import cell_hashes, key_hashes
 from histocoder.data.key import Key, read_key, write_key
-from histocoder.data.languages import chosen_language, own_languages
+from histocoder.data.languages import Language, chosen_language, own_languages
 from histocoder.data.normalize import description_keys, spellings
 from histocoder.data.problems import conflicts, joined_spellings, rejected_rows
 from histocoder.data.titles import titles_to_learn
@@ -29,6 +29,7 @@ from histocoder.files import is_same_file, make_folder, remove_leftovers, tempor
 from histocoder.formatters import MISSING, Formatter, build_formatter
 from histocoder.log import log, sending_lines
 from histocoder.tables.output import write_table
+from histocoder.tables.table import open_table
 
 SPLIT_FILES = {TRAIN: "data_train.csv", VAL: "data_val.csv", HELD_OUT: "data_held_out.csv", TITLES: "data_titles.csv"}
 """Split -> the table that people read; corrections are held out to compare the model with the one before."""
@@ -36,6 +37,10 @@ TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
 REJECTED_FILE, CONFLICTS_FILE = "rejected.csv", "conflicts.csv"
 PREPARED_TABLES = (store.EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTED_FILE, CONFLICTS_FILE)
 _ROWS_FILE = "rows.arrow"
+LANGUAGE_COLS = ("lang", "language")
+"""Names of columns of languages that need no flag."""
+_MOSTLY = 0.9  # share of cells that are languages in a column of them
+_Config = TypeVar("_Config", bound=FinetuneConfig)
 _ENOUGH_TO_VALIDATE = 1_000  # descriptions, by default
 _FEWEST_NEW = 100  # descriptions unknown to the initial model from which on these alone are validated on
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
@@ -61,6 +66,34 @@ def prepared_files(folder: Path, record: dict[str, Any], key: Key) -> dict[str, 
     attributes = tuple(record["settings"].get("attribute_cols") or ())
     how: dict[str, Any] = {"key": key, "rules": PREPARED_RULES, "attribute_cols": attributes}
     return {name: ExampleFiles((path,), columns, formatter, **how) for name, path in paths.items() if path.is_file()}
+
+
+def with_language_column(config: _Config) -> _Config:
+    """Return settings with the table's column `lang` or `language`, if it has languages and the settings name none.
+
+    Data that were prepared before keep what they were prepared with. A table that can't be read is left to `prepare`.
+    """
+    if config.language_col is not None or config.language != "unk":
+        return config
+    settings = {} if config.overwrite else store.read_prepared(config.folder).get("settings", {})
+    if "language_col" in settings:
+        return replace(config, language_col=settings["language_col"])
+    try:
+        file = open_table(Path(config.dataset), [config.input_col], optional=LANGUAGE_COLS, sheet=config.sheet)
+        names = [file.column(name) for name in LANGUAGE_COLS if file.has(name)]
+        others = {config.input_col, *config.target_cols, *(config.attribute_cols or ())}
+        if not names or names[0] in others:
+            return config
+        name = names[0]
+        cells = next(iter(file.tables([name]))).columns[name].drop_null()
+    except UserError:
+        return config
+    languages = {cell: Language(cell) for cell in cells.unique().to_pylist()}
+    is_known = np.array([languages[cell].is_known for cell in cells.to_pylist()])
+    if {*languages.values()} <= {Language()} or is_known.mean() < _MOSTLY:
+        return config
+    log.info(f"{config.dataset}: the column {name!r} has each row's language; --language-col none ignores it.")
+    return replace(config, language_col=name)
 
 
 def prepare(
@@ -318,15 +351,16 @@ def table_files(
 ) -> ExampleFiles:
     """Return the table with the formatter that its codes, and those of a key and of a model, need; see `fit_codes`."""
     num_blocks, sep, attributes = len(config.target_cols), config.use_within_block_sep, config.attribute_cols or ()
-    needed = {config.language_col: "language_col"} if config.language_col else {}
+    language_col = config.column_of_languages
+    needed = {language_col: "language_col"} if language_col else {}
     files = ExampleFiles(
         (Path(config.dataset),),
         config.target_cols,
         build_formatter("general", num_blocks=num_blocks, block_size=config.block_size or 1, use_within_block_sep=sep),
         needed=needed | dict.fromkeys(config.target_cols, "target_cols") | dict.fromkeys(attributes, "attribute_cols"),
         input_col=config.input_col,
-        language_col=config.language_col or LANG_COL,
-        language=None if config.language_col else chosen_language(config.language),
+        language_col=language_col or LANG_COL,
+        language=None if language_col else chosen_language(config.language),
         key=key,
         known=known.codes if known else (),
         rules=rules_of(config),

@@ -236,6 +236,7 @@ def record_of(config: PrepareConfig) -> dict[str, Any]:
     names = [one.name for one in settings_of(PrepareConfig) if one.name not in _NOT_OF_THE_DATA]
     settings = {_NAMES.get(name, name): getattr(config, name) for name in names}
     lists = {name: list(getattr(config, name) or ()) or None for name in ("target_cols", "attribute_cols")}
+    settings["language_col"] = config.column_of_languages
     settings |= {**lists, "key": fingerprint(config.key) if config.key else None}
     if config.titles not in ("auto", "none"):
         settings["titles"] = fingerprint(config.titles)

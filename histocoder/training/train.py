@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from histocoder.data.examples import SEEN, TITLES, TRAIN, VAL, Examples
 from histocoder.data.hashes import hashes_of
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import own_languages
-from histocoder.data.prepare import KEY_FILE
+from histocoder.data.prepare import KEY_FILE, with_language_column
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.summary import FEW_TEXTS, too_few
 from histocoder.files import is_same_file
@@ -70,6 +71,8 @@ def train(config: FinetuneConfig | MixerConfig) -> Path:
     device = start(config)
     encoder = choose_encoder(config, device)
     config = fill_in(replace(config, encoder=encoder.name))
+    if isinstance(config, FinetuneConfig):
+        config = distributed.broadcast_from_primary(partial(with_language_column, config), doing="reading the table")
     with RunFolder.open(config.folder) as run:
         only_prepares = isinstance(config, FinetuneConfig) and config.prepare_only
         if only_prepares and config.overwrite:

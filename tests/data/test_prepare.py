@@ -1,5 +1,6 @@
 import json
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import tiny_coder
 
-from histocoder.config import NORMALIZATIONS, PrepareConfig
+from histocoder.config import NORMALIZATIONS, FinetuneConfig, PrepareConfig
 from histocoder.data.codes import LabelRules
 from histocoder.data.corrections import read_corrections
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import Examples
 from histocoder.data.key import read_key
 from histocoder.data.normalize import description_keys, normalize
-from histocoder.data.prepare import PREPARED_RULES, formatter_of, prepare
+from histocoder.data.prepare import PREPARED_RULES, formatter_of, prepare, with_language_column
 from histocoder.errors import UserError
 from histocoder.evaluation.baselines import Baselines
 from histocoder.formatters import Formatter, build_formatter
@@ -339,6 +340,34 @@ def test_a_table_without_twins_keeps_its_split(tmp_path: Path):
     units = pd.util.hash_array(np.array(texts, dtype=object), hash_key=f"{42:016x}", categorize=False)
     lowest = {texts[i] for i in np.argsort(units)[:12]}  # as versions without this rule split it
     assert set(files["data_val"]["occ1"]) == lowest
+
+
+def finetuning(table: Path, out: Path, **changes: object) -> FinetuneConfig:
+    return FinetuneConfig(str(table), ("hisco_1",), save_path=str(out), **changes)
+
+
+@pytest.mark.parametrize("name", ["lang", "Language"])
+def test_a_column_of_languages_is_taken(tmp_path: Path, name: str, logged: list[str]):
+    rows = ["smed,da,61110", "bonde,Danish,61110", "smith,,61110", "smid,nl,80110"]
+    table = write(tmp_path / "t.csv", f"occ1,{name},hisco_1", *rows * 3)
+    found = with_language_column(finetuning(table, tmp_path / "out"))
+    assert found.language_col.casefold() == name.casefold() and "--language-col none ignores it" in logged[-1]
+    for changes in ({"language_col": "none"}, {"language": "da"}):
+        config = replace(finetuning(table, tmp_path / "out"), **changes)
+        assert with_language_column(config) == config
+    prepare(finetuning(table, tmp_path / "out", language_col="none"), tmp_path / "out")
+    assert set(pd.read_csv(tmp_path / "out" / "data_train.csv")["lang"]) == {"unk"}
+    # which was prepared without languages before
+    assert with_language_column(finetuning(table, tmp_path / "out")).language_col is None
+
+
+def test_a_column_of_other_words_is_no_language(tmp_path: Path):
+    for cells in (["north", "south", "east", "da"], ["", "", "", ""]):
+        rows = [f"smed {cell},{cell},61110" for cell in cells]
+        table = write(tmp_path / "t.csv", "occ1,lang,hisco_1", *rows)
+        assert with_language_column(finetuning(table, tmp_path / "out")).language_col is None
+    missing = finetuning(tmp_path / "missing.csv", tmp_path / "out")
+    assert with_language_column(missing) == missing  # `prepare` says what is wrong
 
 
 def test_data_of_an_earlier_version_are_used_as_they_are(tmp_path: Path, table: Path):
