@@ -14,6 +14,7 @@ from histocoder.cli.flags import CompareFlags, EvaluateFlags, KnownCodesFlags, R
 from histocoder.data.codes import rules_of
 from histocoder.data.example_files import other_cells
 from histocoder.data.examples import HELD_OUT, TRAIN, VAL, Examples
+from histocoder.data.hashes import are_among
 from histocoder.data.languages import chosen_language
 from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError, counted
@@ -76,6 +77,7 @@ def run_compare(config: CompareFlags) -> None:
     examples = _coded_rows(config, first)
     for name, coder in zip(config.models, (first, second), strict=True):
         _measured(coder, examples, local_folder(name))
+        _say_learned(coder, examples, name)
     found, changed = compare(first, second, examples)
     models = " and ".join(
         f"{percent(found[name]['rows'])} ({percent(found[name]['texts'])}) by {path}"
@@ -128,6 +130,7 @@ def _trained(config: EvaluateFlags, coder: Coder, examples: Examples, folder: Pa
                 raise UserError(
                     f"--baselines needs the training data, and {run_of(folder)} has none. Add --train-data FILE."
                 )
+            _say_learned(coder, examples, config.model)
             return None
         chunks = rows.chunks()
     known = Known(languages=coder.model.config.languages, any_language=not has_languages)
@@ -135,6 +138,16 @@ def _trained(config: EvaluateFlags, coder: Coder, examples: Examples, folder: Pa
     for chunk in itertools.chain(chunks, _measured(coder, examples, folder)):
         trained.add(chunk)
     return trained
+
+
+def _say_learned(coder: Coder, examples: Examples, name: str) -> None:
+    """Say how many descriptions a model was trained on, as far as it has a record of them."""
+    trained_on = coder.model.trained_on
+    if trained_on is None:
+        return
+    num_learned = int(are_among(examples.texts, trained_on.cpu().numpy()).sum())
+    if num_learned:
+        log.info(f"Notice: {name} was trained on {num_learned:,} of these {len(examples):,} descriptions.")
 
 
 def _measured(coder: Coder, examples: Examples, folder: Path) -> list[Examples]:

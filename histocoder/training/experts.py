@@ -99,6 +99,15 @@ def fit_weights(
     return {**fitted, "other": float(other.detach())} if may_be_other else fitted
 
 
+def fit_all_weights(coder: Coder, examples: Examples, *, num_train: int) -> dict[str, float]:
+    """Return the weights of all votes on a description's codes, fitted to examples; see `fit_weights`."""
+    weights: dict[str, float] = {}
+    for number, batches in enumerate(zip(*votes_on(coder, examples), strict=True)):
+        votes, is_true = zip(*batches, strict=True)
+        weights |= fit_weights(votes, is_true, num_train=num_train, may_be_other=number == 0)
+    return weights
+
+
 def fit_attributes(coder: Coder, examples: Examples, *, num_train: int) -> dict[str, dict[str, float]]:
     """Return the weights of the two experts on each attribute; without a linear expert there is nothing to weigh.
 
@@ -185,10 +194,7 @@ def _fit_to(
     model.config = replace(model.config, experts={})  # so that the decoder votes
     coder = Coder(model, str(trainer.device), precision=trainer.config.precision)
     set_experts(model, *experts, fit_nearest_expert(coder.computing, trainer.train_data))
-    weights: dict[str, float] = {}
-    for number, found in enumerate(zip(*votes_on(coder, examples), strict=True)):
-        votes, is_true = zip(*found, strict=True)
-        weights |= fit_weights(votes, is_true, num_train=len(trainer.train_data), may_be_other=number == 0)
+    weights = fit_all_weights(coder, examples, num_train=len(trainer.train_data))
     of_attributes = fit_attributes(coder, examples, num_train=len(trainer.train_data))
     model.config = replace(model.config, experts=weights, attribute_experts=of_attributes)
     modes = ("combined", "greedy", "flat") if model.config.decoder_learns else ("combined", "flat")
