@@ -55,7 +55,7 @@ def measure(table: pd.DataFrame, language: str, *, size: int, seed: int) -> dict
         coder = Coder.from_pretrained(folder / "out")
         val = pd.read_csv(folder / "out" / "data_val.csv", dtype=str, keep_default_na=False)
         num_train = len(train) - len(val)
-        val = val.drop_duplicates(TEXT)
+        val = val.drop_duplicates(TEXT, ignore_index=True)
         found = coder.predict(val[TEXT].tolist(), language)
         threshold = lowest_confidence(found["conf"].to_numpy(), (found[CODE] == val[CODE]).to_numpy())
     asked = examples_of(test.sample(frac=1, random_state=seed), language).take(np.arange(min(len(val), NUM_GREEDY)))

@@ -47,6 +47,11 @@ def test_titles_runs(folder_of_data: Path):
     assert '"after"' in run("benchmarks/titles.py", "--shared", folder_of_data, *few).stdout
 
 
+def test_chosen_runs(folder_of_data: Path):
+    few = ("--data", "english", "--size", 60, "--seeds", 0)
+    assert '"chosen_on_them"' in run("benchmarks/chosen.py", "--shared", folder_of_data, *few).stdout
+
+
 def test_desk_runs(tmp_path: Path, folder_of_data: Path):
     pytest.importorskip("selenium", reason="no selenium; make bench-smoke installs it")
     if not all(map(shutil.which, ("chromium", "chromedriver"))):

@@ -11,6 +11,7 @@ from conftest import write
 
 from histocoder import FinetuneConfig, train
 from histocoder.checkpoints.model_files import load_model
+from histocoder.cli.main import main
 from histocoder.config import MixerConfig
 from histocoder.data.hashes import are_among
 from histocoder.evaluation.summary import seen_in_words
@@ -64,6 +65,13 @@ def test_a_copy_says_that_accuracy_is_too_high(start: Path, tmp_path: Path, logg
     (tmp_path / "copy" / "config.json").write_text(json.dumps({**config, "num_trained_on": 0}))
     finetuned(tmp_path / "t.csv", tmp_path / "new", initial_checkpoint=str(tmp_path / "copy"))
     assert any("does not record what it was trained on" in line for line in logged)
+
+
+def test_evaluation_of_a_copy_says_what_it_learned(start: Path, tmp_path: Path, logged: list[str]):
+    shutil.copytree(start / "best", tmp_path / "copy")
+    table = write(tmp_path / "e.csv", "occ1,lang,hisco_1", *rows(100, 150))
+    main(["evaluate", "--model", str(tmp_path / "copy"), "--data", str(table), "--output", str(tmp_path / "e")])
+    assert f"Notice: {tmp_path / 'copy'} was trained on 20 of these 50 descriptions." in logged
 
 
 def test_the_data_of_an_earlier_run_are_looked_up(start: Path):
