@@ -27,7 +27,7 @@ def key_hashes(keys: pa.Array) -> np.ndarray:
 
 def hashes_of(examples: Examples) -> np.ndarray:
     """Return the distinct hashes of the descriptions of some rows, in ascending order."""
-    keys = (description_keys(batch["text"]) for batch in examples.table.to_batches())
+    keys = (description_keys(batch["text"].unique()) for batch in examples.table.to_batches())
     parts = [np.unique(key_hashes(pa.array(some, pa.string()))) for some in keys]
     return np.unique(np.concatenate([np.zeros(0, np.int32), *parts]))
 
