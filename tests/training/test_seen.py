@@ -63,6 +63,7 @@ def test_a_copy_says_that_accuracy_is_too_high(start: Path, tmp_path: Path, logg
 
     config = json.loads((tmp_path / "copy" / "config.json").read_text())  # as of an earlier version
     (tmp_path / "copy" / "config.json").write_text(json.dumps({**config, "num_trained_on": 0}))
+    (tmp_path / "copy" / "manifest.json").unlink(missing_ok=True)
     finetuned(tmp_path / "t.csv", tmp_path / "new", initial_checkpoint=str(tmp_path / "copy"))
     assert any("does not record what it was trained on" in line for line in logged)
 
