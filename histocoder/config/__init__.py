@@ -14,7 +14,7 @@ from histocoder.config.run import (
     RunConfig,
     TrainConfig,
 )
-from histocoder.config.settings import Settings, recorded, settings_of
+from histocoder.config.settings import Settings, recorded, settings_of, without_effect
 from histocoder.config.training import (
     AUTO,
     NORMALIZATIONS,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from histocoder.config.model import check_target_len
 from histocoder.config.prediction import ENCODING_HELP
-from histocoder.config.settings import Settings, changed, free, require
+from histocoder.config.settings import Need, Settings, changed, free, require
 from histocoder.config.training import AugmentConfig, FitConfig, SeedConfig, StartConfig
 
 NUM_GREEDY = 1024
@@ -25,6 +25,9 @@ STEP_ROWS, MAX_GROWTH = 64, 4
 """Rows of a step for which recipes have learning rates, and by how much `max_epoch_steps` multiplies them at most."""
 NO_COLUMN = "none"  # as --language-col
 NUM_CODES = {"hisco": 5, "occ1950": 2}  # columns of codes, by formatter that fixes their number
+_WANDB = Need("--log-wandb", lambda run, model: run.log_wandb)
+_WORKERS = Need("--num-workers above 0", lambda run, model: run.num_workers > 0)
+_NO_COLUMNS = Need("the default columns; omit --target-cols", lambda run, model: not run.target_cols)
 _TAKEN = re.compile("occ1|lang|checked|conf|times|source|(prob|desc|alt)_.*")
 _FITTING = "auto: as many as the codes need; codes without digits are numbered (default: auto)"
 
@@ -113,7 +116,10 @@ class FilesConfig(Settings):
     language_col: str = free("lang", "column of languages", metavar="COL")
     formatter: str = free("hisco", "kind of code", choices=("hisco", "occ1950", "general", "gpf"))
     target_col_naming: str | None = free(
-        None, "columns of codes are NAME_1, NAME_2, … (default: the formatter's)", choices=tuple(NUM_CODES)
+        None,
+        "columns of codes are NAME_1, NAME_2, … (default: the formatter's)",
+        choices=tuple(NUM_CODES),
+        needs=_NO_COLUMNS,
     )
     target_cols: tuple[str, ...] | None = free(None, "columns of codes, instead of --target-col-naming", metavar="COL")
     block_size: int | None = free(
@@ -133,6 +139,14 @@ class FilesConfig(Settings):
             self.formatter in NUM_CODES or bool(self.target_cols or self.target_col_naming),
             f"--formatter {self.formatter} needs the columns of codes: --target-cols COL [COL ...].",
         )
+        for flag, is_set in (
+            ("--block-size", self.block_size is not None),
+            ("--use-within-block-sep", self.use_within_block_sep),
+        ):
+            require(
+                not is_set or self.formatter not in NUM_CODES,
+                f"{flag} is for --formatter general; codes of {self.formatter} have a form of their own. Omit it.",
+            )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -191,8 +205,10 @@ class SavingConfig(Settings):
     no_experts: bool = free(False, "leave out word parts, nearest rows and vote: the decoder alone predicts (greedy)")
     log_tensorboard: bool = free(False, "also log to TensorBoard, in tensorboard/")
     log_wandb: bool = free(False, "also log to Weights & Biases")
-    wandb_project_name: str = free("histco-v2-mixer", "W&B project", metavar="NAME")
-    run_name: str | None = free(None, "name of the run in W&B (default: as canine-s_hisco_gpu4)", metavar="NAME")
+    wandb_project_name: str = free("histco-v2-mixer", "W&B project", metavar="NAME", needs=_WANDB)
+    run_name: str | None = free(
+        None, "name of the run in W&B (default: as canine-s_hisco_gpu4)", metavar="NAME", needs=_WANDB
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,10 +227,12 @@ class MachineConfig(Settings):
     local_rank: int | None = free(None, None, flags=("--local_rank", "--local-rank"), is_recorded=False)
     world_size: int | None = free(None, None, is_recorded=False)  # ignored; OccCANINE's command lines have it
     num_workers: int = free(0, "number of processes that load data", between=(0, MAX_WORKERS))
-    prefetch_factor: int = free(2, "batches that each worker loads in advance", at_least=1)
+    prefetch_factor: int = free(2, "batches that each worker loads in advance", at_least=1, needs=_WORKERS)
     pin_memory: bool | None = free(None, "load batches into pinned memory (default: with a GPU)", is_negatable=True)
-    persistent_workers: bool = free(False, "keep workers alive between epochs")
-    worker_timeout: float = free(300.0, "seconds without a batch until a worker counts as hung", metavar="S", above=0)
+    persistent_workers: bool = free(False, "keep workers alive between epochs", needs=_WORKERS)
+    worker_timeout: float = free(
+        300.0, "seconds without a batch until a worker counts as hung", metavar="S", above=0, needs=_WORKERS
+    )
     deterministic: bool = free(False, "use only deterministic algorithms; slower on a GPU")
     gradient_checkpointing: bool = free(False, "recompute each layer in the backward pass: less memory, same results")
     fsdp: str | None = free(None, "shard weights and optimizer (default: DDP)", choices=("full_shard", "shard_grad_op"))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from types import NoneType
-from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
 from histocoder.errors import UserError
 
@@ -21,6 +21,13 @@ _Config = TypeVar("_Config", bound="Settings")
 def require(ok: bool, message: str) -> None:
     if not ok:
         raise UserError(message)
+
+
+class Need(NamedTuple):
+    """Condition under which a setting has an effect."""
+
+    text: str  # as in "--prefetch-factor has no effect without --num-workers"
+    is_met: Callable[[Any, Any], bool]  # by the settings of a run, and the config of its model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +47,7 @@ class Setting:
     is_required: bool = False  # whether a command requires the flag
     is_recorded: bool = True  # whether args.yaml has it: it is the run's, not that of one start of it
     flags: tuple[str, ...] = ()  # spellings of the flag, if the field's name is not the only one
+    needs: Need | None = None
 
     name: str = ""
     type: Any = None  # type without None
@@ -148,6 +156,18 @@ def settings_of(kind: type[Settings]) -> list[Setting]:
         has = {"type": of[0] if NoneType in of else types[one.name], "is_optional": NoneType in of}
         settings.append(replace(declared, name=one.name, group=groups[one.name], **has))
     return settings
+
+
+def without_effect(config: Settings, model: Any) -> list[str]:
+    """Return a sentence for each setting of a run that is given, and means nothing for its model, a `ModelConfig`."""
+    sentences = []
+    by_recipe = getattr(config, "by_recipe", None) or ()
+    for setting in settings_of(type(config)):
+        value = getattr(config, setting.name)
+        is_given = value not in (None, setting.default) and setting.name not in by_recipe
+        if is_given and setting.needs is not None and not setting.needs.is_met(config, model):
+            sentences.append(f"{setting.flag} has no effect without {setting.needs.text}.")
+    return sentences
 
 
 def recorded(config: Settings) -> dict[str, Any]:

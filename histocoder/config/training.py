@@ -3,14 +3,34 @@
 from dataclasses import dataclass
 from typing import Any
 
-from histocoder.config.model import FLAT_LOSSES, check_max_len
-from histocoder.config.settings import Settings, fixed, free, require
+from histocoder.config.model import FLAT_LOSSES, ModelConfig, check_max_len
+from histocoder.config.settings import Need, Settings, fixed, free, require
 
 MAX_SEED = 2**32 - 1  # largest seed that all generators of random numbers take
 NORMALIZATIONS = ("none", "nfc2", "lower2", "lower_ascii2", "nfc", "lower", "lower_ascii")  # see `data.normalize`
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")  # see `model.devices`
 AUTO = "auto"
 PRETRAINED_ENCODER = "google/canine-s"  # chosen by --encoder auto where it can be trained, as in `choose_encoder`
+
+
+def _encoder_type(model: ModelConfig) -> str:
+    return str(model.encoder.get("model_type", "canine"))
+
+
+_NGRAMS = Need("an n-gram encoder", lambda run, model: _encoder_type(model) == "ngram")
+_POOLED = Need(
+    "an encoder of Hugging Face's other than CANINE", lambda run, model: _encoder_type(model) not in ("ngram", "canine")
+)
+_DECODER = Need(
+    "a decoder that learns; for rows of one code only CANINE's does", lambda run, model: model.decoder_learns
+)
+_TRAINED_ENCODER = Need("an encoder that is trained; omit --freeze-encoder", lambda run, model: not run.freeze_encoder)
+_ATTRIBUTES = Need("--attribute-cols", lambda run, model: bool(run.attribute_cols))
+_SOFTMAX = Need("--flat-loss softmax", lambda run, model: run.flat_loss == "softmax")
+_ALTERED = Need("--augmentation-prob above 0", lambda run, model: run.augmentation_prob > 0)
+_EDITS = Need("--num-transformations above 0", lambda run, model: run.num_transformations > 0)
+_LANGUAGE = Need("an encoder that reads the language, for data of several", lambda run, model: model.reads_language)
+_ANY_PRECISION = Need("--precision auto", lambda run, model: run.precision == "auto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +57,14 @@ class StartConfig(Settings):
         "2, of earlier models: long s, ligatures and invisible characters are read as they are",
         choices=NORMALIZATIONS,
     )
-    ngram_dropout: float = fixed(0.3, "with ngram: share of n-grams dropped, below 1", metavar="P", between=(0, 0.999))
+    ngram_dropout: float = fixed(
+        0.3, "with ngram: share of n-grams dropped, below 1", metavar="P", between=(0, 0.999), needs=_NGRAMS
+    )
     pooling: str = fixed(
-        None, "what the classifier reads: the mean of all tokens; auto: [CLS] if there is one", choices=("auto", "mean")
+        None,
+        "what the classifier reads: the mean of all tokens; auto: [CLS] if there is one",
+        choices=("auto", "mean"),
+        needs=_POOLED,
     )
     dropout: float = fixed(0.0, "dropout of the decoder and the heads, less than 1", metavar="P", between=(0, 0.999))
     decoder_dim_feedforward: int | None = fixed(
@@ -75,7 +100,10 @@ class FitConfig(Settings):
         None, "steps of an epoch beyond which the batch doubles, at most twice; 0: never", at_least=0
     )
     decoder_stride: int = fixed(
-        1, "the decoder learns from every N-th row; N doubles when --max-epoch-steps doubles the batch", at_least=1
+        1,
+        "the decoder learns from every N-th row; N doubles when --max-epoch-steps doubles the batch",
+        at_least=1,
+        needs=_DECODER,
     )
     gradient_accumulation_steps: int = free(
         1, "batches per step and process; the result is that of a batch N times as large", between=(1, 65_536)
@@ -84,18 +112,29 @@ class FitConfig(Settings):
         None, "peak learning rate (default: chosen for you, another for the encoder)", metavar="LR", above=0
     )
     encoder_learning_rate: float | None = fixed(
-        None, "peak learning rate of the encoder (default: chosen for you)", metavar="LR", above=0
+        None,
+        "peak learning rate of the encoder (default: chosen for you)",
+        metavar="LR",
+        above=0,
+        needs=_TRAINED_ENCODER,
     )
     table_learning_rate: float | None = fixed(
-        None, "peak learning rate of an n-gram encoder's embeddings (default: chosen for you)", metavar="LR", above=0
+        None,
+        "peak learning rate of an n-gram encoder's embeddings (default: chosen for you)",
+        metavar="LR",
+        above=0,
+        needs=_NGRAMS,
     )
     seq2seq_weight: float = fixed(
         0.1,
         "weight of the decoder's loss, if it learns; that of the classifier's is 1 - W",
         metavar="W",
         between=(0, 1),
+        needs=_DECODER,
     )
-    attribute_weight: float = fixed(0.2, "weight of the loss of each of --attribute-cols", metavar="W", at_least=0)
+    attribute_weight: float = fixed(
+        0.2, "weight of the loss of each of --attribute-cols", metavar="W", at_least=0, needs=_ATTRIBUTES
+    )
     flat_loss: str = fixed(
         None,
         "the classifier's loss: cross-entropy over the codes, or binary cross-entropy, summed or averaged over them",
@@ -105,7 +144,11 @@ class FitConfig(Settings):
         None, "the classifier's logits: linear, or cosines with a direction per code", choices=("linear", "cosine")
     )
     label_smoothing: float = fixed(
-        None, "with softmax: share of the target that is spread over all codes", metavar="P", between=(0, 0.9)
+        None,
+        "with softmax: share of the target that is spread over all codes",
+        metavar="P",
+        between=(0, 0.9),
+        needs=_SOFTMAX,
     )
     repeats: str = fixed(
         None,
@@ -116,7 +159,7 @@ class FitConfig(Settings):
     weight_decay: float = fixed(0.01, "weight decay of AdamW", metavar="D", at_least=0)
     max_grad_norm: float = free(1.0, "norm to which gradients are clipped", metavar="N", above=0)
     precision: str = fixed("auto", "auto: bf16 if the hardware supports it", choices=PRECISIONS)
-    use_amp: bool = free(False, "with auto: fp16 on GPUs without bf16")
+    use_amp: bool = free(False, "with auto: fp16 on GPUs without bf16", needs=_ANY_PRECISION)
     max_skipped_steps: int = free(10, "stop after N consecutive steps with gradients that are not finite", at_least=1)
 
     def step_size(self, num_processes: int) -> int:
@@ -188,9 +231,15 @@ class AugmentConfig(Settings):
 
     GROUP = "augmentation of training descriptions, on the fly"
 
-    augmentation_prob: float = fixed(None, "share of descriptions that are altered", metavar="P", between=(0, 1))
-    num_transformations: int = fixed(3, "most edits of an altered description (1 to N; OccCANINE makes N)", at_least=0)
-    unk_lang_prob: float = fixed(None, "share of descriptions whose language is withheld", metavar="P", between=(0, 1))
+    augmentation_prob: float = fixed(
+        None, "share of descriptions that are altered", metavar="P", between=(0, 1), needs=_EDITS
+    )
+    num_transformations: int = fixed(
+        3, "most edits of an altered description (1 to N; OccCANINE makes N)", at_least=0, needs=_ALTERED
+    )
+    unk_lang_prob: float = fixed(
+        None, "share of descriptions whose language is withheld", metavar="P", between=(0, 1), needs=_LANGUAGE
+    )
     fn_word_freq: str | None = fixed(
-        None, "words to insert: word,freq (default: the data's own)", metavar="CSV", resume="content"
+        None, "words to insert: word,freq (default: the data's own)", metavar="CSV", resume="content", needs=_ALTERED
     )

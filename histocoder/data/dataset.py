@@ -110,11 +110,15 @@ class OccupationDataset(Dataset):
         self._attribute_ids = np.array(ids, dtype=np.int32).reshape(len(ids), len(self)).T  # (n, A)
         self._prefix_lengths = np.array([len(lang + LANG_SEP) for lang in self.examples.languages])
         if self.tokenizer.reads_characters:
-            lengths = np.minimum(self.examples.num_characters.astype(np.int64) + 2, self.max_len)
+            lengths = self.examples.num_characters.astype(np.int64) + 2
+            self.num_cut = int((lengths > self.max_len).sum())
+            lengths = np.minimum(lengths, self.max_len)
         else:
             parts = np.array_split(np.arange(len(self)), -(-len(self) // _ROWS_AT_ONCE))
             tokens = (self.tokenizer.token_ids(self.examples.inputs(rows), max_len=self.max_len) for rows in parts)
-            lengths = np.concatenate([numbers for _, numbers, _ in tokens])
+            of_parts = [(numbers, num_cut) for _, numbers, num_cut in tokens]
+            lengths = np.concatenate([numbers for numbers, _ in of_parts])
+            self.num_cut = sum(num_cut for _, num_cut in of_parts)
         self._lengths = lengths.astype(np.min_scalar_type(self.max_len))
         self.weights = np.broadcast_to(np.float32(1.0), len(self))
         """Weight of each row in the loss, of shape (n,)."""

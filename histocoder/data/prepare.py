@@ -43,6 +43,8 @@ _MOSTLY = 0.9  # share of cells that are languages in a column of them
 _Config = TypeVar("_Config", bound=FinetuneConfig)
 _ENOUGH_TO_VALIDATE = 1_000  # descriptions, by default
 _FEWEST_NEW = 100  # descriptions unknown to the initial model from which on these alone are validated on
+_MIN_IDENTIFIERS, _IDENTIFIERS_SHARE = 50, 0.9
+"""Number of codes, and its share of a column's rows, from which on the column seems to number its rows."""
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
 """Rules by which prepared data, which were checked before, are read."""
 
@@ -198,9 +200,7 @@ def _prepare(
                 f"{num_joined:,} rows have {counted(num_spelt, 'description', 'descriptions')} in several spellings "
                 "that differ in case, accents or punctuation only; these are one description each."
             )
-        kept = rows["reason"].is_null()
-        columns = (rows[name].filter(kept).unique().to_pylist() for name in filter(is_codes, rows.column_names))
-        codes = {code for column in columns for code in column} - {None, MISSING}
+        codes = _codes_of(rows)
         if len(codes) < 2:
             raise UserError(
                 f"{config.dataset} has only one code ({''.join(codes) or 'none'}) in "
@@ -234,6 +234,30 @@ def _prepare(
                 os.replace(scratch / name, folder / name)
             else:
                 (folder / name).unlink(missing_ok=True)  # of data that are replaced
+
+
+def _codes_of(rows: pa.Table) -> set[str]:
+    """Return the codes of checked rows, and say which columns of them seem to number the rows."""
+    kept = rows["reason"].is_null()
+    codes = set[str]()
+    for name in filter(is_codes, rows.column_names):
+        cells = rows[name].filter(kept)
+        codes_of_column = {*cells.unique().to_pylist()} - {None, MISSING}
+        codes |= codes_of_column
+        num_rows = len(cells) - cells.null_count
+        if notice := identifiers_notice(len(codes_of_column), num_rows, name.removeprefix(CODES)):
+            log.info(notice)
+    return codes
+
+
+def identifiers_notice(num_codes: int, num_rows: int, column: str) -> str | None:
+    """Return a notice if nearly each row of a column of codes has a code of its own."""
+    if num_codes < _MIN_IDENTIFIERS or num_codes < _IDENTIFIERS_SHARE * num_rows:
+        return None
+    return (
+        f"Notice: the {num_rows:,} codes in {column} are {num_codes:,} different ones. A model can't learn what occurs "
+        "once. If the column numbers the rows, name that of the codes with --target-cols."
+    )
 
 
 def _screen(files: ExampleFiles, config: PrepareConfig, path: Path) -> pa.Table:

@@ -133,6 +133,11 @@ def fill_in(config: _Config) -> _Config:
     `choose_encoder` has chosen the encoder.
     """
     assert config.encoder != AUTO
+    if config.freeze_encoder and config.initial_checkpoint is None and config.encoder in PRESETS.keys() - {"tiny"}:
+        raise UserError(
+            f"--freeze-encoder: --encoder {config.encoder} is trained from scratch; frozen, it stays random. Omit "
+            "--freeze-encoder, or name a pretrained encoder or --initial-checkpoint."
+        )
     if (start := config.initial_checkpoint) is not None and start.startswith(HUB_PREFIX):
         config = replace(config, initial_checkpoint=str(local_folder(start)))
     recipe = dict(RECIPES[kind_of_start(config)])

@@ -13,7 +13,7 @@ import pandas as pd
 
 from histocoder import distributed
 from histocoder.checkpoints.run_folder import RunFolder, check_shared
-from histocoder.config import NUM_CODES, FinetuneConfig, MixerConfig, RunConfig, check_target_len
+from histocoder.config import NUM_CODES, PRETRAINED_ENCODER, FinetuneConfig, MixerConfig, RunConfig, check_target_len
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.codes import LabelRules, fit_codes, rules_of
 from histocoder.data.dataset import OccupationDataset
@@ -23,8 +23,10 @@ from histocoder.data.key import read_key
 from histocoder.data.normalize import normalize
 from histocoder.data.prepare import KEY_FILE, prepare, prepared_files
 from histocoder.data.store import EXAMPLES_FILE, PREPARED_FILE, store_examples
-from histocoder.errors import UserError, shown
+from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import Formatter, build_formatter
+from histocoder.log import log
+from histocoder.model import PRESETS
 from histocoder.tables.table import open_table
 from histocoder.training.building import initial_key, trained_before
 
@@ -143,6 +145,27 @@ def open_data(config: RunConfig, files: dict[str, ExampleFiles], run: RunFolder)
     record = distributed.broadcast_from_primary(store, doing="reading the data")
     check_shared(run.path / PREPARED_FILE)
     return RunData(run.path / EXAMPLES_FILE, files[TRAIN], record)
+
+
+def log_cut_descriptions(config: FinetuneConfig | MixerConfig) -> None:
+    """Say how many descriptions of prepared data are too long; of encoders that read tokens, only training knows."""
+    if not distributed.is_primary() or config.encoder not in (PRETRAINED_ENCODER, *PRESETS):
+        return
+    examples = Examples.open(config.folder / EXAMPLES_FILE, TRAIN, VAL)
+    num_cut = int((examples.num_characters.astype(np.int64) + 2 > config.max_len).sum())
+    if (notice := cut_notice(num_cut, config.max_len, "characters")) is not None:
+        log.warning(notice)
+
+
+def cut_notice(num_cut: int, max_len: int, unit: str) -> str | None:
+    """Return a notice of descriptions that are longer than the model reads, if there are any."""
+    if not num_cut:
+        return None
+    rows = counted(num_cut, "row has a description", "rows have descriptions")
+    return (
+        f"Notice: {rows} of more than {max_len} {unit}, with the language and the marks of both ends; the model does "
+        "not read the rest. Set a larger --max-len, or shorten them."
+    )
 
 
 def augmenter_of(config: RunConfig, data: OccupationDataset) -> Augmenter | None:

@@ -48,7 +48,8 @@ class Learner:
             max_grad_norm=config.max_grad_norm,
             total_norm=self.total_norm,
         )
-        warmup = round(config.warmup_pct * total_steps)
+        # a first step of the warm-up has rate 0, so a single step is none
+        warmup = min(round(config.warmup_pct * total_steps), total_steps - 1)
         self.schedule = partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps)
         self.scheduler = LambdaLR(self.optimizer, self.schedule)
         # for fp16; in other precisions it does nothing

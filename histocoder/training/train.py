@@ -15,14 +15,14 @@ import torch
 from histocoder import distributed
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint
-from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of
+from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of, without_effect
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import SEEN, TITLES, TRAIN, VAL, Examples
 from histocoder.data.hashes import hashes_of
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import own_languages
-from histocoder.data.prepare import KEY_FILE, with_language_column
+from histocoder.data.prepare import KEY_FILE, identifiers_notice, with_language_column
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.summary import FEW_TEXTS, too_few
 from histocoder.files import is_same_file
@@ -32,7 +32,14 @@ from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically, computing_dtype, device_name, precision_name
 from histocoder.tables.table import fingerprint
 from histocoder.training.building import choose_encoder, fill_in, seeded_model, trained_before
-from histocoder.training.data import RunData, augmenter_of, example_files, open_data
+from histocoder.training.data import (
+    RunData,
+    augmenter_of,
+    cut_notice,
+    example_files,
+    log_cut_descriptions,
+    open_data,
+)
 from histocoder.training.encodings import set_directions
 from histocoder.training.finish import finish
 from histocoder.training.tracking import open_tracker
@@ -78,7 +85,9 @@ def train(config: FinetuneConfig | MixerConfig) -> Path:
         if only_prepares and config.overwrite:
             distributed.run_on_primary(run.refuse_model, doing="looking at the run's folder")
         files = example_files(config)
-        if not only_prepares:
+        if only_prepares:
+            log_cut_descriptions(config)
+        else:
             fit(config, files, run=run, device=device, why_encoder=encoder.reason)
     return run.path
 
@@ -167,7 +176,8 @@ def fit(
 
     distributed.run_on_primary(begin, doing="opening the run's folder")
     encoder = f"{config.encoder}: {why_encoder}" if why_encoder else config.encoder
-    log_banner(trainer, encoder=encoder, num_distinct=data.record["num_distinct"], notice=seen_notice(config, data))
+    sentences = notices(config, data, trainer)
+    log_banner(trainer, encoder=encoder, num_distinct=data.record["num_distinct"], notices=sentences)
     tracker = open_tracker(config, run, start_step=start_step, system=model.config.system)
     try:
         if checkpoint is not None:
@@ -186,6 +196,20 @@ def record_descriptions(model: MixerModel, train_rows: Examples, *, before: np.n
     if before is not None:
         hashes = np.concatenate([hashes, before])
     model.has_learned(torch.from_numpy(hashes))
+
+
+def notices(config: FinetuneConfig | MixerConfig, data: RunData, trainer: Trainer) -> list[str]:
+    """Return what a person should know before a run trains, each in a sentence or two."""
+    train_data, val_data, model_config = trainer.train_data, trainer.val_data, trainer.model.config
+    unit = "characters" if train_data.tokenizer.reads_characters else "tokens"
+    found = [
+        seen_notice(config, data),
+        cut_notice(train_data.num_cut + val_data.num_cut, config.max_len, unit),
+    ]
+    if isinstance(config, MixerConfig):  # `prepare` has looked at a user's table
+        found.append(identifiers_notice(model_config.num_classes, len(train_data), config.columns[0]))
+    found += [f"Notice: {sentence}" for sentence in without_effect(config, model_config)]
+    return [notice for notice in found if notice is not None]
 
 
 def seen_notice(config: RunConfig, data: RunData) -> str | None:
@@ -299,7 +323,7 @@ def _differences(header: tuple[str, str, str], first: dict[str, Any], second: di
     return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows) if differ else ""
 
 
-def log_banner(trainer: Trainer, *, encoder: str, num_distinct: dict[str, int], notice: str | None) -> None:
+def log_banner(trainer: Trainer, *, encoder: str, num_distinct: dict[str, int], notices: Sequence[str]) -> None:
     """Log the lines that describe a run at its start."""
     config, model, data = trainer.config, trainer.model, trainer.train_data
     world_size = distributed.world_size()
@@ -325,7 +349,7 @@ def log_banner(trainer: Trainer, *, encoder: str, num_distinct: dict[str, int], 
     }
     for name, text in lines.items():
         log.info(f"{name:12}{text}")
-    if notice is not None:
+    for notice in notices:
         log.warning(notice)
     if num_distinct.get(VAL, FEW_TEXTS) < FEW_TEXTS:
         log.info(f"Notice on validation: {too_few(num_distinct[VAL])}")

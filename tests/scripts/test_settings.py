@@ -18,7 +18,7 @@ from histocoder.checkpoints.model_files import read_model_config, save_config
 from histocoder.checkpoints.run_files import ARGS_FILE
 from histocoder.checkpoints.training_state import list_checkpoints, load_checkpoint
 from histocoder.cli.arguments import build_parser, parse
-from histocoder.config import RECIPES, RunConfig, recorded, settings_of
+from histocoder.config import RECIPES, ModelConfig, RunConfig, recorded, settings_of, without_effect
 from histocoder.config.settings import fixed
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import Key
@@ -103,6 +103,44 @@ def test_rows_of_a_step_decide_on_its_rates(rows: int):
         of_step = rates.setdefault(scaled.step_size(processes), set())
         of_step.add((scaled.learning_rate, scaled.table_learning_rate, scaled.decoder_stride))
     assert all(len(of_step) == 1 for of_step in rates.values())
+
+
+ALWAYS = set(  # settings that mean something in every run; others say what they need
+    "dataset target_cols save_path language language_col block_size use_within_block_sep share_val split_by key titles "
+    "corrections sheet file_encoding prepare_only input_col attribute_cols drop_bad_labels blank_means_no_occupation "
+    "zero_pad_codes allow_codes_shorter_than_block_size encoder initial_checkpoint only_encoder freeze_encoder max_len "
+    "text_normalization dropout decoder_dim_feedforward recipe by_recipe num_epochs min_steps max_steps batch_size "
+    "max_epoch_steps gradient_accumulation_steps learning_rate flat_loss flat_head repeats warmup_pct weight_decay "
+    "max_grad_norm precision max_skipped_steps seed save_interval save_each_epoch keep_checkpoints resume overwrite "
+    "save_format log_interval eval_interval no_report no_experts log_tensorboard log_wandb device distributed "
+    "rank_timeout local_rank world_size num_workers pin_memory deterministic gradient_checkpointing fsdp no_refit "
+    "compile train_data val_data save_dir formatter".split()
+)
+
+
+def test_flags_that_do_nothing_are_named():
+    idle = {"freeze_encoder": True, "flat_loss": "bce", "precision": "fp32", "target_cols": ("hisco_1",)}
+    idle |= {"augmentation_prob": 0.0}
+    files = {"train_data": ("a.csv",), "val_data": ("v.csv",), "save_dir": "out"}
+    bases = FinetuneConfig("t.csv", **idle), MixerConfig(**files, **idle)
+    form = {"formatter": {}, "vocab_size": 1, "codes": (), "target_cols": (), "decoder_learns": False}
+    models = [ModelConfig(encoder={"model_type": kind}, reads_language=False, **form) for kind in ("bert", "canine")]
+    assert not [sentence for base in bases for sentence in without_effect(base, models[1])]
+    of_scripts = [(base, setting) for base in bases for setting in settings_of(type(base))]
+    for config, setting in of_scripts:
+        if setting.needs is None:
+            assert setting.name in ALWAYS, f"{setting.flag}: say what it needs, or that it needs nothing"
+            continue
+        other = {int: 7, float: 0.25, bool: True, str: (setting.choices or ("x",))[-1]}[setting.type]
+        changes = {setting.name: other}
+        if setting.name == "augmentation_prob":
+            changes["num_transformations"] = 0
+        given = replace(config, **changes)
+        sentences = [sentence for model in models for sentence in without_effect(given, model)]
+        assert any(sentence.startswith(f"{setting.flag} has no effect without ") for sentence in sentences), (
+            setting.flag
+        )
+        assert not without_effect(replace(given, by_recipe=tuple(changes)), models[1])
 
 
 def test_python_trains_resumes_and_is_told_of_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

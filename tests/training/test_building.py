@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ import torch
 import yaml
 from conftest import cases, run, write
 from huggingface_hub import constants
+from jobs import TINY, weights
 
 from histocoder import FinetuneConfig, OccupationClassifier
 from histocoder.checkpoints.run_folder import ARGS_FILE
 from histocoder.cli.arguments import parse
+from histocoder.cli.finetune import main as finetune
 from histocoder.config import PRETRAINED_ENCODER, MixerConfig
 from histocoder.model.encoder import can_be_fetched
 from histocoder.training import building
@@ -84,6 +87,42 @@ def test_a_model_trained_further_keeps_its_encoder():
     assert choose_encoder(config, GPU).reason == ""
     filled_in = fill_in(parse(FinetuneConfig, [*TABLE, "--initial-checkpoint", str(path), "--encoder", "ngram"]))
     assert filled_in.encoder == str(path)
+
+
+def test_long_descriptions_are_counted(tmp_path: Path, logged: list[str]):
+    rows = [
+        f"{'clerk of the ' * (i % 4)}{number} court,{code}"
+        for i, (number, code) in enumerate(product(range(8), "1234567"))
+    ]
+    table = write(tmp_path / "t.csv", "occ1,code", *rows)
+    flags = ["--dataset", str(table), "--target-cols", "code", "--save-path", str(tmp_path / "out"), "--max-len", "32"]
+    finetune([*flags, "--encoder", "tiny", "--prepare-only"])
+    expected = sum(len(f"unk[SEP]{row[:-2]}") + 2 > 32 for row in rows)
+    notice = f"Notice: {expected} rows have descriptions of more than 32 characters"
+    assert 0 < expected < len(rows) and any(line.startswith(notice) for line in logged)
+    logged.clear()
+    few = ["--max-steps", "1", "--no-report", "--no-experts", "--no-refit", "--label-smoothing", "0.5"]
+    finetune([*flags, "--encoder", "tiny", "--flat-loss", "bce", *few])
+    assert any(line.startswith(notice) for line in logged)
+    assert "Notice: --label-smoothing has no effect without --flat-loss softmax." in logged
+
+
+def test_a_column_of_identifiers_is_named(tmp_path: Path, logged: list[str]):
+    table = write(tmp_path / "t.csv", "occ1,id", *(f"clerk no {i},{i + 1000}" for i in range(60)))
+    out = str(tmp_path / "out")
+    finetune(["--dataset", str(table), "--target-cols", "id", "--save-path", out, "--prepare-only"])
+    assert any(line.startswith("Notice: the 60 codes in id are 60 different ones.") for line in logged)
+
+
+def test_a_single_step_has_a_rate(table: Path, tmp_path: Path):
+    def trained(out: Path, *flags: str) -> dict[str, torch.Tensor]:
+        common = ["--dataset", str(table), "--target-cols", "hisco_1", "--save-path", str(out), *TINY]
+        finetune([*common, "--no-refit", "--max-steps", "1", "--batch-size", "16", *flags])
+        return weights(out)
+
+    unchanged = trained(tmp_path / "none", "--learning-rate", "1e-60")
+    stepped = trained(tmp_path / "one", "--warmup-pct", "1")
+    assert not all(torch.equal(tensor, unchanged[name]) for name, tensor in stepped.items())
 
 
 @contextmanager
