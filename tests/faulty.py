@@ -4,6 +4,7 @@ Faults, each at the n-th call, counted from 1, of a function that is named by it
 
 - `kill:os.replace:3`: SIGKILL instead of the call
 - `change:best:3`: SIGKILL instead of the third change of a file or a folder whose path contains `best`
+- `stop:os.replace:2`: SIGTERM to itself before the call
 - `sleep:os.replace:1:5`: five seconds before the call
 - `EROFS:os.replace:2`: an OSError of that kind, in this call and all later ones
 - `room:100000`: no file may grow beyond so many bytes
@@ -134,6 +135,8 @@ def install(fault: str) -> None:
     def behave(function: Callable[..., Any], number: int, *args: Any, **kwargs: Any) -> Any:
         if kind == "kill" and number == at:
             die()
+        if kind == "stop" and number == at:
+            os.kill(os.getpid(), signal.SIGTERM)
         if kind == "sleep" and number == at:
             time.sleep(float(rest[2]))
         if kind.startswith("E") and number >= at:

@@ -35,6 +35,11 @@ class PredictFlags(PredictConfig, ComputingFlags, NamedModel):
 
     def check(self) -> None:
         """Raise a UserError unless there is something to code, and for flags that need others."""
+        files = f"{self.input} {' '.join(self.texts[:1])}"
+        require(
+            not (self.texts and self.input),
+            f"--input takes one table; code several one after the other ({files}), or omit it to code descriptions.",
+        )
         require(
             bool(self.texts) != bool(self.input) and bool(self.input) == bool(self.output),
             'Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.',

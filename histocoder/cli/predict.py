@@ -30,6 +30,12 @@ from histocoder.tables.table import fingerprint
 
 def run_predict(config: PredictFlags) -> None:
     """Code the descriptions; print or write their codes."""
+    for text in config.texts:
+        if Path(text).is_file() or Path(text).is_dir():
+            raise UserError(
+                f"{text} is a file or folder, and would be coded as a description. For a table, write "
+                f"--input {text} --output coded.csv."
+            )
     device = distributed.start(device=config.device)
     folder = local_folder(config.model)
     known_file = _known_file(config.known, config, folder) if config.known else None

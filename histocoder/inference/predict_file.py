@@ -5,13 +5,15 @@ import hashlib
 import json
 import shutil
 import signal
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +27,8 @@ from histocoder.checkpoints.run_files import METRICS_FILE
 from histocoder.checkpoints.run_folder import holding, run_of
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.examples import LANG_COL
-from histocoder.errors import Interrupted, UserError, sending_notices
+from histocoder.data.languages import Language
+from histocoder.errors import Interrupted, UserError, handling_stop_signals, sending_notices, shown
 from histocoder.files import make_folder, replacing, sha256
 from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.descriptions import Descriptions
@@ -33,7 +36,7 @@ from histocoder.inference.known import Known
 from histocoder.inference.predictions import code_columns
 from histocoder.inference.table_coder import TableCoder
 from histocoder.tables.output import Form, check_kept, check_new_columns, check_output, write_table
-from histocoder.tables.table import TableFile, open_table
+from histocoder.tables.table import TableFile, open_table, strings
 
 _BATCHES, _FAST_BATCHES = 4, 16  # batches of a part, after which codes are kept; and those of fast models
 _RESUME = "What is coded so far is kept: run the same command again to resume."
@@ -76,14 +79,19 @@ def predict_file(
     identity = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:16]
     parts = output.with_name(f".{output.name}.parts")
     distributed.run_on_primary(partial(make_folder, output.parent), doing="making the output's folder")
-    with holding(output.with_name(f".{output.name}.lock"), path=output, instead="another --output"), _kept(parts):
-        count = partial(_count_rows, table, output, block_rows)
+    lock = holding(output.with_name(f".{output.name}.lock"), path=output, instead="another --output")
+    with lock, _kept(parts), handling_stop_signals(_stop):
+        count = partial(_count_rows, table, output, block_rows, config=config, languages=coder.model.config.languages)
         num_rows = distributed.broadcast_from_primary(count, doing="reading the input")
         if any(parts.glob(f"codes-{identity}-*")):
             say("Resuming an interrupted run.")
         hidden = True if progress is not None or distributed.rank() else None  # None: without a terminal
         with tqdm(total=num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True) as bar, _saying(say):
-            tell = bar.update if progress is None else lambda num_coded: progress(num_coded, num_rows)
+            tell: Callable[[float], object] = bar.update
+            if progress is not None:
+                tell = lambda num_coded: progress(num_coded, num_rows)  # noqa: E731
+            elif bar.disable and distributed.is_primary():
+                tell = _Minutes(num_rows, say).add
             blocks, told = table.chunks(chunk_rows=block_rows), _Told(tables, config.columns)
             coded = _coded_blocks(tables, blocks, prefix=str(parts / f"codes-{identity}"), size=size, tell=tell)
             for notice in write_table(output, map(told.add, coded), form) if distributed.is_primary() else coded:
@@ -112,6 +120,33 @@ def facts_of(coder: Coder, config: PredictConfig, folder: Path, *, name: str) ->
         accuracy = round(metrics["answer"]["overall"]["accuracy"], 4)
         found["validation"] = {"rows": metrics["num_rows"], "accuracy": accuracy}
     return found
+
+
+_SECONDS_BETWEEN_LINES = 60.0
+
+
+class _Minutes:
+    """Says once a minute how many rows are coded, and how long the rest takes: where no terminal shows a bar."""
+
+    def __init__(self, num_rows: int, say: Callable[[str], None]) -> None:
+        self._num_rows, self._say = num_rows, say
+        self._num_coded = 0.0
+        self._started = self._last = time.monotonic()
+
+    def add(self, num_coded: float) -> None:
+        """Count rows that have been coded."""
+        self._num_coded += num_coded
+        now = time.monotonic()
+        if now - self._last < _SECONDS_BETWEEN_LINES or not self._num_coded:
+            return
+        self._last = now
+        seconds = (now - self._started) * max(self._num_rows / self._num_coded - 1, 0)
+        rest = timedelta(seconds=round(seconds))
+        self._say(f"Coded {round(self._num_coded):,} of {self._num_rows:,} rows; {rest} left.")
+
+
+def _stop(signum: int, _frame: object) -> NoReturn:
+    raise Interrupted(signal.Signals(signum).name, signum)
 
 
 class _Told:
@@ -155,15 +190,32 @@ def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form
     return Form.like(table, **how)
 
 
-def _count_rows(table: TableFile, output: Path, block_rows: int) -> int:
+def _count_rows(
+    table: TableFile, output: Path, block_rows: int, *, config: PredictConfig, languages: Collection[str]
+) -> int:
     """Read all of the input, so that a damaged file is refused before anything is coded, and return its rows.
 
-    What a killed run has left of the output is deleted.
+    What a killed run has left of the output is deleted. Raises a UserError if most rows are of languages that neither
+    the model nor the table of languages knows: the column is not one of languages, or names them in another way.
     """
     for left in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):
         left.unlink()
-    num_rows = sum(map(len, table.chunks(chunk_rows=block_rows)))
+    num_rows = 0
+    counts = Counter[str]()
+    for block in table.chunks(chunk_rows=block_rows):
+        num_rows += len(block)
+        if config.language_col is not None:
+            counted_values = pc.value_counts(strings(block[config.language_col])).to_pylist()
+            counts.update({one["values"] or "": one["counts"] for one in counted_values})
     check_output(output, num_rows=num_rows)
+    own = {*map(Language, languages)}
+    strange = [text for text in counts if not Language(text).is_known and Language(text) not in own]
+    if 2 * sum(counts[text] for text in strange) > num_rows:
+        common = sorted(strange, key=lambda text: -counts[text])[:3]
+        raise UserError(
+            f"{table.path}, {config.language_col}: most rows have a language that histocoder does not know, such as "
+            f"{', '.join(map(shown, common))}. Use ISO 639 codes or names, or omit --language-col."
+        )
     return num_rows
 
 
