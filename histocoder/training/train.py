@@ -136,8 +136,9 @@ def fit(
     attributes = attribute_categories((train_rows, all_val_rows))
     languages = tuple(sorted({*train_rows.languages, "unk"}))
     # `prepare` has printed the notice on languages of the user's own
-    if isinstance(config, MixerConfig) and (own := own_languages(languages)):
-        log.info(own)
+    own = own_languages(languages) if isinstance(config, MixerConfig) else ""
+    for notice in filter(None, (codes_not_learned(train_rows, val_rows), own)):
+        log.info(notice)
     num_examples = data.record["num_distinct"][TRAIN] if config.repeats == "once" else len(train_rows)
     scaled = config.for_rows(num_examples, distributed.world_size())
     rows = {
@@ -230,6 +231,19 @@ def seen_notice(config: RunConfig, data: RunData) -> str | None:
             "validation data, accuracy is too high."
         )
     return None
+
+
+def codes_not_learned(train_rows: Examples, val_rows: Examples) -> str:
+    """Return a notice if most validation rows have a code that no training row has; an empty text otherwise."""
+    learned = {*train_rows.code_table}
+    is_new = np.array([False, *(code not in learned for code in val_rows.code_table)])  # index 0: no code
+    num_rows = int(is_new[val_rows.code_index].any(axis=1).sum())
+    if 2 * num_rows <= len(val_rows):
+        return ""
+    return (
+        f"Notice: {counted(num_rows, 'validation row has', 'validation rows have')} a code that no training row has, "
+        f"of {len(val_rows):,}. The model can't learn these codes, so its accuracy is low. Add rows with them."
+    )
 
 
 def attribute_categories(parts: Sequence[Examples]) -> dict[str, tuple[str, ...]]:

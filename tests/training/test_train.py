@@ -1,0 +1,13 @@
+"""What a run says of its data before it trains."""
+
+import pandas as pd
+
+from histocoder.data.examples import Examples
+from histocoder.training.train import codes_not_learned
+
+
+def test_codes_without_a_training_row_are_told():
+    train = Examples.of(["smed", "bonde"], ["da", "da"], pd.DataFrame({"hisco_1": ["83110", "61110"]}))
+    other = Examples.of(["pige", "dreng", "smed"], ["da"] * 3, pd.DataFrame({"hisco_1": ["54010", "99930", "83110"]}))
+    assert "2 validation rows have a code that no training row has, of 3." in codes_not_learned(train, other)
+    assert not codes_not_learned(train, train)
