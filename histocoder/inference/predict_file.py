@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -27,8 +27,7 @@ from histocoder.checkpoints.run_files import METRICS_FILE
 from histocoder.checkpoints.run_folder import holding, run_of
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.examples import LANG_COL
-from histocoder.data.languages import Language
-from histocoder.errors import Interrupted, UserError, handling_stop_signals, sending_notices, shown
+from histocoder.errors import Interrupted, UserError, handling_stop_signals, sending_notices
 from histocoder.files import make_folder, replacing, sha256
 from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.descriptions import Descriptions
@@ -36,7 +35,7 @@ from histocoder.inference.known import Known
 from histocoder.inference.predictions import code_columns
 from histocoder.inference.table_coder import TableCoder
 from histocoder.tables.output import Form, check_kept, check_new_columns, check_output, write_table
-from histocoder.tables.table import TableFile, open_table, strings
+from histocoder.tables.table import TableFile, open_table
 
 _BATCHES, _FAST_BATCHES = 4, 16  # batches of a part, after which codes are kept; and those of fast models
 _RESUME = "What is coded so far is kept: run the same command again to resume."
@@ -81,7 +80,7 @@ def predict_file(
     distributed.run_on_primary(partial(make_folder, output.parent), doing="making the output's folder")
     lock = holding(output.with_name(f".{output.name}.lock"), path=output, instead="another --output")
     with lock, _kept(parts), handling_stop_signals(_stop):
-        count = partial(_count_rows, table, output, block_rows, config=config, languages=coder.model.config.languages)
+        count = partial(_count_rows, table, output, block_rows)
         num_rows = distributed.broadcast_from_primary(count, doing="reading the input")
         if any(parts.glob(f"codes-{identity}-*")):
             say("Resuming an interrupted run.")
@@ -190,32 +189,15 @@ def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form
     return Form.like(table, **how)
 
 
-def _count_rows(
-    table: TableFile, output: Path, block_rows: int, *, config: PredictConfig, languages: Collection[str]
-) -> int:
+def _count_rows(table: TableFile, output: Path, block_rows: int) -> int:
     """Read all of the input, so that a damaged file is refused before anything is coded, and return its rows.
 
-    What a killed run has left of the output is deleted. Raises a UserError if most rows are of languages that neither
-    the model nor the table of languages knows: the column is not one of languages, or names them in another way.
+    What a killed run has left of the output is deleted.
     """
     for left in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):
         left.unlink()
-    num_rows = 0
-    counts = Counter[str]()
-    for block in table.chunks(chunk_rows=block_rows):
-        num_rows += len(block)
-        if config.language_col is not None:
-            counted_values = pc.value_counts(strings(block[config.language_col])).to_pylist()
-            counts.update({one["values"] or "": one["counts"] for one in counted_values})
+    num_rows = sum(map(len, table.chunks(chunk_rows=block_rows)))
     check_output(output, num_rows=num_rows)
-    own = {*map(Language, languages)}
-    strange = [text for text in counts if not Language(text).is_known and Language(text) not in own]
-    if 2 * sum(counts[text] for text in strange) > num_rows:
-        common = sorted(strange, key=lambda text: -counts[text])[:3]
-        raise UserError(
-            f"{table.path}, {config.language_col}: most rows have a language that histocoder does not know, such as "
-            f"{', '.join(map(shown, common))}. Use ISO 639 codes or names, or omit --language-col."
-        )
     return num_rows
 
 

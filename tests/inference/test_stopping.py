@@ -1,6 +1,5 @@
 """Coding a file without a terminal: lines instead of a bar, signals, and what is mistaken for descriptions."""
 
-import re
 import signal
 from pathlib import Path
 
@@ -48,13 +47,3 @@ def test_a_file_is_not_coded_as_a_description(
         assert f"--input {name} --output coded.csv" in said
     two = ("--input", table, table, "--output", "coded.csv")
     assert "--input takes one table" in mistake(capsys, "predict", "--model", model, *two)
-
-
-def test_languages_that_nobody_knows_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    model = save_tiny_model(tmp_path / "model")
-    flags = ("predict", "--model", model, "--language-col", "sprog", "--output", tmp_path / "coded.csv")
-    rows = ["smed,Qx", "bonde,Qx", "pige,Tysk"]
-    (tmp_path / "in.csv").write_text("\n".join(["occ1,sprog", *rows]) + "\n")
-    said = mistake(capsys, *flags, "--input", tmp_path / "in.csv")
-    assert re.search(r"in.csv, sprog: most rows have a language .*'Qx'", said)
-    assert not (tmp_path / "coded.csv").exists()
