@@ -119,7 +119,7 @@ def start(
         _launch = replace(_launch, rank=dist.get_rank(), world_size=dist.get_world_size(), launched=True)
     show_lines(is_primary())
     chosen = choose_device(device, _launch)
-    if device == "auto" and chosen.type == "cpu" and is_primary() and _expects_gpu():
+    if device == "auto" and chosen.type == "cpu" and is_primary() and shutil.which("nvidia-smi"):
         warn_user(Notice(f"Notice: computing on the CPU, since {missing_gpu()}."))
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -172,11 +172,6 @@ def missing_gpu() -> str:
         reason += f" ({str(error).partition('. ')[0][:200].rstrip('.')})"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return reason if visible is None else f"{reason}; CUDA_VISIBLE_DEVICES is {visible!r}"
-
-
-def _expects_gpu() -> bool:
-    """Return whether a machine without a GPU for torch may have one: by its torch, or by NVIDIA's driver."""
-    return torch.backends.cuda.is_built() or shutil.which("nvidia-smi") is not None
 
 
 def master_address(env: Mapping[str, str] = os.environ) -> tuple[str, int]:

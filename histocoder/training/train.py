@@ -347,6 +347,9 @@ def log_banner(trainer: Trainer, *, encoder: str, num_distinct: dict[str, int], 
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     total, trained = sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
     titles = f"{data.num_titles:,} titles of codes, " if data.num_titles else ""
+    machine = f"{processes}, {device_name(trainer.device)}"
+    if config.device == "auto" and trainer.device.type == "cpu" and torch.backends.cuda.is_built():
+        machine += f"; {distributed.missing_gpu()}"
     parts, steps = config.gradient_accumulation_steps, trainer.total_steps
     lines = {
         "script": Path(sys.argv[0]).name,
@@ -355,7 +358,7 @@ def log_banner(trainer: Trainer, *, encoder: str, num_distinct: dict[str, int], 
         "data": f"{len(data) - data.num_titles:,} training rows "
         f"({num_distinct[TRAIN]:,} distinct descriptions), {titles}"
         f"{len(trainer.val_data):,} validation rows, {counted(model.config.num_classes, 'code', 'codes')}",
-        "machine": f"{processes}, {device_name(trainer.device)}",
+        "machine": machine,
         "strategy": ", ".join(filter(None, [strategy, distributed.backend(), precision])),
         "batch": f"{config.batch_size:,} × {f'{parts:,} accumulated × ' if parts > 1 else ''}{processes} "
         f"= {config.step_size(world_size):,} rows a step",
