@@ -39,7 +39,7 @@ PREPARED_TABLES = (store.EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTE
 _ROWS_FILE = "rows.arrow"
 LANGUAGE_COLS = ("lang", "language")
 """Names of columns of languages that need no flag."""
-_MOSTLY = 0.9  # share of cells that are languages in a column of them
+_MOSTLY = 0.9  # share of distinct cells that are languages in a column of them
 _Config = TypeVar("_Config", bound=FinetuneConfig)
 _ENOUGH_TO_VALIDATE = 1_000  # descriptions, by default
 _FEWEST_NEW = 100  # descriptions unknown to the initial model from which on these alone are validated on
@@ -82,17 +82,14 @@ def with_language_column(config: _Config) -> _Config:
         return replace(config, language_col=settings["language_col"])
     try:
         file = open_table(Path(config.dataset), [config.input_col], optional=LANGUAGE_COLS, sheet=config.sheet)
-        names = [file.column(name) for name in LANGUAGE_COLS if file.has(name)]
-        others = {config.input_col, *config.target_cols, *(config.attribute_cols or ())}
-        if not names or names[0] in others:
-            return config
-        name = names[0]
-        cells = next(iter(file.tables([name]))).columns[name].drop_null()
-    except UserError:
+        name = next(file.column(name) for name in LANGUAGE_COLS if file.has(name))
+        cells = next(file.tables([name])).columns[name].drop_null().unique().to_pylist()
+    except (UserError, StopIteration):
         return config
-    languages = {cell: Language(cell) for cell in cells.unique().to_pylist()}
-    is_known = np.array([languages[cell].is_known for cell in cells.to_pylist()])
-    if {*languages.values()} <= {Language()} or is_known.mean() < _MOSTLY:
+    languages = [*map(Language, cells)]
+    num_known = sum(language.is_known for language in languages)
+    is_used = name in (config.input_col, *config.target_cols, *(config.attribute_cols or ()))
+    if is_used or {*languages} <= {Language()} or num_known < _MOSTLY * len(cells):
         return config
     log.info(f"{config.dataset}: the column {name!r} has each row's language; --language-col none ignores it.")
     return replace(config, language_col=name)

@@ -129,14 +129,6 @@ def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, pro
     return score_sets(code_sets(examples.codes), code_sets(decoded.codes))["accuracy"].to_numpy()
 
 
-def seen_accuracy(coder: Coder, new: Examples, seen: Examples) -> dict[str, float | None]:
-    """Return the accuracy on validation data that are `new` to a model, and on those that it has `seen` in training."""
-    parts = {"accuracy_seen": seen, "accuracy_new": new}
-    return {
-        name: float(right_rows(coder, examples).mean()) if len(examples) else None for name, examples in parts.items()
-    }
-
-
 def gain(
     before: Coder, after: Coder, validation: Examples, held_out: Examples | None, *, right: np.ndarray
 ) -> dict[str, Any]:

@@ -100,14 +100,13 @@ def seen_in_words(metrics: Metrics) -> list[str]:
     if "seen" not in metrics:
         return []
     found = metrics["seen"]
-    seen, new = percent(found["accuracy_seen"]), percent(found["accuracy_new"])
-    rows = f"{found['num_seen']:,} of {found['num_seen'] + found['num_new']:,} validation rows"
     line = (
-        f"{rows} are of descriptions that the model was trained on: {seen} of these are right, and {new} of the others."
+        f"{found['num_rows']:,} validation rows are of descriptions that the model was trained on; "
+        f"{percent(found['accuracy'])} of these are exactly right. "
     )
-    if found["has_new"]:
-        return [f"{line} The other figures, the best model, its mode and its weights are by the others alone."]
-    return [f"{line} There are too few others to choose or to judge by, so the figures are too high."]
+    if found["left_out"]:
+        return [f"{line}The other figures, the best model, its mode and its weights are without them."]
+    return [f"{line}There are too few others to choose or to judge by, so the figures are too high."]
 
 
 def attributes_in_words(metrics: Metrics) -> list[str]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_IGNORED = {
-    *map(ord, "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"),
-    *range(0xFE00, 0xFE10),  # variation selectors
-    *range(0xE0100, 0xE01F0),
-}
+_FILLERS = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 """Characters of other categories than controls and format characters that show nothing: fillers, selectors."""
 
 
@@ -20,21 +19,17 @@ class _PlainForms(dict[int, str]):
     """The plain form of each code point, for `str.translate`; looked up when it first occurs."""
 
     def __missing__(self, code_point: int) -> str:
-        return self.setdefault(code_point, _plain_form(chr(code_point)))
-
-
-def _plain_form(char: str) -> str:
-    category = unicodedata.category(char)
-    if category == "Cf" or (category == "Cc" and not char.isspace()) or ord(char) in _IGNORED:
-        return ""
-    # 1½ is not 11/2, 2² is not 22, and the sign of micro is no Greek letter
-    if category == "No" or char == "\u00b5":
-        return char
-    plain = unicodedata.normalize("NFKC", char)
-    # a diacritic by itself would become a blank with a diacritic, ŀ a word that ends in l
-    if len(plain) > 1 and (" " in plain or (char.isalpha() and not plain.isalpha())):
-        return char
-    return plain
+        char = chr(code_point)
+        category = unicodedata.category(char)
+        plain = unicodedata.normalize("NFKC", char)
+        if category == "Cf" or (category == "Cc" and not char.isspace()) or _FILLERS.match(char):
+            return self.setdefault(code_point, "")
+        # a diacritic by itself would become a blank with a diacritic, ŀ a word that ends in l
+        ends_word = len(plain) > 1 and (" " in plain or (char.isalpha() and not plain.isalpha()))
+        # 1½ is not 11/2, 2² is not 22, and the sign of micro is no Greek letter
+        if category == "No" or char == "\u00b5" or ends_word:
+            plain = char
+        return self.setdefault(code_point, plain)
 
 
 _PLAIN_FORMS = _PlainForms()

@@ -15,7 +15,7 @@ from histocoder.checkpoints.model_files import CONFIG_FILE, is_own_model, load_m
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig
 from histocoder.data.dataset import Batch
-from histocoder.data.examples import HELD_OUT, SEEN, TRAIN, VAL
+from histocoder.data.examples import HELD_OUT, SEEN, TRAIN
 from histocoder.data.hashes import hashes_of
 from histocoder.log import log
 from histocoder.training.data import RunData, augmenter_of
@@ -59,7 +59,7 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
     from histocoder.evaluation.evaluator import (
         evaluate,
         gain,
-        seen_accuracy,
+        right_rows,
     )  # here, since drawing takes a second to import
     from histocoder.evaluation.report import write_report
     from histocoder.evaluation.summary import (
@@ -83,10 +83,9 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
     if before is not None and isinstance(config, FinetuneConfig) and config.corrections and is_own_model(Path(before)):
         corrections, right = data.open(HELD_OUT) if HELD_OUT in data.splits else None, found.rows["right"].to_numpy()
         found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
-    if len(data.open(SEEN)):
-        new, seen = (data.open(split).sample(REPORT_ROWS, seed=0) for split in (VAL, SEEN))
-        sizes = {"num_seen": len(data.open(SEEN)), "num_new": len(data.open(VAL)), "has_new": data.has_new}
-        found.metrics["seen"] = sizes | seen_accuracy(coder, new, seen)
+    if len(seen := data.open(SEEN)):
+        accuracy = float(right_rows(coder, seen.sample(REPORT_ROWS, seed=0)).mean())
+        found.metrics["seen"] = {"num_rows": len(seen), "accuracy": accuracy, "left_out": data.has_new}
     folder = trainer.run.path
     path = write_report(folder, found, coder, title=folder.resolve().name, logs=trainer.run.logs)
     metrics = found.metrics

@@ -216,15 +216,14 @@ def notices(config: FinetuneConfig | MixerConfig, data: RunData, trainer: Traine
 def seen_notice(config: RunConfig, data: RunData) -> str | None:
     """Return a notice if the model has, or may have, learned from descriptions that it is validated on."""
     if num_rows := len(data.open(SEEN)):
-        where = "the training data" if config.initial_checkpoint is None else "the training data or the initial model's"
-        descriptions = counted(data.record["num_distinct"][SEEN], "description", "descriptions")
-        beginning = (
-            f"Notice: {num_rows:,} of {num_rows + len(data.open(VAL)):,} validation rows ({descriptions}) are of "
-            f"descriptions in {where}. "
-        )
+        consequence = "There are too few others to choose a model by, so accuracy is too high."
         if data.has_new:
-            return f"{beginning}The others alone choose and judge the model; the report has both accuracies."
-        return f"{beginning}There are too few others to choose a model by, so accuracy is too high."
+            consequence = "The others alone choose and judge the model; the report has both accuracies."
+        descriptions = counted(data.record["num_distinct"][SEEN], "description", "descriptions")
+        return (
+            f"Notice: {num_rows:,} of {len(data.open(VAL, SEEN)):,} validation rows ({descriptions}) are of "
+            f"descriptions in the training data, or in those of the initial model. {consequence}"
+        )
     if config.initial_checkpoint is not None and trained_before(config) is None:
         return (
             f"Notice: {config.initial_checkpoint} does not record what it was trained on. If that is in these "
