@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import DEADLINE, ROOT, cases, environment, free_port, program, slow
+from conftest import DEADLINE, ROOT, cases, environment, free_port, program
 
 PLAIN = "python finetune.py --dataset path/to/data.csv --target-cols col1 col2 --save-path ./output"
 MIXER = "python train_mixer.py --train-data path/to/train.csv --val-data path/to/val.csv --save-dir ./output"
@@ -72,7 +72,8 @@ def typed(command: str, folder: Path, *, port: int) -> list[str]:
     return words
 
 
-@cases("commands", MIXER, slow(PLAIN), slow(OLDER), slow(TORCHRUN), slow(TORCHRUN_MIXER), slow(TWO_NODES))
+@pytest.mark.slow
+@cases("commands", PLAIN, MIXER, OLDER, TORCHRUN, TORCHRUN_MIXER, TWO_NODES)
 def test_commands_run_as_printed(folder: Path, commands: str):
     port, how = free_port(), {"cwd": folder, "env": environment(PYTHONPATH=str(ROOT)), "text": True}
     how |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
