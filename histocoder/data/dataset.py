@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 
 import numpy as np
@@ -26,6 +27,7 @@ from histocoder.data.titles import WEIGHT
 from histocoder.errors import MachineError, ignore_stop_signals, in_main_thread
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
 from histocoder.formatters.tokenizers import CHARACTERS, CLS_ID, SEP_ID, UNKNOWN, Tokenizer, join_language, tokenize
+from histocoder.model.ngram import Lookup, NgramConfig
 
 _ROWS_AT_ONCE = 1 << 18
 _END_SECONDS = 0.3  # between the end of a process' pipes and its own
@@ -43,8 +45,9 @@ class Batch:
     num_rows: int  # number of rows of the global batch; see `samplers.Share` for this and the next two
     num_target_blocks: int
     weight: float
-    rows: np.ndarray  # indices of the rows in the dataset
+    rows: Tensor  # indices of the rows in the dataset, of shape (B,)
     counts: Tensor  # number of times each row occurs, of shape (B,), float32; see `merged`
+    lookup: Lookup | None = None  # n-grams, where the encoder reads them on a GPU
 
     def merged(self) -> "Batch":
         """Return the batch with rows of equal text and codes once, and their number in `counts`.
@@ -65,7 +68,7 @@ class Batch:
         counts = self.counts.numpy().copy()
         np.add.at(counts, first[group[dropped]], counts[dropped])
         kept = np.setdiff1d(np.arange(len(table)), dropped)
-        merged = replace(self, counts=torch.from_numpy(counts), rows=self.rows[kept])
+        merged = replace(self, counts=torch.from_numpy(counts))
         return merged.mapped(lambda tensor: tensor[torch.from_numpy(kept)])
 
     def to(self, device: torch.device) -> "Batch":
@@ -77,8 +80,9 @@ class Batch:
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the batch with a function of each tensor in place of it."""
-        values = vars(self)
-        return replace(self, **values | {name: function(x) for name, x in values.items() if isinstance(x, Tensor)})
+        values = {name: function(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        lookup = None if self.lookup is None else self.lookup.mapped(function)
+        return replace(self, **values, lookup=lookup)
 
 
 @dataclass(eq=False)
@@ -204,7 +208,7 @@ class OccupationDataset(Dataset):
             num_rows=share.num_rows,
             num_target_blocks=share.num_target_blocks,
             weight=share.weight,
-            rows=rows,
+            rows=torch.from_numpy(rows),
             counts=torch.from_numpy(self.weights[rows]),
         )
 
@@ -237,10 +241,19 @@ def category_ids(column: pa.ChunkedArray, categories: Sequence[str]) -> np.ndarr
 
 
 class BatchLoader:
-    """Loads the batches of a sampler, in its order, merged (see `Batch`); each iteration starts over."""
+    """Loads the batches of a sampler, in its order, merged (see `Batch`); each iteration starts over.
+
+    `ngrams` are the sizes of an n-gram encoder whose lookups are to be prepared.
+    """
 
     def __init__(
-        self, data: OccupationDataset, sampler: BucketSampler, config: MachineConfig, *, pin_memory: bool
+        self,
+        data: OccupationDataset,
+        sampler: BucketSampler,
+        config: MachineConfig,
+        *,
+        pin_memory: bool,
+        ngrams: NgramConfig | None = None,
     ) -> None:
         self._timeout = config.worker_timeout
         self._workers: list[BaseProcess] = []
@@ -249,7 +262,7 @@ class BatchLoader:
             data,
             sampler=sampler,
             batch_size=None,
-            collate_fn=_merged,  # type: ignore[arg-type]  # it gets a batch, not a list of rows
+            collate_fn=partial(_collated, ngrams=ngrams),  # type: ignore[arg-type]  # it gets a batch, not a list of rows
             num_workers=config.num_workers,
             prefetch_factor=config.prefetch_factor if config.num_workers else None,
             persistent_workers=config.persistent_workers and config.num_workers > 0,
@@ -313,9 +326,11 @@ class BatchLoader:
         return "/dev/shm, which workers pass batches through, is full; make it larger, in a container by --shm-size 1g."
 
 
-def _merged(batch: Batch) -> Batch:
+def _collated(batch: Batch, *, ngrams: NgramConfig | None) -> Batch:
     """Merge a batch, and in a worker move it to shared memory, since a failure is hidden if torch does so later."""
     merged = batch.merged()
+    if ngrams is not None:
+        merged = replace(merged, lookup=Lookup.of(merged.input_ids, ngrams))
     return merged if get_worker_info() is None else merged.mapped(Tensor.share_memory_)
 
 

@@ -85,6 +85,9 @@ class Canine(nn.Module):
         self.projection: Any = nn.ModuleDict({"conv": conv, "LayerNorm": norm()})
         self.final_char_encoder = layers(1)
         self.pooler: Any = nn.ModuleDict({"dense": nn.Linear(dim, dim)})
+        with torch.device("cpu"):  # no state dict holds it
+            primes = torch.tensor(_PRIMES[: config.num_hash_functions])
+        self.register_buffer("_primes", primes, persistent=False)  # a copy in each pass would make a GPU wait
         self.apply(self._initialize)
 
     @classmethod
@@ -140,8 +143,7 @@ class Canine(nn.Module):
     def _embedded(self, input_ids: Tensor) -> Tensor:
         """Return embeddings of characters, by several hashes of each, of positions, and of the first token type."""
         config, tables = self.config, self.char_embeddings
-        primes = torch.tensor(_PRIMES[: config.num_hash_functions], device=input_ids.device)
-        hashes = (input_ids.long() + 1)[..., None] * primes % config.num_hash_buckets
+        hashes = (input_ids.long() + 1)[..., None] * self._primes % config.num_hash_buckets
         shards = [tables[f"{_HASH_TABLE}{i}"](hashes[..., i]) for i in range(config.num_hash_functions)]
         positions = tables.char_position_embeddings.weight[: input_ids.shape[1]]
         return tables.LayerNorm(torch.cat(shards, dim=-1) + (positions + tables.token_type_embeddings.weight[0]))

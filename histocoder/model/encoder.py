@@ -7,6 +7,7 @@ XLM-R and the encoders of T5 and ByT5. transformers is imported where it is need
 from __future__ import annotations
 
 import socket
+import sys
 import tempfile
 import threading
 import urllib.parse
@@ -204,10 +205,20 @@ def encode_pretrained(
     pooled encoding is the first token's if `is_cls`, else the mean over all tokens.
     """
     is_cast = dtype != next(model.parameters()).dtype
+    attention_mask = mask.long()
+    if mask.device.type != "cpu" and _takes_whole_masks(model):
+        # of a mask (B, L), transformers asks whether all of it is True, for which the host would wait
+        attention_mask = mask[:, None, None].expand(-1, 1, mask.shape[1], -1)
     with torch.autocast(input_ids.device.type, dtype=dtype if is_cast else None, enabled=is_cast):
-        encoded = model(input_ids=input_ids.long(), attention_mask=mask.long()).last_hidden_state
+        encoded = model(input_ids=input_ids.long(), attention_mask=attention_mask).last_hidden_state
     pooled = encoded[:, 0] if is_cls else mean_pooled(encoded, mask)
     return encoded.to(dtype), pooled.to(dtype)
+
+
+def _takes_whole_masks(model: PreTrainedModel) -> bool:
+    """Return whether a model takes a mask (B, 1, L, L) as it is, as those do that call `create_bidirectional_mask`."""
+    module = sys.modules[type(model).__module__]
+    return hasattr(module, "create_bidirectional_mask") and model.config._attn_implementation == "sdpa"
 
 
 def _without_kernels(config: PretrainedConfig) -> PretrainedConfig:

@@ -17,7 +17,7 @@ from histocoder.model.decoder import Decoder, Prior, class_blocks
 from histocoder.model.encoder import Encoder, encode_pretrained, encoder_from_config
 from histocoder.model.layers import Dropout, TransformerLayer, WithoutInit, linear
 from histocoder.model.nearest import NearestExpert
-from histocoder.model.ngram import LinearExpert, NgramEncoder
+from histocoder.model.ngram import LinearExpert, Lookup, NgramEncoder
 
 
 class MixerOutput(NamedTuple):
@@ -173,19 +173,20 @@ class MixerModel(nn.Module):
         return of_encoder, list(self.decoder.layers)
 
     def encode(
-        self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None
+        self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None, lookup: Lookup | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return memory (B, M, dim), pooled encoding (B, dim) and memory mask (B, M) of token ids (B, S).
 
         The ids are padded to the tokenizer's `num_positions`. M is S, less if the last positions are padding in every
         row, or the number of words of an n-gram encoder. The mask is True for memory that the decoder attends to; None
-        for all of it. `encoded` gives memory and pooled encoding, if they were computed before.
+        for all of it. `encoded` gives memory and pooled encoding, if they were computed before; `lookup` the n-grams of
+        an n-gram encoder, if they were prepared.
         """
         mask = input_ids.ne(self.tokenizer.pad_id)
         if encoded is not None:
             memory, pooled = encoded
         elif isinstance(self.encoder, NgramEncoder):
-            memory, pooled, mask = self.encoder(input_ids, dtype=self.dtype)
+            memory, pooled, mask = self.encoder(input_ids, lookup, dtype=self.dtype)
         elif isinstance(self.encoder, Canine):
             trimmed = self.config.mask_memory and not is_exporting() and input_ids.shape[1] < self.config.max_len
             memory, pooled = self.encoder(input_ids, dtype=self.dtype, trimmed=trimmed)
@@ -221,13 +222,14 @@ class MixerModel(nn.Module):
         encoded: tuple[Tensor, Tensor] | None = None,
         *,
         decoder_stride: int = 1,
+        lookup: Lookup | None = None,
     ) -> MixerOutput:
         """Encode a batch as `encode` does, and return the logits of both heads.
 
         The decoder gets every `decoder_stride`-th row, from the first on, and the target tokens of these rows, of shape
         (ceil(B / decoder_stride), L), BOS first, without EOS.
         """
-        memory, pooled, memory_mask = self.encode(input_ids, encoded)
+        memory, pooled, memory_mask = self.encode(input_ids, encoded, lookup)
         flat_logits = self.classify(pooled)
         of_attributes = self.classify_attributes(pooled)
         if not self.config.decoder_learns:

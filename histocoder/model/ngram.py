@@ -4,6 +4,7 @@ Subword hashing is fastText's (Bojanowski et al. 2017, https://arxiv.org/abs/160
 Byte Latent Transformer's (Pagnoni et al. 2024, https://arxiv.org/abs/2412.09871).
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
@@ -58,6 +59,29 @@ class Ngrams(NamedTuple):
     words: Tensor  # the word of each character, int64 of shape (B, S); 0 is the language
 
 
+class Lookup(NamedTuple):
+    """The n-grams of a batch, prepared on the CPU, so that the host need not wait until a GPU has counted them."""
+
+    distinct: Tensor  # the table's rows of the distinct n-grams in ascending order, int64 of shape (D,)
+    index: Tensor  # the row of each n-gram among these, int64 of shape (n,)
+    places: Tensor  # the n-grams' places among the B * S * K of `Ngrams.buckets`, int64 of shape (n,)
+    words: Tensor  # `Ngrams.words`, of shape (B, S)
+    num_words: int  # largest number of words of a row, with its language
+
+    @classmethod
+    def of(cls, input_ids: Tensor, config: NgramConfig) -> "Lookup":
+        """Return the n-grams of token ids (B, S) on the CPU."""
+        ngrams = hashed_ngrams(input_ids.long(), config)
+        buckets = ngrams.buckets.flatten()
+        places = (buckets >= 0).nonzero()[:, 0]
+        distinct, index = buckets[places].unique(return_inverse=True)
+        return cls(distinct, index, places, ngrams.words, int(ngrams.words.max()) + 1)
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "Lookup":
+        """Return the lookup with a function of each tensor in place of it."""
+        return Lookup(*map(function, self[:-1]), self.num_words)
+
+
 class NgramEncoder(nn.Module):
     """Encodes descriptions word by word.
 
@@ -80,18 +104,28 @@ class NgramEncoder(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
-    def forward(self, input_ids: Tensor, *, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, input_ids: Tensor, lookup: Lookup | None = None, *, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Encode `CharacterTokenizer`'s ids (B, S), with matrix products in the precision `dtype`.
+
+        `lookup` has the n-grams of the ids, if they were prepared.
 
         Returns the encodings (B, W, dim) of the language and of the words, their means (B, dim) over the words, and a
         mask (B, W) that is False for padding.
         """
-        ngrams = hashed_ngrams(input_ids.long(), self.config)
-        num_words: Any = ngrams.words.max().item() + 1  # not int(…), which torch.export can't trace
-        x, mask = self._words(ngrams, num_words)
+        num_words: Any
+        if lookup is None:
+            ngrams = hashed_ngrams(input_ids.long(), self.config)
+            num_words = ngrams.words.max().item() + 1  # not int(…), which torch.export can't trace
+            x, mask = self._words(ngrams, num_words)
+        else:
+            num_words = lookup.num_words
+            x, mask = self._prepared_words(lookup)
         positions, real = self.position_embeddings.weight[:num_words], None
-        # backwards it gains nothing; when exporting, sizes have to follow from those of the inputs
-        if not torch.is_grad_enabled() and not is_exporting():
+        # backwards it gains nothing, on a GPU the host would wait for the number of words; when exporting, sizes have
+        # to follow from those of the inputs
+        if not torch.is_grad_enabled() and not is_exporting() and x.device.type == "cpu":
             real, others = (found.flatten().nonzero()[:, 0] for found in (mask, ~mask))
             # half of the positions or fewer, and some others, since processors compile code for each shape
             real = torch.cat([real, others[: -len(real) % _MULTIPLE]])
@@ -124,6 +158,31 @@ class NgramEncoder(nn.Module):
         counts = torch.bincount(word, minlength=batch * num_words)
         # rows and words are in order, so that the n-grams of a word follow each other
         total = F.embedding_bag(index, rows, counts.cumsum(0) - counts, mode="sum")
+        x = total / counts.clamp(min=1)[:, None]
+        return x.unflatten(0, (batch, num_words)), is_word.unflatten(0, (batch, num_words))
+
+    def _prepared_words(self, lookup: Lookup) -> tuple[Tensor, Tensor]:
+        """Return what `_words` does, in shapes that the host knows: n-grams that are left out weigh nothing."""
+        batch, num_characters = lookup.words.shape
+        num_kinds, num_words = 2 * self.config.max_n + 1, lookup.num_words
+        device = lookup.words.device
+
+        # The words that there are, and the word of each n-gram, in ascending order.
+        starts = num_words * torch.arange(batch, device=device)[:, None]
+        word = (lookup.words + starts).flatten()[lookup.places // num_kinds]
+        is_word = torch.zeros(batch * num_words, dtype=torch.bool, device=device).index_fill_(0, word, True)
+        is_word[::num_words] = True  # the language, so that each row has something to attend to
+
+        # The same random numbers as in `_words`.
+        shares = torch.ones(len(word), device=device)
+        if self.training and self.config.ngram_dropout_prob:
+            noise = torch.rand(batch, num_characters, num_kinds, device=device).flatten()[lookup.places]
+            shares = (noise >= self.config.ngram_dropout_prob).float()
+
+        rows = F.embedding(lookup.distinct, self.table, sparse=True)
+        first = torch.searchsorted(word, torch.arange(len(is_word), device=device))
+        counts = torch.zeros(len(is_word), device=device).index_add_(0, word, shares)
+        total = F.embedding_bag(lookup.index, rows, first, mode="sum", per_sample_weights=shares)
         x = total / counts.clamp(min=1)[:, None]
         return x.unflatten(0, (batch, num_words)), is_word.unflatten(0, (batch, num_words))
 

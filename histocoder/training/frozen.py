@@ -25,7 +25,7 @@ class FrozenOutputs:
         device = next(model.parameters()).device
         self._tokenizer, self._max_len = model.tokenizer, data.max_len
         lengths = torch.from_numpy(data.lengths()[first].astype(np.int64))
-        self._text_of_row, self._lengths = text_of_row, lengths.to(device)
+        self._text_of_row, self._lengths = torch.from_numpy(text_of_row).to(device), lengths.to(device)
         self._starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)[:-1]]).to(device)
         dim, size = model.encoder.config.hidden_size, 64 if device.type == "cpu" else 1024
         self._memory = torch.empty(int(lengths.sum()), dim, dtype=model.dtype, device=device)
@@ -40,9 +40,12 @@ class FrozenOutputs:
             self._memory[index[is_token]], self._pooled[texts.to(device)] = memory[is_token], pooled
 
     def of(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return memory (B, M, dim), with zeros behind each text, and pooled outputs (B, dim) of a batch's rows."""
+        """Return memory (B, M, dim), with zeros behind each text, and pooled outputs (B, dim) of a batch's rows.
+
+        The batch is on the model's device.
+        """
         num_positions = self._tokenizer.num_encoded(batch.input_ids.shape[1], self._max_len)
-        texts = torch.from_numpy(self._text_of_row[batch.rows]).to(self._lengths.device)
+        texts = self._text_of_row[batch.rows]
         index, is_token = self._indices(texts, num_positions)
         memory = self._memory[index.clamp(max=len(self._memory) - 1)]
         return memory.masked_fill_(~is_token[..., None], 0.0), self._pooled[texts]

@@ -1,11 +1,12 @@
 """A model in training: its device, its precision, its optimizer steps, and how it is spread over ranks."""
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +91,8 @@ class Learner:
     def forward(self, batch: Batch) -> MixerOutput:
         """Return the model's outputs for a batch, for `backward`."""
         stride, encoded = self.config.decoder_stride, None if self.outputs is None else self.outputs.of(batch)
-        return self.wrapped(batch.input_ids, batch.targets[::stride, :-2], encoded, decoder_stride=stride)
+        targets = batch.targets[::stride, :-2]
+        return self.wrapped(batch.input_ids, targets, encoded, decoder_stride=stride, lookup=batch.lookup)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of this rank's part of a loss, which is the sum of all ranks' parts."""
@@ -179,7 +181,8 @@ class AdamW(torch.optim.AdamW):
     as `torch.optim.SparseAdam` does.
 
     All parameters are on one device, or DTensors; gradients are averaged over ranks before. `total_norm` returns the
-    norm of all gradients (by default those of this rank); with it, a step waits for the norm.
+    norm of all gradients (by default those of this rank); with it, and on the GPU of a Mac, a step waits for the norm,
+    else never.
     """
 
     def __init__(
@@ -203,10 +206,10 @@ class AdamW(torch.optim.AdamW):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Clip and step; `grad_norm` is not finite if the step was skipped."""
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        tables = {p: _coalesced(p.grad) for p in parameters if is_table(p)}
+        tables = {p: _RowGradient.of(p.grad) for p in parameters if is_table(p)}
         dense = [p for p in parameters if p not in tables]
-        values = [gradient.values() for gradient in tables.values()]
-        self.grad_norm = self._total_norm([*(p.grad for p in dense), *values])
+        sums = [gradient.sums for gradient in tables.values()]
+        self.grad_norm = self._total_norm([*(p.grad for p in dense), *sums])
         scale = ((self.grad_norm + _CLIP_EPS) / self._max_grad_norm).clamp(min=1.0)  # by which gradients are divided
         for table in tables:
             table.grad = None  # so that PyTorch's step leaves it alone
@@ -216,26 +219,41 @@ class AdamW(torch.optim.AdamW):
             self.found_inf, self.grad_scale = 1.0 - self.grad_norm.isfinite().float(), scale.float()
         if not self._waits or self.grad_norm.isfinite():
             super().step(closure)
-        if tables and self.grad_norm.isfinite():
-            for group in self.param_groups:
-                for table in (p for p in group["params"] if p in tables):
-                    self._step_rows(group, table, tables[table].indices()[0], tables[table].values() / scale)
+        for group in self.param_groups:
+            for table in (p for p in group["params"] if p in tables):
+                rows, values, _ = tables[table]
+                self._step_rows(group, table, rows, values / scale)
 
     def _step_rows(self, group: dict[str, Any], table: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
+        """Step the rows (n,) of a table with their gradients (n, dim), where the norm is finite."""
         if not (state := self.state[table]):
             state["step"] = torch.zeros((), device=table.device if self.defaults["fused"] else None)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
-        state["step"] += 1
-        step, (beta1, beta2), lr, eps = float(state["step"]), group["betas"], group["lr"], group["eps"]
+        (beta1, beta2), lr, eps = group["betas"], group["lr"], group["eps"]
+        is_finite = self.grad_norm.isfinite()
         if kernels.supports(table):
-            moments = state["exp_avg"], state["exp_avg_sq"]
-            kernels.adamw_rows(table, *moments, rows, gradient, lr=lr, betas=group["betas"], eps=eps, step=step)
+            if is_finite:
+                state["step"] += 1
+                moments, step = (state["exp_avg"], state["exp_avg_sq"]), float(state["step"])
+                kernels.adamw_rows(table, *moments, rows, gradient, lr=lr, betas=group["betas"], eps=eps, step=step)
             return
-        mean = state["exp_avg"][rows].lerp_(gradient, 1 - beta1)
-        square = state["exp_avg_sq"][rows].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        state["exp_avg"][rows], state["exp_avg_sq"][rows] = mean, square
-        divisor = (square / (1 - beta2**step)).sqrt_().add_(eps)
-        table.index_add_(0, rows, mean.div_(divisor), alpha=-lr / (1 - beta1**step))
+
+        # Whether a row steps is decided on the device, since a GPU would have to be waited for.
+        state["step"] += is_finite.to(state["step"])
+        steps = (gradient.ne(0).any(1) & is_finite)[:, None]
+        old_mean, old_square = state["exp_avg"][rows], state["exp_avg_sq"][rows]
+        mean = old_mean.lerp(gradient, 1 - beta1)
+        square = (old_square * beta2).addcmul_(gradient, gradient, value=1 - beta2)
+
+        # 1 - beta ** step, which is exact in fp32 so: GPUs of Macs have no doubles
+        correction1, correction2 = (-torch.expm1(state["step"] * math.log(beta)) for beta in (beta1, beta2))
+        change = mean / (square / correction2).sqrt_().add_(eps) * (-lr / correction1)
+
+        # A row that is repeated is written several times, with the same values.
+        state["exp_avg"][rows] = torch.where(steps, mean, old_mean)
+        state["exp_avg_sq"][rows] = torch.where(steps, square, old_square)
+        weights = table[rows]
+        table[rows] = torch.where(steps, weights + change, weights)
 
 
 def parameter_groups(named: Iterable[tuple[str, Tensor]], config: TrainConfig) -> list[dict[str, Any]]:
@@ -259,7 +277,25 @@ def is_table(parameter: Tensor) -> bool:
     return getattr(parameter, "is_sparse_table", False)
 
 
-def _coalesced(gradient: Tensor) -> Tensor:
-    """Return `gradient.coalesce()`, which sorts the rows even where they are in order, as a single batch's are."""
-    rows = gradient._indices()[0]
-    return gradient._coalesced_(True) if bool((rows[1:] > rows[:-1]).all()) else gradient.coalesce()
+class _RowGradient(NamedTuple):
+    """The gradient of a table's rows."""
+
+    rows: Tensor  # indices, of shape (n,), in ascending order; off a CPU's kernels they may repeat
+    values: Tensor  # gradient of each of these rows, of shape (n, dim)
+    sums: Tensor  # gradient of each row once, and zeros, of shape (n, dim)
+
+    @classmethod
+    def of(cls, gradient: Tensor) -> "_RowGradient":
+        """Return a sparse gradient, in which several lookups of a row are added up."""
+        rows, values = gradient._indices()[0], gradient._values()
+        if kernels.supports(values):
+            # `coalesce` sorts the rows even where they are in order, as a single batch's are
+            is_sorted = bool((rows[1:] > rows[:-1]).all())
+            gradient = gradient._coalesced_(True) if is_sorted else gradient.coalesce()
+            return cls(gradient.indices()[0], gradient.values(), gradient.values())
+
+        # `coalesce` makes the host wait for the number of distinct rows, so there is room for all of them.
+        rows, order = rows.sort()
+        position = rows.diff(prepend=rows[:1]).ne(0).cumsum(0)
+        sums = torch.zeros_like(values).index_add_(0, position, values[order])
+        return cls(rows, sums[position], sums)

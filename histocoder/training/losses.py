@@ -198,9 +198,9 @@ def validate(
     sums = torch.zeros(9 + 2 * len(names), dtype=torch.float64)
     for share in sampler:
         freely = torch.from_numpy(in_sample[share.rows]).to(device)
-        batch = data[share]
-        encoded = model.encode(batch.input_ids.to(device), None if outputs is None else outputs.of(batch))
-        sums += _batch_sums(model, batch.to(device), encoded, freely)
+        batch = data[share].to(device)
+        encoded = model.encode(batch.input_ids, None if outputs is None else outputs.of(batch))
+        sums += _batch_sums(model, batch, encoded, freely)
     model.train()
     sums = distributed.all_reduce(sums)
     target, unused, flat, forced_right, correct, real, flat_right, right, of_attributes = sums[:9].tolist()

@@ -20,7 +20,7 @@ from histocoder.data.dataset import BatchLoader, OccupationDataset
 from histocoder.data.samplers import BucketSampler
 from histocoder.errors import Interrupted, StopRequest, UserError, handling_stop_signals
 from histocoder.log import log
-from histocoder.model import MixerModel
+from histocoder.model import MixerModel, NgramEncoder
 from histocoder.model.devices import peak_gpu_memory
 from histocoder.training.frozen import FrozenOutputs, frozen_outputs
 from histocoder.training.learner import Learner
@@ -79,7 +79,10 @@ class Trainer:
             num_parts=config.gradient_accumulation_steps,
         )
         pin_memory = self.device.type == "cuda" if config.pin_memory is None else config.pin_memory
-        return sampler, BatchLoader(data, sampler, config, pin_memory=pin_memory)
+        encoder = self.model.encoder
+        # the CPU hashes n-grams where it computes with them; for a GPU this is done ahead
+        ngrams = encoder.config if isinstance(encoder, NgramEncoder) and self.device.type != "cpu" else None
+        return sampler, BatchLoader(data, sampler, config, pin_memory=pin_memory, ngrams=ngrams)
 
     def fit(self, tracker: Tracker | None = None) -> dict[str, float]:
         """Train from the start or the restored state, save the model, and return the numbers of the last validation.

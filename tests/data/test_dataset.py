@@ -45,8 +45,9 @@ def batches(data: OccupationDataset, epoch: int = 0, **kwargs) -> dict[int, list
     """The token ids of each row, by row."""
     sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=4, seed=0, **kwargs)
     sampler.set_position(epoch, 0)
-    rows = (pair for batch in map(data.__getitem__, sampler) for pair in zip(batch.rows, batch.input_ids, strict=True))
-    return {row: [i for i in ids.tolist() if i] for row, ids in rows}
+    loaded = map(data.__getitem__, sampler)
+    rows = (pair for batch in loaded for pair in zip(batch.rows.tolist(), batch.input_ids.tolist(), strict=True))
+    return {row: [i for i in ids if i] for row, ids in rows}
 
 
 @given(st.lists(st.text(min_size=0, max_size=40).filter(lambda t: "\0" not in t), min_size=1, max_size=5))

@@ -7,7 +7,7 @@ from conftest import spied
 
 from histocoder.formatters.tokenizers import join_language, tokenize
 from histocoder.model import canine
-from histocoder.model.ngram import NgramConfig, NgramEncoder, hashed_ngrams
+from histocoder.model.ngram import Lookup, NgramConfig, NgramEncoder, hashed_ngrams
 
 CONFIG = NgramConfig(num_buckets=4096, hidden_size=16, num_attention_heads=2, intermediate_size=16)
 TEXTS = ["wine and spirit merchant", "dräng", "", "a", "靴屋 😀", "سائق", "word " * 40, "x" * 300, "(retired), farmer"]
@@ -80,3 +80,15 @@ def test_encoding_does_not_depend_on_the_batch(model: NgramEncoder):
         torch.testing.assert_close(alone[1][0], together[1][i], atol=1e-5, rtol=0)
         assert int(alone[2].sum()) == int(together[2][i].sum())
     assert torch.isfinite(together[1]).all()
+
+
+def test_prepared_ngrams_encode_as_hashed_ones_do(model: NgramEncoder):
+    ids = ids_of(TEXTS)
+    results = []
+    for lookup in (None, Lookup.of(ids, CONFIG)):
+        torch.manual_seed(1)  # of the n-grams that are left out
+        memory, pooled, mask = model.train()(ids, lookup, dtype=torch.float32)
+        (memory.square().sum() + pooled.sum()).backward()
+        results.append((memory, pooled, mask, model.table.grad.to_dense()))
+        model.zero_grad()
+    torch.testing.assert_close(*results)

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -98,7 +97,7 @@ def test_the_decoder_learns_from_every_nth_row():
     targets = torch.from_numpy(build_formatter("hisco", num_blocks=2).encode([row[:5] for row in ROWS])).long()
     input_ids = torch.randint(97, 123, (num_rows, 16), generator=torch.Generator().manual_seed(4))
     ids = {name: torch.zeros(num_rows, n, dtype=torch.int64) for name, n in (("class_ids", 2), ("attribute_ids", 0))}
-    each = {"rows": np.arange(num_rows), "counts": torch.ones(num_rows)}
+    each = {"rows": torch.arange(num_rows), "counts": torch.ones(num_rows)}
     batch = Batch(input_ids, targets, **ids, **each, num_rows=num_rows, num_target_blocks=1, weight=1.0)
     every, third = model(input_ids, targets[:, :-2]), model(input_ids, targets[::3, :-2], decoder_stride=3)
     torch.testing.assert_close(third.seq2seq_logits, every.seq2seq_logits[::3])
