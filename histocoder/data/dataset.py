@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -80,7 +81,7 @@ class Batch:
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the batch with a function of each tensor in place of it."""
-        values = {name: function(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        values: dict[str, Any] = {name: function(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
         lookup = None if self.lookup is None else self.lookup.mapped(function)
         return replace(self, **values, lookup=lookup)
 
@@ -262,7 +263,7 @@ class BatchLoader:
             data,
             sampler=sampler,
             batch_size=None,
-            collate_fn=partial(_collated, ngrams=ngrams),  # type: ignore[arg-type]  # it gets a batch, not a list of rows
+            collate_fn=partial(_collated, ngrams=ngrams),  # it gets a batch, not a list of rows
             num_workers=config.num_workers,
             prefetch_factor=config.prefetch_factor if config.num_workers else None,
             persistent_workers=config.persistent_workers and config.num_workers > 0,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.model.decoder import Attention, Decoder, DecoderLayer, Prior, PriorSteps
-from histocoder.model.layers import add_norm, attend_to_paths, linear
+from histocoder.model.layers import Weights, add_norm, attend_to_paths, linear
 
 _WORTH_COPYING = 0.75  # memory of rows that have ended is dropped if no more than this share remains
 
@@ -148,7 +148,7 @@ class _Memory:
     def attended(self, x: Tensor, nodes: _Nodes) -> Tensor:
         """Return the attention of `x` (N, dim) of the real nodes to memory, of the same shape."""
         attention = self._attention
-        queries = attention.heads(nodes.spread(F.linear(x, *attention.projections(x.dtype)[0])))
+        queries = attention.heads(nodes.spread(F.linear(x, *attention.projections(Weights(x.dtype))[0])))
         mixed = attention.mix(queries, self._keys, self._values, attn_mask=self._mask)
         return linear(nodes.collect(mixed), attention.out_proj)
 
@@ -162,7 +162,7 @@ class _ProjectedMemory(_Memory):
 
     def __init__(self, attention: Attention, source: DecoderInputs) -> None:
         super().__init__(attention, source)
-        (weight, bias), heads = attention.projections(source.memory.dtype)[0], attention.num_heads
+        (weight, bias), heads = attention.projections(Weights(source.memory.dtype))[0], attention.num_heads
         keys = self._keys / math.sqrt(self._keys.shape[-1])
         scores = torch.einsum("bhsi,hi->bhs", keys, bias.view(heads, -1))
         if self._mask is not None:

@@ -15,6 +15,7 @@ from histocoder.errors import UserError
 from histocoder.model.layers import (
     EncoderConfig,
     TransformerLayer,
+    Weights,
     WithoutInit,
     add_norm,
     additive,
@@ -23,6 +24,7 @@ from histocoder.model.layers import (
     layer_norm,
     linear,
     padded,
+    reusable,
 )
 
 _PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
@@ -61,6 +63,8 @@ class Canine(nn.Module):
     attention within blocks, convolutions are matrix products, and the second convolution computes the part of a
     molecule once instead of once for each of its characters.
     """
+
+    _primes: Tensor  # multipliers of the hash functions, of shape (num_hash_functions,)
 
     def __init__(self, config: CanineConfig) -> None:
         super().__init__()
@@ -133,11 +137,12 @@ class Canine(nn.Module):
         chars = dropout(self._embedded(input_ids[:, :num_chars]).to(dtype), p)
         mask = input_ids.ne(0)
         molecule_mask = mask.unflatten(1, (-1, rate)).any(-1)[:, None, None]  # of L / rate, CLS included
-        mask = mask[:, None, None]
+        molecule_mask, mask = reusable(molecule_mask, dtype), reusable(mask[:, None, None], dtype)
+        weights = Weights(dtype, self.chars_to_molecules, self.projection, self.pooler)
         chars = _apply(self.initial_char_encoder, chars, self._within_blocks(mask[..., :num_chars], dtype))
-        molecules = _apply(self.encoder, self._molecules(chars, drop_last=not trimmed), molecule_mask)
-        pooled = torch.tanh(linear(molecules[:, 0], self.pooler.dense))
-        encoded = dropout(self._projected(chars, molecules[:, 1:], num_encoded), p)
+        molecules = _apply(self.encoder, self._molecules(chars, weights, drop_last=not trimmed), molecule_mask)
+        pooled = torch.tanh(linear(molecules[:, 0], self.pooler.dense, weights))
+        encoded = dropout(self._projected(chars, molecules[:, 1:], weights, num_encoded), p)
         return _apply(self.final_char_encoder, encoded, mask[..., :num_encoded]), pooled
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
@@ -148,25 +153,25 @@ class Canine(nn.Module):
         positions = tables.char_position_embeddings.weight[: input_ids.shape[1]]
         return tables.LayerNorm(torch.cat(shards, dim=-1) + (positions + tables.token_type_embeddings.weight[0]))
 
-    def _molecules(self, chars: Tensor, *, drop_last: bool) -> Tensor:
+    def _molecules(self, chars: Tensor, weights: Weights, *, drop_last: bool) -> Tensor:
         """Return CLS and one molecule for every `rate` characters of `chars` (B, L, dim)."""
         conv = self.chars_to_molecules.conv
         windows = chars.unflatten(1, (-1, self.config.downsampling_rate)).flatten(2)  # (B, L / rate, rate * dim)
-        weight = conv.weight.to(chars.dtype).permute(0, 2, 1).flatten(1)
-        molecules = F.gelu(F.linear(windows, weight, conv.bias.to(chars.dtype)))
+        weight = weights[conv.weight].permute(0, 2, 1).flatten(1)
+        molecules = F.gelu(F.linear(windows, weight, weights[conv.bias]))
         molecules = molecules[:, :-1] if drop_last else molecules
-        return layer_norm(torch.cat([chars[:, :1], molecules], dim=1), self.chars_to_molecules.LayerNorm)
+        return layer_norm(torch.cat([chars[:, :1], molecules], dim=1), self.chars_to_molecules.LayerNorm, weights)
 
-    def _projected(self, chars: Tensor, molecules: Tensor, num_encoded: int) -> Tensor:
+    def _projected(self, chars: Tensor, molecules: Tensor, weights: Weights, num_encoded: int) -> Tensor:
         """Convolve over the first characters (B, L, dim), each beside its molecule of (B, M, dim)."""
         conv = self.projection.conv
-        weight = conv.weight.to(chars.dtype)  # (dim, 2 * dim, taps), for characters, then for molecules
+        weight = weights[conv.weight]  # (dim, 2 * dim, taps), for characters, then for molecules
         dim, _, taps = weight.shape
         of_chars, of_molecules = weight.split(dim, dim=1)
         before, length, rate = (taps - 1) // 2, chars.shape[1], self.config.downsampling_rate
         padded = F.pad(chars, (0, 0, before, taps - 1 - before))
         windows = torch.cat([padded[:, k : k + length] for k in range(taps)], dim=-1)  # (B, L, taps * dim)
-        out = F.linear(windows, of_chars.permute(0, 2, 1).flatten(1), conv.bias.to(chars.dtype))
+        out = F.linear(windows, of_chars.permute(0, 2, 1).flatten(1), weights[conv.bias])
         # contiguous, or torch copies the weight for each row of the batch when no gradients are needed
         by_tap = F.linear(molecules.contiguous(), of_molecules.permute(2, 0, 1).flatten(0, 1))
         by_tap = by_tap.unflatten(-1, (taps, dim))  # (B, M, taps, dim)
@@ -175,7 +180,7 @@ class Canine(nn.Module):
         for k in range(taps):
             ahead = k - before
             out = out + F.pad(by_tap[:, :, k].repeat_interleave(rate, dim=1), (0, 0, -ahead, ahead))
-        return layer_norm(F.gelu(out)[:, :num_encoded], self.projection.LayerNorm)
+        return layer_norm(F.gelu(out)[:, :num_encoded], self.projection.LayerNorm, weights)
 
     def _within_blocks(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         """Restrict `mask` (B, 1, 1, L) to attention within blocks, if there are several."""
@@ -209,14 +214,24 @@ class CanineLayer(TransformerLayer):
         hidden_p, attention_p = config.hidden_dropout_prob, config.attention_probs_dropout_prob
         if not self.training:
             hidden_p = attention_p = 0.0
-        sources = [linear(x, projection) for projection in self.attention["self"].values()]
+        weights = Weights(x.dtype, self)
+        sources = self._sources(x, weights)
         if real is not None:
             sources = [padded(torch.cat(sources, dim=-1), real, (len(mask), mask.shape[-1]))]
         mixed = attention(*sources, num_heads=config.num_attention_heads, mask=mask, dropout_p=attention_p)
         mixed = mixed if real is None else mixed.flatten(0, 1).index_select(0, real)
-        x = add_norm(x, linear(mixed, update.dense), update.LayerNorm, hidden_p)
-        wide = F.gelu(linear(x, self.intermediate.dense))
-        return add_norm(x, linear(wide, self.output.dense), self.output.LayerNorm, hidden_p)
+        x = add_norm(x, linear(mixed, update.dense, weights), update.LayerNorm, hidden_p, weights)
+        wide = F.gelu(linear(x, self.intermediate.dense, weights))
+        return add_norm(x, linear(wide, self.output.dense, weights), self.output.LayerNorm, hidden_p, weights)
+
+    def _sources(self, x: Tensor, weights: Weights) -> list[Tensor]:
+        """Return queries, keys and values of `x`; on a GPU side by side, by one product."""
+        projections = self.attention["self"].values()
+        if x.device.type == "cpu":
+            return [linear(x, projection, weights) for projection in projections]
+        weight = torch.cat([weights[projection.weight] for projection in projections])
+        bias = torch.cat([weights[projection.bias] for projection in projections])
+        return [F.linear(x, weight, bias)]
 
 
 def _apply(layers: Any, x: Tensor, mask: Tensor) -> Tensor:

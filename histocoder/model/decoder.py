@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from histocoder.config import MAX_TARGET_LEN
 from histocoder.formatters import PAD, build_formatter
-from histocoder.model.layers import Dropout, TransformerLayer, add_norm, attention, dropout, linear
+from histocoder.model.layers import Dropout, TransformerLayer, Weights, add_norm, attention, dropout, linear, reusable
 
 _NUM_CLASSES = 64  # number of classes of a row that the prior knows, the most probable ones
 _LEAST = 1e-4  # share that is added to each token's, so that the decoder can always disagree
@@ -37,13 +37,13 @@ class Attention(nn.Module):
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of `x` (B, L, dim), each of shape (B, heads, L, dim / heads)."""
-        keys, values = F.linear(x, *self.projections(x.dtype)[1]).chunk(2, dim=-1)
+        keys, values = F.linear(x, *self.projections(Weights(x.dtype))[1]).chunk(2, dim=-1)
         return self.heads(keys), self.heads(values)
 
-    def projections(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    def projections(self, weights: Weights) -> list[tuple[Tensor, Tensor]]:
         """Return weight and bias of the projection to queries, and of that to keys and values."""
         dim = self.in_proj_weight.shape[1]
-        both = (x.to(dtype).split((dim, 2 * dim)) for x in (self.in_proj_weight, self.in_proj_bias))
+        both = (weights[x].split((dim, 2 * dim)) for x in (self.in_proj_weight, self.in_proj_bias))
         return list(zip(*both, strict=True))
 
     def mix(self, queries: Tensor, keys: Tensor, values: Tensor, **mask: Tensor | bool | None) -> Tensor:
@@ -51,14 +51,14 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(queries, keys, values, **mask)  # type: ignore[arg-type]
         return mixed.transpose(1, 2).flatten(2)
 
-    def forward(self, x: Tensor, source: Tensor | None, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, source: Tensor | None, mask: Tensor | None, weights: Weights) -> Tensor:
         """Return the attention of `x` (B, L, dim) to `source` (B, S, dim), or to itself, of shape (B, L, dim)."""
         if source is None:
-            sources = [F.linear(x, self.in_proj_weight.to(x.dtype), self.in_proj_bias.to(x.dtype))]
+            sources = [F.linear(x, weights[self.in_proj_weight], weights[self.in_proj_bias])]
         else:
-            of_queries, of_source = self.projections(x.dtype)
+            of_queries, of_source = self.projections(weights)
             sources = [F.linear(x, *of_queries), F.linear(source, *of_source)]
-        return linear(attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj)
+        return linear(attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj, weights)
 
 
 class DecoderLayer(TransformerLayer):
@@ -75,14 +75,16 @@ class DecoderLayer(TransformerLayer):
         self.norm3 = nn.LayerNorm(dim)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
-        """Compute all positions at once from `x` (B, L, dim), `memory` (B, S, dim), `memory_mask` (B, 1, 1, S)."""
-        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
-        p = self.dropout.p if self.training else 0.0
-        x = add_norm(x, self.self_attn(x, None, causal), self.norm1, p)
-        x = add_norm(x, self.multihead_attn(x, memory, memory_mask), self.norm2, p)
-        update = linear(dropout(F.relu(linear(x, self.linear1)), p), self.linear2)
-        return add_norm(x, update, self.norm3, p)
+    def forward(self, x: Tensor, causal: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
+        """Compute all positions at once from `x` (B, L, dim) and `memory` (B, S, dim).
+
+        `causal` (L, L) and `memory_mask` (B, 1, 1, S) are masks as `attention` takes them.
+        """
+        weights, p = Weights(x.dtype, self), self.dropout.p if self.training else 0.0
+        x = add_norm(x, self.self_attn(x, None, causal, weights), self.norm1, p, weights)
+        x = add_norm(x, self.multihead_attn(x, memory, memory_mask, weights), self.norm2, p, weights)
+        update = linear(dropout(F.relu(linear(x, self.linear1, weights)), p), self.linear2, weights)
+        return add_norm(x, update, self.norm3, p, weights)
 
 
 class Decoder(nn.Module):
@@ -139,9 +141,11 @@ class Decoder(nn.Module):
         `memory_mask` (B, S) is True for memory to attend to, by default all of it. A prior is added to the logits.
         """
         x = self.dropout(self.embed(tokens, slice(tokens.shape[1]))).to(memory.dtype)
-        mask = None if memory_mask is None else memory_mask[:, None, None, :]
+        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        mask = None if memory_mask is None else reusable(memory_mask[:, None, None, :], x.dtype)
+        causal = reusable(causal, x.dtype)
         for layer in self.layers:
-            x = layer(x, memory, mask)
+            x = layer(x, causal, memory, mask)
         logits = linear(x.float(), self.head)
         return logits if prior is None else logits + prior.following(tokens)
 
@@ -163,9 +167,31 @@ class Prior(NamedTuple):
         return Prior(self.shares[rows], self.blocks[rows], self.vocab_size)
 
     def following(self, tokens: Tensor) -> Tensor:
-        """Return the log shares (B, L, vocab_size) of what follows each target token (B, L), BOS first."""
-        steps = PriorSteps(self)
-        return torch.cat([steps.step(token, torch.zeros_like(token)) for token in tokens.split(1, dim=1)], dim=1)
+        """Return the log shares (B, L, vocab_size) of what follows each target token (B, L), BOS first.
+
+        They are those of `PriorSteps`, at all positions at once.
+        """
+        length, size = tokens.shape[1], self.blocks.shape[2]
+        num_blocks = -(-length // size)
+
+        # Which classes begin with the tokens of a block before each of its positions, (B, N, K, size).
+        codes = F.pad(tokens[:, 1:], (0, num_blocks * size + 1 - length)).unflatten(1, (num_blocks, size))
+        agrees = (self.blocks[:, None] == codes[:, :, None]).long().cumprod(-1)
+        begins = F.pad(agrees[..., :-1], (1, 0), value=1)
+
+        # Classes that are written in earlier blocks compete no more, (B, N, K).
+        counts = agrees[..., -1].cumsum(1)
+        is_written = counts > agrees[..., -1]
+
+        shares = self.shares[:, None, :, None] * (begins.bool() & ~is_written[..., None])
+        following = self.blocks[:, None].expand(shares.shape)
+        masses = shares.new_zeros(len(tokens), num_blocks, size, self.vocab_size)
+        masses.scatter_add_(3, following.transpose(2, 3), shares.transpose(2, 3))
+        masses[:, 1:, 0, PAD] += (self.shares[:, None] * is_written[:, 1:]).sum(-1)
+        masses = masses.flatten(1, 2)[:, :length]
+        has_ended = tokens.eq(PAD).cumsum(1) > 0
+        masses[..., PAD] = masses[..., PAD].masked_fill(has_ended, 1.0)
+        return (masses / masses.sum(-1, keepdim=True).clamp(min=_LEAST) + _LEAST).log()
 
 
 class PriorSteps:

@@ -51,15 +51,59 @@ class TransformerLayer(nn.Module):
         return super().__call__(*args)
 
 
-def linear(x: Tensor, module: nn.Linear) -> Tensor:
-    """Apply a linear layer to `x` (…, in) in the precision of `x`."""
-    return F.linear(x, module.weight.to(x.dtype), module.bias.to(x.dtype))
+class Weights:
+    """Weights of modules in the precision of their products.
+
+    On a GPU all of them are cast by one kernel, and their gradients by another: what a step takes there is the launches
+    of its kernels, of which casts of single weights would be a quarter.
+    """
+
+    def __init__(self, dtype: torch.dtype, *modules: nn.Module) -> None:
+        self._dtype = dtype
+        self._casts: dict[Tensor, Tensor] = {}
+        if torch.compiler.is_compiling():  # which fuses casts itself
+            return
+        parameters = [parameter for module in modules for parameter in module.parameters()]
+        if parameters and parameters[0].device.type != "cpu" and parameters[0].dtype != dtype:
+            self._casts = dict(zip(parameters, _CastFunction.apply(dtype, *parameters), strict=True))
+
+    def __getitem__(self, parameter: Tensor) -> Tensor:
+        cast = self._casts.get(parameter)
+        return parameter.to(self._dtype) if cast is None else cast
 
 
-def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """Apply a layer norm with fp32 weights to `x` of any precision."""
+class _CastFunction(torch.autograd.Function):
+    """Casts of several tensors at once."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtype = tensors[0].dtype
+        return _cast(tensors, dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *_cast(grads, ctx.dtype)
+
+
+def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    casts = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    torch._foreach_copy_(casts, [*tensors])
+    return tuple(casts)
+
+
+def linear(x: Tensor, module: nn.Linear, weights: Weights | None = None) -> Tensor:
+    """Apply a linear layer to `x` (…, in) in the precision of `x`, that of the `weights` if they are given."""
+    weights = weights or Weights(x.dtype)
+    return F.linear(x, weights[module.weight], weights[module.bias])
+
+
+def layer_norm(x: Tensor, norm: nn.LayerNorm, weights: Weights | None = None) -> Tensor:
+    """Apply a layer norm with fp32 weights to `x` of any precision, that of the `weights` if they are given."""
     if x.dtype == norm.weight.dtype or x.device.type == "cpu":  # CPUs mix precisions in one pass
         return norm(x)
+    if weights is not None:
+        return F.layer_norm(x, norm.normalized_shape, weights[norm.weight], weights[norm.bias], norm.eps)
     return F.layer_norm(x.float(), norm.normalized_shape, norm.weight, norm.bias, norm.eps).to(x.dtype)
 
 
@@ -162,9 +206,14 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
-def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm, p: float) -> Tensor:
+def reusable(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask for several calls of `attention` in a precision: converted once on a GPU, unlike on a CPU."""
+    return mask if mask.device.type == "cpu" else additive(mask, dtype)
+
+
+def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm, p: float, weights: Weights | None = None) -> Tensor:
     """Return the layer norm of `x + dropout(update, p)`."""
-    return layer_norm(x + dropout(update, p), norm)
+    return layer_norm(x + dropout(update, p), norm, weights)
 
 
 def padded(x: Tensor, real: Tensor, shape: tuple[int, int]) -> Tensor:

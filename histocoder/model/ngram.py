@@ -63,7 +63,7 @@ class Lookup(NamedTuple):
     """The n-grams of a batch, prepared on the CPU, so that the host need not wait until a GPU has counted them."""
 
     distinct: Tensor  # the table's rows of the distinct n-grams in ascending order, int64 of shape (D,)
-    index: Tensor  # the row of each n-gram among these, int64 of shape (n,)
+    inverse: Tensor  # the row of each n-gram among these, int64 of shape (n,)
     places: Tensor  # the n-grams' places among the B * S * K of `Ngrams.buckets`, int64 of shape (n,)
     words: Tensor  # `Ngrams.words`, of shape (B, S)
     num_words: int  # largest number of words of a row, with its language
@@ -74,12 +74,13 @@ class Lookup(NamedTuple):
         ngrams = hashed_ngrams(input_ids.long(), config)
         buckets = ngrams.buckets.flatten()
         places = (buckets >= 0).nonzero()[:, 0]
-        distinct, index = buckets[places].unique(return_inverse=True)
-        return cls(distinct, index, places, ngrams.words, int(ngrams.words.max()) + 1)
+        distinct, inverse = buckets[places].unique(return_inverse=True)
+        return cls(distinct, inverse, places, ngrams.words, int(ngrams.words.max()) + 1)
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> "Lookup":
         """Return the lookup with a function of each tensor in place of it."""
-        return Lookup(*map(function, self[:-1]), self.num_words)
+        distinct, inverse, places, words = map(function, self[:-1])
+        return Lookup(distinct, inverse, places, words, self.num_words)
 
 
 class NgramEncoder(nn.Module):
@@ -182,7 +183,7 @@ class NgramEncoder(nn.Module):
         rows = F.embedding(lookup.distinct, self.table, sparse=True)
         first = torch.searchsorted(word, torch.arange(len(is_word), device=device))
         counts = torch.zeros(len(is_word), device=device).index_add_(0, word, shares)
-        total = F.embedding_bag(lookup.index, rows, first, mode="sum", per_sample_weights=shares)
+        total = F.embedding_bag(lookup.inverse, rows, first, mode="sum", per_sample_weights=shares)
         x = total / counts.clamp(min=1)[:, None]
         return x.unflatten(0, (batch, num_words)), is_word.unflatten(0, (batch, num_words))
 

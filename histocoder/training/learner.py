@@ -197,7 +197,9 @@ class AdamW(torch.optim.AdamW):
         is_fused = groups[0]["params"][0].device.type in ("cpu", "cuda")
         super().__init__(groups, lr=lr, weight_decay=weight_decay, fused=is_fused)
         self._max_grad_norm = max_grad_norm
-        self._total_norm = total_norm or nn.utils.get_total_norm
+        # as by default on a GPU, in a few kernels
+        is_gpu = groups[0]["params"][0].device.type == "cuda"
+        self._total_norm = total_norm or partial(nn.utils.get_total_norm, foreach=is_gpu or None)
         self._waits = not is_fused or total_norm is not None
         self.grad_norm = torch.zeros(())
         """Norm of all gradients at the last step, before they were scaled, of shape ()."""
