@@ -13,6 +13,7 @@ from histocoder.ops import kernels
 _NUM_COMPONENTS = 64  # principal components of encodings; more of them decide no better
 _SHARPNESS = 20.0  # factor of cosines, which makes log-odds of them
 _AT_ONCE = 256  # descriptions that are compared with all rows at once
+_PIECE = 32  # rows of a class that are reduced at once where there are no kernels
 _LEAST = 1e-3  # what a code without any row nearby has, where one whose row is encoded alike has 1
 
 
@@ -40,7 +41,9 @@ class NearestExpert(nn.Module):
         self.register_buffer("rows", torch.zeros(num_rows, size, dtype=torch.bfloat16))
         self.register_buffer("ends", torch.zeros(num_rows, 2, dtype=torch.int32))
         self.register_buffer("first", torch.zeros(num_classes + 1, dtype=torch.int64))
-        self._blocks: Tensor | None = None  # made when it is first used
+        self._blocks: Tensor | None = None  # made when it is first used, as the others are
+        self._rows_of_pieces: Tensor | None = None
+        self._class_of_piece = self.first
 
     @classmethod
     @torch.no_grad()
@@ -84,11 +87,37 @@ class NearestExpert(nn.Module):
         return {"nearest": ((_SHARPNESS * (cosine - 1)).exp() + _LEAST).log(), "begins": begins, "ends": ended}
 
     def _nearest(self, queries: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cosines of the nearest row of each class, and these rows; -1 where there is none."""
-        number = torch.arange(len(self.first) - 1, device=queries.device)
-        class_ids = number.repeat_interleave(self.first.diff()).expand(len(queries), -1)
-        cosine = queries @ self.rows.float().T
-        best = cosine.new_full((len(queries), len(number)), -1.0).scatter_reduce(1, class_ids, cosine, "amax")
-        index = torch.arange(len(self.rows), device=queries.device).where(cosine >= best.gather(1, class_ids), -1)
-        row = index.new_full(best.shape, -1).scatter_reduce(1, class_ids, index, "amax")
+        """Return the cosines of the nearest row of each class, and these rows; -1 where there is none.
+
+        The rows of a class are cut into pieces of one size. The best row of each piece is found by a plain reduction;
+        only pieces, not rows, are reduced to classes by a scatter, which on a GPU takes an atomic operation for each.
+        """
+        rows, class_of_piece = self._pieces()
+        cosine = queries @ self.rows[rows.flatten()].float().T
+        of_pieces, place = cosine.unflatten(1, rows.shape).max(2)  # both (B, P)
+        nearest_rows = rows.expand(len(queries), -1, -1).gather(2, place[..., None])[..., 0]
+
+        class_ids = class_of_piece.expand(len(queries), -1)
+        best = cosine.new_full((len(queries), len(self.first) - 1), -1.0)
+        best = best.scatter_reduce(1, class_ids, of_pieces, "amax")
+        candidates = nearest_rows.where(of_pieces >= best.gather(1, class_ids), -1)
+        row = nearest_rows.new_full(best.shape, -1).scatter_reduce(1, class_ids, candidates, "amax")
         return best.gather(1, classes), row.gather(1, classes)
+
+    def _pieces(self) -> tuple[Tensor, Tensor]:
+        """Return the rows of each piece (P, size), of which the last of a class repeats a row, and its class (P,)."""
+        if self._rows_of_pieces is None or self._rows_of_pieces.device != self.first.device:
+            sizes = self.first.diff()
+            num_pieces = -(-sizes // _PIECE)
+            number = torch.arange(len(sizes), device=sizes.device)
+            class_of_piece = number.repeat_interleave(num_pieces)
+
+            # The place of a piece among those of its class, then its rows.
+            first_piece = num_pieces.cumsum(0) - num_pieces
+            place = torch.arange(len(class_of_piece), device=sizes.device) - first_piece[class_of_piece]
+            start = self.first[class_of_piece] + _PIECE * place
+            rows = start[:, None] + torch.arange(_PIECE, device=sizes.device)
+            last = self.first[class_of_piece + 1] - 1
+            self._class_of_piece = class_of_piece
+            self._rows_of_pieces = rows.minimum(last[:, None])
+        return self._rows_of_pieces, self._class_of_piece
