@@ -56,7 +56,7 @@ class PredictFlags(PredictConfig, ComputingFlags, NamedModel):
 class KnownCodesFlags(Settings):
     """Descriptions whose codes are known."""
 
-    batch_size: int = changed(PredictOptions, "batch_size", 256)
+    batch_size: int | None = changed(PredictOptions, "batch_size", None)
     data: str = free(None, f"table of descriptions and codes: {TABLE_HELP}", metavar="FILE", is_required=True)
     sheet: str | None = free(None, f"--data: {SHEET_HELP}", metavar="NAME")
     file_encoding: str | None = free(None, f"--data: {ENCODING_HELP}", metavar="NAME")

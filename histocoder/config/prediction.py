@@ -21,7 +21,9 @@ RAW_HELP = "do not put an apostrophe before texts that a spreadsheet would run a
 class PredictOptions(Settings):
     """Settings of `Coder.predict`."""
 
-    batch_size: int = free(256, "descriptions per batch; a smaller one takes less memory", at_least=1)
+    batch_size: int | None = free(
+        None, "descriptions per batch; fewer take less memory (default: 256, on a GPU up to 4,096)", at_least=1
+    )
     mode: str | None = free(None, "how codes are chosen (default: the best way on validation data)", choices=MODES)
     k: int = free(5, "topk: number of codes", at_least=1)
     threshold: float | None = free(

@@ -47,7 +47,7 @@ def evaluate(
     *,
     trained: Baselines | None = None,
     groups: Mapping[str, np.ndarray] | None = None,
-    batch_size: int = 256,
+    batch_size: int | None = None,
 ) -> Evaluation:
     """Let a model code descriptions whose codes are known, and count what it gets right.
 

@@ -21,7 +21,7 @@ from histocoder.inference.decoding import Decoding, Inputs
 from histocoder.inference.descriptions import Descriptions, Langs, Texts, readings
 from histocoder.inference.predictions import Prediction, join_rows
 from histocoder.model import MixerModel
-from histocoder.model.devices import computing_dtype
+from histocoder.model.devices import computing_dtype, rows_at_once
 from histocoder.model.ngram import NgramEncoder
 
 Item = TypeVar("Item")
@@ -53,6 +53,9 @@ class Coder:
         Columns of attributes, such as status -> their categories, beside none.
     precision : str
         Name of the torch dtype that it computes in.
+    batch_size : int
+        Default number of descriptions in a batch: 256, and on a GPU as many as its free memory has room for, up to
+        4,096.
     turn : context manager
         Entered for each batch: a lock lets several threads share the model. By default, none.
     is_fast : bool
@@ -84,6 +87,7 @@ class Coder:
         self.attributes = model.config.attributes
         self.system, self.mode = model.config.system, model.config.mode
         self.card = model_card(model.config)
+        self.batch_size = rows_at_once(self.device)
         self.turn: AbstractContextManager[object] = nullcontext()
         self.is_fast = isinstance(self.model.encoder, NgramEncoder)
         self.num_workers = min(2, torch.get_num_threads()) if self.is_fast and self.device.type == "cpu" else 1
@@ -173,7 +177,7 @@ class Coder:
         return Prediction.of(arrays, self.model.config)
 
     @torch.inference_mode()
-    def embed(self, texts: Texts, lang: Langs = "unk", *, batch_size: int = 256) -> np.ndarray:
+    def embed(self, texts: Texts, lang: Langs = "unk", *, batch_size: int | None = None) -> np.ndarray:
         """Return pooled encodings of descriptions, an array of shape (n, hidden); NaN for missing descriptions."""
         given, options = self.distinct(texts, lang), PredictOptions(batch_size=batch_size)
         parts = self.each_batch(
@@ -182,7 +186,7 @@ class Coder:
         return join_rows(parts, given.rows)[0]
 
     def predict_ranked(
-        self, texts: Texts, lang: Langs = "unk", *, batch_size: int = 256
+        self, texts: Texts, lang: Langs = "unk", *, batch_size: int | None = None
     ) -> tuple[Prediction, Prediction]:
         """Code n descriptions in the model's own mode, and rank first codes; see `code_ranked`."""
         return self.code_ranked(self.distinct(texts, lang), PredictOptions(batch_size=batch_size), progress=False)
@@ -223,16 +227,18 @@ class Coder:
         `progress` is that of `predict`.
         """
         num_texts = len(given.texts)
-        hidden = None if progress is True and num_texts > options.batch_size else True  # None: without a terminal
+        batch_size = options.batch_size or self.batch_size
+        options = replace(options, batch_size=batch_size)
+        hidden = None if progress is True and num_texts > batch_size else True  # None: without a terminal
         batches = readings(given, self.model.config, self.model.tokenizer, options, at_least=self.decoding.num_at_once)
 
         def compute(batch: tuple[Any, ...]) -> tuple[np.ndarray, Result]:
             rows, *arrays = batch
-            tensors: list[Any] = [a if a is None else torch.from_numpy(a).to(self.device) for a in arrays]
+            tensors: list[Any] = [a if a is None else torch.from_numpy(a) for a in arrays]
             with self.turn, torch.inference_mode():
                 return rows, work(Inputs(*tensors))
 
-        num_workers = self.num_workers if num_texts > options.batch_size else 1
+        num_workers = self.num_workers if num_texts > batch_size else 1
         with tqdm(total=num_texts, unit="text", disable=hidden, leave=False) as bar:
             tell = progress if callable(progress) else bar.update
             for rows, result in _in_order(compute, batches, num_workers=num_workers):

@@ -139,10 +139,11 @@ class CombinedSearch:
             best, index = shares.max(1)
             unfinished = self._unfinished & (best >= ended.clamp(min=weights.get("further", 0.0) if number else 0.0))
             conf = torch.where(self._unfinished, conf * torch.where(unfinished, best, ended), conf)
-            codes[unfinished, number] = self._candidates.gather(1, index[:, None])[unfinished, 0]
-            probabilities[unfinished, number] = best[unfinished]
+            chosen = self._candidates.gather(1, index[:, None])[:, 0]
+            codes[:, number] = torch.where(unfinished, chosen, -1)
+            probabilities[:, number] = torch.where(unfinished, best, torch.nan)
             self.choose(index, unfinished)
-            if not bool(self._unfinished.any()):
+            if number + 1 < self._num_blocks and not bool(self._unfinished.any()):  # the host waits, once a code
                 break
         return codes, probabilities, conf, ranked, of_ranked
 
@@ -164,6 +165,8 @@ def set_probability(
     counts = used.sum(1)
     scored = torch.arange(num_blocks, device=tokens.device) <= counts[:, None]
     total = probabilities.unflatten(1, (num_blocks, -1)).prod(-1).masked_fill(~scored, 1.0).prod(1)
+    if num_blocks == 1:  # one code has one order
+        return total.clamp(max=1.0)
     is_set = (is_code | ~used).all(1)
     # the copies of a repeated code stay in order, or the same sequence would count twice
     follows_copy = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1) & used[:, None]  # (B, num_blocks, earlier)

@@ -16,12 +16,13 @@ from histocoder.inference.predictions import Prediction
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
 from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel
+from histocoder.model.devices import moved
 from histocoder.model.nearest import NearestExpert
-from histocoder.model.ngram import NgramEncoder
+from histocoder.model.ngram import Lookup, NgramEncoder
 
 
 class Inputs(NamedTuple):
-    """A batch of tokenised descriptions."""
+    """A batch of tokenised descriptions, on the CPU."""
 
     input_ids: Tensor  # see `MixerModel.encode`, of shape (B, S)
     thresholds: Tensor  # thresholds of the flat head, of shape (B,)
@@ -46,25 +47,32 @@ class Decoding:
         self.formatter = build_formatter(**model.config.formatter)
         self.codes = tuple(filter(None, model.config.codes))  # without OccCANINE's class for blank cells
         self._named = np.array([*self.codes, None], dtype=object)  # by their indices in the key; -1 is none
-        on_cpu = computing.linear_decoder.weight.device.type == "cpu"
+        self._device = computing.linear_decoder.weight.device
+        on_cpu = self._device.type == "cpu"
         in_cache = 256 if isinstance(computing.encoder, NgramEncoder) else 64  # descriptions that fit a CPU's caches
         self.num_at_once = in_cache if on_cpu else 4096  # decoding prefers more
         is_code = [i for i, code in enumerate(model.config.codes) if code]
-        self._is_code = slice(None) if len(is_code) == len(model.config.codes) else is_code
+        self._is_code: slice | Tensor = slice(None)  # classes that are codes
+        if len(is_code) < len(model.config.codes):
+            self._is_code = torch.tensor(is_code, device=self._device)
 
     @cached_property
     def _trie(self) -> CodeTrie:
-        return CodeTrie(self.codes, self.formatter, self._computing.linear_decoder.weight.device)
+        return CodeTrie(self.codes, self.formatter, self._device)
 
     def encode(self, inputs: Inputs) -> Encoded:
         """Encode a batch as `MixerModel.encode` does, `num_at_once` descriptions at once."""
         config, tokenizer = self._model.config, self._model.tokenizer
+        encoder = self._computing.encoder
         parts = []
         for ids in inputs.input_ids.split(self.num_at_once):
             num_positions = ids.shape[1]
             if config.mask_memory:  # else the decoder attends to padding, which is not cut off
                 num_positions = tokenizer.num_positions(int(ids.ne(tokenizer.pad_id).sum(1).max()), config.max_len)
-            parts.append(self._computing.encode(ids[:, :num_positions]))
+            trimmed, lookup = ids[:, :num_positions], None
+            if self._device.type != "cpu" and isinstance(encoder, NgramEncoder):
+                lookup = Lookup.of(trimmed, encoder.config).mapped(partial(moved, device=self._device))
+            parts.append(self._computing.encode(moved(trimmed, self._device), lookup=lookup))
         memories, pooled, masks = zip(*parts, strict=True)
         width = max(memory.shape[1] for memory in memories)
         memory = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[1])) for part in memories])
@@ -80,23 +88,24 @@ class Decoding:
             return self.ranked(batch)[0]
         if mode == "flat":
             best = self._flat(batch).topk(min(self.formatter.num_blocks, len(self.codes)))
-            codes = self._named[best.indices.cpu().numpy()]
-            return Prediction.above(codes, _numpy(best.values), _numpy(batch.inputs.thresholds))
+            indices, values = _numpy(best.indices, best.values)
+            codes = self._named[indices.astype(np.int64)]
+            return Prediction.above(codes, values, batch.inputs.thresholds.double().numpy())
         source = self._source(batch)
         if mode == "greedy":
             num_blocks, size = self.formatter.num_blocks, self.formatter.block_size
             decoder, trie = self._computing.decoder, self._trie if options.constrain else None
             tokens, probs = greedy(decoder, source, num_tokens=num_blocks * size, block_size=size, trie=trie)
             codes = self.formatter.decode(tokens.cpu().numpy())
-            is_code = torch.from_numpy(~pd.isna(codes)).to(tokens.device)
+            is_code = moved(torch.from_numpy(~pd.isna(codes)), self._device)
             conf = set_probability(decoder, source, tokens[:, 1:], probs, is_code=is_code)
-            of_codes = _numpy(probs.unflatten(1, (num_blocks, size)).prod(-1))
-            return Prediction(codes, np.where(pd.isna(codes), np.nan, of_codes), _numpy(conf))
+            numbers = _numpy(probs.unflatten(1, (num_blocks, size)).prod(-1), conf)
+            return Prediction(codes, np.where(pd.isna(codes), np.nan, numbers[0]), numbers[1])
         search = TrieSearch(self._computing.decoder, self._trie)
         if mode == "topk":
-            indices, probs = search.top_k(source, k=options.k)
-            return Prediction(self._named[indices.cpu().numpy()], _numpy(probs), _numpy(probs[:, 0]))
-        of_all = _numpy(search.full(source))
+            indices, values = _numpy(*search.top_k(source, k=options.k))
+            return Prediction(self._named[indices.astype(np.int64)], values, values[:, 0])
+        (of_all,) = _numpy(search.full(source))
         return Prediction(np.empty((len(of_all), 0), dtype=object), of_all, of_all.max(1))
 
     def attributes(self, batch: Encoded) -> list[np.ndarray]:
@@ -105,8 +114,8 @@ class Decoding:
         for name, votes in self.attribute_votes(batch).items():
             weights = self._model.config.attribute_experts.get(name, {})
             scores = torch.stack([weights.get(expert, 1.0) * vote for expert, vote in votes.items()]).sum(0)
-            found.append(_numpy(scores.softmax(-1)))
-        return found
+            found.append(scores.softmax(-1))
+        return _numpy(*found)
 
     def attribute_votes(self, batch: Encoded) -> dict[str, dict[str, Tensor]]:
         """Return the log-odds (B, K) of each attribute's categories, by each expert."""
@@ -137,14 +146,16 @@ class Decoding:
         """Return the answer of all experts together, and the first codes that they considered, the best first."""
         search = self.combined_search(batch)
         equal = dict.fromkeys(search.experts, 1 / len(search.experts))
-        codes, probabilities, conf, ranked, shares = search.decode(self._model.config.experts or equal)
-        answer = Prediction(self._named[codes.cpu().numpy()], _numpy(probabilities), _numpy(conf))
-        return answer, Prediction(self._named[ranked.cpu().numpy()], _numpy(shares), _numpy(shares[:, 0]))
+        decoded = search.decode(self._model.config.experts or equal)
+        codes, probabilities, conf, ranked, shares = _numpy(*decoded)
+        answer = Prediction(self._named[codes.astype(np.int64)], probabilities, conf)
+        return answer, Prediction(self._named[ranked.astype(np.int64)], shares, shares[:, 0])
 
     def _nearest(self, expert: NearestExpert, batch: Encoded, codes: Tensor) -> dict[str, Tensor]:
         """Return an expert's votes, each (B, K), for codes (B, K) by their indices in the key."""
-        classes = codes if isinstance(self._is_code, slice) else codes.new_tensor(self._is_code)[codes]
-        found: dict[str, Tensor] = expert(batch.pooled, batch.inputs.ends, classes)
+        classes = codes if isinstance(self._is_code, slice) else self._is_code[codes]
+        assert batch.inputs.ends is not None
+        found: dict[str, Tensor] = expert(batch.pooled, moved(batch.inputs.ends, self._device), classes)
         return found
 
     def _flat(self, batch: Encoded) -> Tensor:
@@ -156,5 +167,13 @@ class Decoding:
         return DecoderInputs(batch.memory, batch.memory_mask, prior)
 
 
-def _numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.cpu().double().numpy()  # GPUs of Macs have no doubles
+def _numpy(*tensors: Tensor) -> list[np.ndarray]:
+    """Return tensors as arrays of doubles; from a GPU in one copy, so that the host waits once.
+
+    Their numbers are exact in fp32.
+    """
+    if tensors and tensors[0].device.type != "cpu":
+        flat = torch.cat([tensor.float().flatten() for tensor in tensors]).cpu()
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        tensors = tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True))
+    return [tensor.double().numpy() for tensor in tensors]

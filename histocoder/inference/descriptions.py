@@ -131,7 +131,7 @@ def readings(
     has_expert = config.num_linear_features or config.num_attribute_features
     while start < len(order):
         alike = int(np.searchsorted(lengths, _LIKE * lengths[start], side="right"))
-        rows = order[start : min(max(alike, start + at_least), start + options.batch_size)]
+        rows = order[start : min(max(alike, start + at_least), start + (options.batch_size or at_least))]
         ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
         own = [joined[row] for row in rows] if has_expert or config.num_nearest_rows else []
         characters = tokenizers.lower_characters(own) if has_expert else None

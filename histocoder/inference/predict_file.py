@@ -72,7 +72,7 @@ def predict_file(
     for notice in table.notices:
         say(notice)
     block_rows = block_rows or tables.block_rows
-    size = config.batch_size * (_FAST_BATCHES if coder.is_fast else _BATCHES)
+    size = (config.batch_size or coder.batch_size) * (_FAST_BATCHES if coder.is_fast else _BATCHES)
     path, state = table.path, table.path.stat()
     depends_on = [asdict(config), [str(path), state.st_size, state.st_mtime_ns], model_id, block_rows, size]
     identity = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:16]

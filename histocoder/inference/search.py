@@ -53,6 +53,14 @@ class CodeTrie:
             self.tokens.insert(0, pad_sequence(tokens, batch_first=True).to(device))
             nodes = {path: i for i, path in enumerate(following)}
 
+        # All nodes of each level in order: index of the parent's node, token, and index in the level.
+        self.levels: list[tuple[Tensor, Tensor, Tensor]] = []
+        order = torch.zeros(1, dtype=torch.long, device=device)
+        for depth, following_nodes in enumerate(self.children):
+            exist = following_nodes[order] >= 0
+            self.levels.append((exist.nonzero()[:, 0], self.tokens[depth][order][exist], following_nodes[order][exist]))
+            order = self.levels[-1][2]
+
 
 @torch.no_grad()
 def greedy(
@@ -102,7 +110,7 @@ def greedy(
         probabilities[:, i] = torch.where(ended, 1.0, probs.gather(1, chosen[:, None])[:, 0])
         if level == block_size - 1:
             ended = ended | tokens[:, i + 2 - block_size].eq(PAD)
-            if bool(ended.all()):
+            if i + 1 < num_tokens and bool(ended.all()):  # for which the host waits, once a code
                 break
     return tokens, probabilities
 
@@ -128,14 +136,13 @@ class TrieSearch:
             rows = slice(start, start + step)
             stepper = Stepper(self._decoder, source.rows(rows), many_nodes=True, shared=shared)
             scores = torch.zeros_like(found[rows, :1])  # (B, W), of the W nodes of a level
-            nodes = parents = torch.zeros(1, dtype=torch.long, device=found.device)  # (W,)
-            tokens = torch.full_like(nodes, BOS)
-            for children, child_tokens in zip(trie.children, trie.tokens, strict=True):
+            parents = torch.zeros(1, dtype=torch.long, device=found.device)  # (W,)
+            tokens = torch.full_like(parents, BOS)
+            for level in trie.levels:
                 wide = (tensor.expand(len(scores), -1) for tensor in (tokens, parents))
                 log_probs = stepper.step(*wide).float().log_softmax(-1)  # (B, W, V)
-                exist = children[nodes] >= 0  # (W, C)
-                parents, tokens = exist.nonzero()[:, 0], child_tokens[nodes][exist]
-                scores, nodes = scores[:, parents] + log_probs[:, parents, tokens], children[nodes][exist]
+                parents, tokens, nodes = level
+                scores = scores[:, parents] + log_probs[:, parents, tokens]
             found[rows, nodes] = scores.exp()
         return found
 
@@ -156,23 +163,32 @@ class TrieSearch:
         parts = []
         for start in range(0, len(source.memory), step):
             part = source.rows(slice(start, start + step))
-            _, found = self._descend(part, k=k, width=k)
-            parts.append(self._descend(part, k=k, floor=found[:, -1:] - _SLACK[part.memory.dtype]))
+            codes, scores, _ = self._descend(part, k=k, width=k)
+            floor = scores[:, -1:] - _SLACK[part.memory.dtype]
+            if part.memory.device.type == "cpu":
+                codes, scores, _ = self._descend(part, k=k, floor=floor)
+            else:
+                # With room for the nodes that rows seldom exceed, the host waits once, and not at each level.
+                codes, scores, is_whole = self._descend(part, k=k, floor=floor, width=_FEW)
+                if not bool(is_whole):
+                    codes, scores, _ = self._descend(part, k=k, floor=floor)
+            parts.append((codes, scores))
         codes, scores = map(torch.cat, zip(*parts, strict=True))
         return codes, scores.exp()
 
     def _descend(
         self, source: DecoderInputs, *, k: int, floor: Tensor | float = -torch.inf, width: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Go down the trie with each row's nodes that reach its floor (B, 1); with a width, the best so many of them.
 
-        Return the k best codes (B, k) and their log-probabilities (B, k).
+        Return the k best codes (B, k), their log-probabilities (B, k), and whether the width was enough, of shape ().
         """
         batch, device = len(source.memory), source.memory.device
         stepper, depth = Stepper(self._decoder, source, many_nodes=True), len(self._trie.children)
         scores = torch.zeros(batch, 1, device=device)
         nodes = parents = torch.zeros(batch, 1, dtype=torch.long, device=device)
         tokens = torch.full_like(nodes, BOS)
+        is_whole = torch.ones((), dtype=torch.bool, device=device)
         for level, (children, child_tokens) in enumerate(zip(self._trie.children, self._trie.tokens, strict=True), 1):
             log_probs = stepper.step(tokens, parents, scores > -torch.inf).float().log_softmax(-1)  # (B, W, V)
             next_tokens = child_tokens[nodes]  # (B, W, C)
@@ -180,10 +196,15 @@ class TrieSearch:
             candidates = candidates.masked_fill(children[nodes] < 0, -torch.inf).flatten(1)
             if level < depth:
                 candidates = candidates.masked_fill(candidates < floor, -torch.inf)
-                most = int((candidates > -torch.inf).sum(1).max())
-                scores, indices = candidates.topk(min(most, width or most))
+                counts = (candidates > -torch.inf).sum(1)
+                if width is None or device.type == "cpu":
+                    most = int(counts.max())  # for which the host waits
+                    scores, indices = candidates.topk(min(most, width or most))
+                else:
+                    scores, indices = candidates.topk(min(candidates.shape[1], width))
+                    is_whole = is_whole & (counts <= width).all()
             else:
                 scores, indices = candidates.topk(k)
             parents = indices // children.shape[1]
             nodes, tokens = (x.flatten(1).gather(1, indices) for x in (children[nodes].clamp(min=0), next_tokens))
-        return nodes, scores
+        return nodes, scores, is_whole

@@ -81,16 +81,20 @@ class Stepper:
         Returns
         -------
         Tensor of shape (B, W, vocab_size)
-            Logits, 0 where there is no node.
+            Logits; without a meaning where there is no node.
         """
         parents = torch.zeros_like(tokens) if parents is None else parents
-        real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
-        ancestors = self._index.gather(1, parents)[real]  # (N,), of the N nodes there are
+        # a GPU computes all nodes, since the host would wait until it has counted the real ones
+        has_all = real is None or tokens.device.type != "cpu"
+        real = torch.ones_like(tokens, dtype=torch.bool) if has_all or real is None else real
+        ancestors = self._index.gather(1, parents)  # (N,), of the N nodes there are
+        ancestors = ancestors.flatten() if has_all else ancestors[real]
         self._index = (real.flatten().cumsum(0) - 1).view_as(real)
-        x = self._decoder.embed(tokens[real], len(self._paths))
+        x = self._decoder.embed(tokens.flatten() if has_all else tokens[real], len(self._paths))
         paths = self._paths = torch.cat([self._paths[:, ancestors], torch.arange(len(x), device=x.device)[None]])
-        self._drop_rows(real.any(1))
-        nodes = _Nodes(real[self._rows])
+        if not has_all:
+            self._drop_rows(real.any(1))
+        nodes = _Nodes(real[self._rows], has_all=has_all)
         for i, layer in enumerate(self._layers):
             if self._shared is not None and i == 0:
                 if len(self._shared) < len(paths):
@@ -100,7 +104,7 @@ class Stepper:
             else:
                 x = layer.attend_to_ancestors(x, paths)
             x = layer.attend_to_memory(x, nodes)
-        logits = _Nodes(real).spread(self._decoder.head(x))
+        logits = _Nodes(real, has_all=has_all).spread(self._decoder.head(x))
         return logits if self._prior is None else logits.float() + self._prior.step(tokens, parents)
 
     def _drop_rows(self, has_nodes: Tensor) -> None:
@@ -114,15 +118,15 @@ class Stepper:
 
 
 class _Nodes:
-    """The newest nodes of some rows, W for each row; only the real ones (R, W) are computed."""
+    """The newest nodes of some rows, W for each row; only the real ones (R, W) are computed, or all of them."""
 
-    def __init__(self, real: Tensor) -> None:
+    def __init__(self, real: Tensor, *, has_all: bool) -> None:
         self._shape = real.shape
-        self._indices = real.flatten().nonzero()[:, 0]
+        self._indices = None if has_all else real.flatten().nonzero()[:, 0]
 
     def spread(self, x: Tensor) -> Tensor:
         """Spread `x` (N, dim) of the real nodes to the shape (R, W, dim), 0 where there is no node."""
-        if len(x) == self._shape.numel():
+        if self._indices is None or len(x) == self._shape.numel():
             return x.unflatten(0, self._shape)
         spread = x.new_zeros(self._shape.numel(), x.shape[1])
         return spread.index_copy_(0, self._indices, x).unflatten(0, self._shape)
@@ -130,7 +134,7 @@ class _Nodes:
     def collect(self, x: Tensor) -> Tensor:
         """Collect the real nodes of `x` (R, W, dim), of shape (N, dim)."""
         x = x.flatten(0, 1)
-        return x if len(x) == len(self._indices) else x[self._indices]
+        return x if self._indices is None or len(x) == len(self._indices) else x[self._indices]
 
 
 class _Memory:

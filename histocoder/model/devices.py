@@ -15,6 +15,7 @@ OUT_OF_MEMORY = (
     "set a smaller --batch-size, stop other programs that use this memory, or compute with --device cpu."
 )
 """Advice where memory runs out."""
+_BYTES_OF_ROW = 4_000_000  # of 128 characters in fp32, in the widest layer of CANINE-s, twice
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -38,12 +39,26 @@ def _cpu_info(field: str) -> list[str]:
     return next((line.partition(":")[2].split() for line in lines if line.startswith(field)), [])
 
 
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of the CPU's on a device, from pinned memory, so that the host does not wait for a GPU."""
+    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
+    return pinned.to(device, non_blocking=True)
+
+
 def peak_gpu_memory(device: torch.device) -> dict[str, float]:
     """Return the peak of the memory of tensors in GB, on the GPU that uses most; nothing without GPUs."""
     if device.type != "cuda":
         return {}
     mine = torch.tensor(torch.cuda.max_memory_allocated(device) / 1e9, dtype=torch.float64)
     return {"gpu_memory_gb": float(all_reduce(mine, "max"))}
+
+
+def rows_at_once(device: torch.device) -> int:
+    """Return how many descriptions to code at once: 256, and on a GPU with room for them up to 4,096."""
+    if device.type != "cuda":
+        return 256
+    free_bytes = torch.cuda.mem_get_info(device)[0]
+    return min(max(free_bytes // _BYTES_OF_ROW, 256), 4096)
 
 
 def total_bytes() -> float:

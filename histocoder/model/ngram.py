@@ -16,6 +16,7 @@ from torch.compiler import is_exporting
 
 from histocoder.config import LANG_SEP
 from histocoder.model.canine import CanineConfig, CanineLayer
+from histocoder.model.devices import moved
 from histocoder.model.layers import EncoderConfig, layer_norm, mean_pooled, padded
 from histocoder.ops import kernels
 
@@ -218,24 +219,29 @@ class LinearExpert(nn.Module):
 
     @torch.no_grad()
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the log-odds (B, num_classes) of texts (B, S), as `tokenizers.lower_characters` gives them."""
+        """Return the log-odds (B, num_classes) of texts (B, S), as `tokenizers.lower_characters` gives them.
+
+        N-grams are counted where the texts are; if that is the CPU, the host does not wait for a GPU to count them.
+        """
         row, bucket = ngram_rows(characters)
-        feature = self._features()[bucket]
+        feature = self._features(characters.device)[bucket]
         known = feature >= 0
         pairs, counts = (row[known] * len(self.buckets) + feature[known]).unique(return_counts=True)
         row, feature = pairs // len(self.buckets), pairs % len(self.buckets)
+        first = torch.searchsorted(row, torch.arange(len(characters), device=row.device))
+
+        row, feature, counts, first = (moved(x, self.weight.device) for x in (row, feature, counts, first))
         tfidf = (1 + counts.float().log()) * self.idf[feature]
         norm = torch.zeros(len(characters), device=tfidf.device).index_add_(0, row, tfidf.square()).sqrt()
-        first = torch.searchsorted(row, torch.arange(len(characters), device=row.device))
         shares = (tfidf / norm[row]).to(self.weight.dtype)
         found = F.embedding_bag(feature, self.weight, first, mode="sum", per_sample_weights=shares).float()
         return SHARPNESS * (found + self.bias)
 
-    def _features(self) -> Tensor:
+    def _features(self, device: torch.device) -> Tensor:
         """Return the index of each hash among the known n-grams, of shape (num_buckets,); -1 for others."""
-        if self._index is None or self._index.device != self.buckets.device:
-            index = torch.full((_NGRAMS.num_buckets,), -1, device=self.buckets.device)
-            index[self.buckets] = torch.arange(len(self.buckets), device=self.buckets.device)
+        if self._index is None or self._index.device != device:
+            index = torch.full((_NGRAMS.num_buckets,), -1, device=device)
+            index[self.buckets.to(device)] = torch.arange(len(self.buckets), device=device)
             self._index = index  # whole, since other threads may be waiting for it
         return self._index
 
