@@ -16,7 +16,7 @@ from histocoder.errors import UserError
 _Config = TypeVar("_Config", bound=Settings)
 _REMOVED = (  # flags that histocoder no longer has, and `args.yaml` of earlier runs may name
     *("fsdp_state_dict", "fsdp_min_num_params", "fsdp_cpu_offload", "fsdp_reduce_dtype", "ddp_comm_hook"),
-    *("base_batch_size", "cache_dir", "compile", "profile", "wandb_artifact"),
+    *("base_batch_size", "cache_dir", "profile", "wandb_artifact"),
 )
 
 

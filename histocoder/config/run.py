@@ -26,7 +26,7 @@ STEP_ROWS, MAX_GROWTH = 64, 4
 NO_COLUMN = "none"  # as --language-col
 NUM_CODES = {"hisco": 5, "occ1950": 2}  # columns of codes, by formatter that fixes their number
 _WANDB = Need("--log-wandb", lambda run, model: run.log_wandb)
-_WORKERS = Need("--num-workers above 0", lambda run, model: run.num_workers > 0)
+_WORKERS = Need("--num-workers above 0", lambda run, model: bool(run.num_workers))
 _NO_COLUMNS = Need("the default columns; omit --target-cols", lambda run, model: not run.target_cols)
 _TAKEN = re.compile("occ1|lang|checked|conf|times|source|(prob|desc|alt)_.*")
 _FITTING = "auto: as many as the codes need; codes without digits are numbered (default: auto)"
@@ -226,7 +226,9 @@ class MachineConfig(Settings):
     )
     local_rank: int | None = free(None, None, flags=("--local_rank", "--local-rank"), is_recorded=False)
     world_size: int | None = free(None, None, is_recorded=False)  # ignored; OccCANINE's command lines have it
-    num_workers: int = free(0, "number of processes that load data", between=(0, MAX_WORKERS))
+    num_workers: int | None = free(
+        None, "number of processes that load data (default: 2 with a GPU, else 0)", between=(0, MAX_WORKERS)
+    )
     prefetch_factor: int = free(2, "batches that each worker loads in advance", at_least=1, needs=_WORKERS)
     pin_memory: bool | None = free(None, "load batches into pinned memory (default: with a GPU)", is_negatable=True)
     persistent_workers: bool = free(False, "keep workers alive between epochs", needs=_WORKERS)
@@ -236,6 +238,14 @@ class MachineConfig(Settings):
     deterministic: bool = free(False, "use only deterministic algorithms; slower on a GPU")
     gradient_checkpointing: bool = free(False, "recompute each layer in the backward pass: less memory, same results")
     fsdp: str | None = free(None, "shard weights and optimizer (default: DDP)", choices=("full_shard", "shard_grad_op"))
+    bf16_gradients: bool = free(False, "exchange gradients between processes in bf16: half the bytes, less exact")
+    compile: bool = free(False, "compile the model by torch.compile: the first steps take minutes, others less")
+
+    def check(self) -> None:
+        """Raise a UserError if settings exclude each other."""
+        for name in ("fsdp", "gradient_checkpointing"):
+            is_set = self.compile and getattr(self, name)
+            require(not is_set, f"--compile can't be used with --{name.replace('_', '-')}; omit one of them.")
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from histocoder.formatters.tokenizers import CHARACTERS, CLS_ID, SEP_ID, UNKNOWN
 from histocoder.model.ngram import Lookup, NgramConfig
 
 _ROWS_AT_ONCE = 1 << 18
+_GPU_WORKERS = 2  # processes that load data for a GPU, which one process with noise does not keep busy
 _END_SECONDS = 0.3  # between the end of a process' pipes and its own
 _ROWS_MULTIPLE = 16  # rows that a merged batch keeps a multiple of: processors compile code for each shape
 
@@ -244,7 +245,8 @@ def category_ids(column: pa.ChunkedArray, categories: Sequence[str]) -> np.ndarr
 class BatchLoader:
     """Loads the batches of a sampler, in its order, merged (see `Batch`); each iteration starts over.
 
-    `ngrams` are the sizes of an n-gram encoder whose lookups are to be prepared.
+    Batches are for a GPU if `on_gpu`, which sets the defaults of workers and of pinned memory. `ngrams` are the sizes
+    of an n-gram encoder whose lookups are to be prepared.
     """
 
     def __init__(
@@ -253,9 +255,10 @@ class BatchLoader:
         sampler: BucketSampler,
         config: MachineConfig,
         *,
-        pin_memory: bool,
+        on_gpu: bool = False,
         ngrams: NgramConfig | None = None,
     ) -> None:
+        num_workers = _GPU_WORKERS * on_gpu if config.num_workers is None else config.num_workers
         self._timeout = config.worker_timeout
         self._workers: list[BaseProcess] = []
         self._late: int | None = None
@@ -264,10 +267,10 @@ class BatchLoader:
             sampler=sampler,
             batch_size=None,
             collate_fn=partial(_collated, ngrams=ngrams),  # it gets a batch, not a list of rows
-            num_workers=config.num_workers,
-            prefetch_factor=config.prefetch_factor if config.num_workers else None,
-            persistent_workers=config.persistent_workers and config.num_workers > 0,
-            pin_memory=pin_memory,
+            num_workers=num_workers,
+            prefetch_factor=config.prefetch_factor if num_workers else None,
+            persistent_workers=config.persistent_workers and num_workers > 0,
+            pin_memory=on_gpu if config.pin_memory is None else config.pin_memory,
             worker_init_fn=ignore_stop_signals,
             generator=torch.Generator(),  # its own, so that loading leaves the run's random state alone
         )

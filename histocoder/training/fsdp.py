@@ -45,7 +45,8 @@ class ShardedLearner(Learner):
         )
         mesh = init_device_mesh(self.device.type, (distributed.world_size(),))
         shard = partial(fully_shard, mesh=mesh, reshard_after_forward=self.config.fsdp == "full_shard")
-        in_fp32 = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+        reduce_dtype = torch.bfloat16 if self.config.bf16_gradients else torch.float32
+        in_fp32 = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
         in_run_dtype = in_fp32 if model.dtype == torch.float32 else replace(in_fp32, param_dtype=model.dtype)
         for layer in itertools.chain(*model.layers()):
             # layers of other encoders than CANINE are under autocast, which looks for weights in fp32

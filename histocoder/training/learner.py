@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -20,6 +23,7 @@ from histocoder.data.dataset import Batch
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.model.devices import computing_dtype
 from histocoder.ops import kernels
+from histocoder.training.compiling import check_compiler
 from histocoder.training.frozen import FrozenOutputs
 from histocoder.training.losses import mixed_loss
 
@@ -41,6 +45,9 @@ class Learner:
         model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
         if config.gradient_checkpointing:
             model.checkpoint_layers()
+        if config.compile:
+            check_compiler(model, device)
+            model.compile(dynamic=True)  # in place: names of weights stay as they are
         self.wrapped = self.wrap()
         self.optimizer = AdamW(
             parameter_groups(model.named_parameters(), config),
@@ -69,9 +76,12 @@ class Learner:
         ids = [self.device.index] if self.device.type == "cuda" else None
         with warnings.catch_warnings():  # the argument's next name means another thing, and older torch lacks it
             warnings.simplefilter("ignore", FutureWarning)
-            return DistributedDataParallel(
+            wrapped = DistributedDataParallel(
                 self.model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
             )
+        if self.config.bf16_gradients:
+            wrapped.register_comm_hook(None, _exchanged_in_bf16)
+        return wrapped
 
     def train_step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
         """Take an optimizer step over accumulated batches; all ranks skip it if gradients are not finite.
@@ -164,6 +174,11 @@ class Learner:
         self.scheduler.load_state_dict(state.scheduler)
         if state.scaler:
             self.scaler.load_state_dict(state.scaler)
+
+
+def _exchanged_in_bf16(state: Any, bucket: GradBucket) -> Future[Tensor]:
+    """Average gradients in bf16; DDP takes torch's own function, by its name, with NCCL alone."""
+    return bf16_compress_hook(state, bucket)
 
 
 def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:

@@ -78,11 +78,10 @@ class Trainer:
             rank=distributed.rank(),
             num_parts=config.gradient_accumulation_steps,
         )
-        pin_memory = self.device.type == "cuda" if config.pin_memory is None else config.pin_memory
         encoder = self.model.encoder
         # the CPU hashes n-grams where it computes with them; for a GPU this is done ahead
         ngrams = encoder.config if isinstance(encoder, NgramEncoder) and self.device.type != "cpu" else None
-        return sampler, BatchLoader(data, sampler, config, pin_memory=pin_memory, ngrams=ngrams)
+        return sampler, BatchLoader(data, sampler, config, on_gpu=self.device.type == "cuda", ngrams=ngrams)
 
     def fit(self, tracker: Tracker | None = None) -> dict[str, float]:
         """Train from the start or the restored state, save the model, and return the numbers of the last validation.

@@ -44,7 +44,7 @@ def test_a_worker_stopped_after_sending_is_named(table: Path, tmp_path: Path):
     """Its batch is announced, but lies in its memory: whoever fetches it from there would wait forever."""
     data = dataset(tmp_path, table)
     sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=8, seed=0)
-    loader = BatchLoader(data, sampler, MachineConfig(num_workers=1, worker_timeout=1.0), pin_memory=False)
+    loader = BatchLoader(data, sampler, MachineConfig(num_workers=1, worker_timeout=1.0))
     late = r"Loader worker 0 \(process \d+\) has returned no batch for 1 s"
     with pytest.raises(MachineError, match=late), loader.naming_workers():
         batches = iter(loader)

@@ -18,6 +18,7 @@ SIDES = {
     "loss_curve": ("--tiny", "--batch-size", 8, "--steps", 1),
     "predict": ("--tiny", "--rows", 8, "--full-rows", 1, "--repeating-rows", 16, "--rounds", 1),
     "data": ("--rows", 100),
+    "launches": (),
     "laptop": ("--epochs", 1, "--max-steps", 1, "--rows", 8, "--file-rows", 8, "--rounds", 1),
 }
 

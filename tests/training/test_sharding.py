@@ -75,6 +75,13 @@ def test_parts_train_as_one_process(alone: Path, data: Path, tmp_path: Path, pro
     assert_same_weights(tmp_path / "out", alone, tolerance=1e-4)
 
 
+def test_gradients_in_bf16_train_alike(alone: Path, data: Path, tmp_path: Path):
+    two_ranks(finetune(data, tmp_path / "out", *STEPS, "--batch-size", 6, "--bf16-gradients"))
+    for column in ("train_loss", "val_loss"):
+        found, expected = logged(tmp_path / "out", column), logged(alone, column)
+        assert found == pytest.approx(expected, rel=1e-2) and found != expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "precision"), [("xlm-r", "bf16"), ("byt5", "fp32")])
 def test_other_encoders_are_sharded_too(table: Path, tmp_path: Path, kind: str, precision: str):

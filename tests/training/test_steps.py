@@ -45,7 +45,9 @@ def losses(folder: Path, table: Path, encoder: str, device: torch.device, log: L
     data = dataset(folder, table)
     model = model_for(encoder, data, folder)
     data = replace(data, tokenizer=model.tokenizer)
-    config = TrainConfig(**{"batch_size": 8, "num_epochs": 9, "min_steps": 0, "learning_rate": 1e-2, "warmup_pct": 0.0, **options})
+    config = TrainConfig(
+        **{"batch_size": 8, "num_epochs": 9, "min_steps": 0, "learning_rate": 1e-2, "warmup_pct": 0.0, **options}
+    )
     trainer = Trainer(model, data, data, config, device=device, run=RunFolder(folder), settings={})
     trainer.learner.outputs = frozen_outputs(model, data)
     model.train()
