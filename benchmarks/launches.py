@@ -1,6 +1,6 @@
 """Operators that the host launches on a GPU in a training step and for a batch to code, and how often it waits.
 
-They are counted on the pretended GPU of the tests, so that no GPU is needed. "canine-s" has CANINE-s's layers, in small:
+They are counted on the pretended GPU of the tests, and no GPU is needed. "canine-s" has CANINE-s's layers, in small:
 what a step launches depends on the number of layers alone. Prints a line of JSON for each step and each mode.
 
 Usage: python benchmarks/launches.py
