@@ -21,7 +21,7 @@ from pretended_gpu import Log, pretended_gpu
 from test_steps import GPU, losses
 
 from histocoder import Coder
-from histocoder.config import MODES
+from histocoder.config.prediction import MODES
 
 ENCODERS, PRECISIONS = ("canine-s", "tiny", "ngram", "bert"), ("fp32", "bf16", "fp16")
 

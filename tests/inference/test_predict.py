@@ -180,7 +180,7 @@ def test_alternatives_come_in_one_pass(mode: str, monkeypatch: pytest.MonkeyPatc
     coder, texts = Coder(model, "cpu"), ["farmer", None, "baker", "farmer", "wine and spirit merchant"]
     given = coder.distinct(texts, "en")
     expected, combined = (coder.code(given, PredictOptions(mode=one)) for one in (None, "combined"))
-    encoded = spied(monkeypatch, MixerModel, "encode", lambda _, ids: ids.tolist())
+    encoded = spied(monkeypatch, MixerModel, "encode", lambda _, ids, **__: ids.tolist())
     codes, ranked = coder.predict_ranked(texts, "en")
     assert len(encoded) == 3
     for found, one in zip(codes, expected, strict=True):

@@ -53,7 +53,7 @@ def buckets_of_word(word: str, max_n: int, num_buckets: int) -> set[int]:
 
 @pytest.mark.parametrize("times", [1, 40])
 def test_encodings_without_padding_are_the_same(times: int, model: NgramEncoder, monkeypatch: pytest.MonkeyPatch):
-    computed = spied(monkeypatch, canine, "linear", lambda x, _: [x.shape[:-1].numel()])
+    computed = spied(monkeypatch, canine, "linear", lambda x, *_: [x.shape[:-1].numel()])
     padded = encode(model, TEXTS * times)
     num_padded, num_words = computed[0], int(padded[2].sum())
     computed.clear()
