@@ -70,7 +70,7 @@ class Decoding:
             if config.mask_memory:  # else the decoder attends to padding, which is not cut off
                 num_positions = tokenizer.num_positions(int(ids.ne(tokenizer.pad_id).sum(1).max()), config.max_len)
             trimmed, lookup = ids[:, :num_positions], None
-            if self._device.type != "cpu" and isinstance(encoder, NgramEncoder):
+            if self._device.type == "cuda" and isinstance(encoder, NgramEncoder):
                 lookup = Lookup.of(trimmed, encoder.config).mapped(partial(moved, device=self._device))
             parts.append(self._computing.encode(moved(trimmed, self._device), lookup=lookup))
         memories, pooled, masks = zip(*parts, strict=True)

@@ -127,7 +127,7 @@ class NgramEncoder(nn.Module):
         positions, real = self.position_embeddings.weight[:num_words], None
         # backwards it gains nothing, on a GPU the host would wait for the number of words; when exporting, sizes have
         # to follow from those of the inputs
-        if not torch.is_grad_enabled() and not is_exporting() and x.device.type == "cpu":
+        if not torch.is_grad_enabled() and not is_exporting() and lookup is None:
             real, others = (found.flatten().nonzero()[:, 0] for found in (mask, ~mask))
             # half of the positions or fewer, and some others, since processors compile code for each shape
             real = torch.cat([real, others[: -len(real) % _MULTIPLE]])

@@ -10,9 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -80,7 +77,7 @@ class Learner:
                 self.model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
             )
         if self.config.bf16_gradients:
-            wrapped.register_comm_hook(None, _exchanged_in_bf16)
+            wrapped.register_comm_hook(None, distributed.averaged_in_bf16)
         return wrapped
 
     def train_step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
@@ -174,11 +171,6 @@ class Learner:
         self.scheduler.load_state_dict(state.scheduler)
         if state.scaler:
             self.scaler.load_state_dict(state.scaler)
-
-
-def _exchanged_in_bf16(state: Any, bucket: GradBucket) -> Future[Tensor]:
-    """Average gradients in bf16; DDP takes torch's own function, by its name, with NCCL alone."""
-    return bf16_compress_hook(state, bucket)
 
 
 def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:

@@ -79,9 +79,10 @@ class Trainer:
             num_parts=config.gradient_accumulation_steps,
         )
         encoder = self.model.encoder
+        on_gpu = self.device.type == "cuda"
         # the CPU hashes n-grams where it computes with them; for a GPU this is done ahead
-        ngrams = encoder.config if isinstance(encoder, NgramEncoder) and self.device.type != "cpu" else None
-        return sampler, BatchLoader(data, sampler, config, on_gpu=self.device.type == "cuda", ngrams=ngrams)
+        ngrams = encoder.config if isinstance(encoder, NgramEncoder) and on_gpu else None
+        return sampler, BatchLoader(data, sampler, config, on_gpu=on_gpu, ngrams=ngrams)
 
     def fit(self, tracker: Tracker | None = None) -> dict[str, float]:
         """Train from the start or the restored state, save the model, and return the numbers of the last validation.
