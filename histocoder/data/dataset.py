@@ -258,7 +258,8 @@ class BatchLoader:
         on_gpu: bool = False,
         ngrams: NgramConfig | None = None,
     ) -> None:
-        num_workers = _GPU_WORKERS * on_gpu if config.num_workers is None else config.num_workers
+        default = _GPU_WORKERS if on_gpu else 0
+        self.num_workers = default if config.num_workers is None else config.num_workers
         self._timeout = config.worker_timeout
         self._workers: list[BaseProcess] = []
         self._late: int | None = None
@@ -267,9 +268,9 @@ class BatchLoader:
             sampler=sampler,
             batch_size=None,
             collate_fn=partial(_collated, ngrams=ngrams),  # it gets a batch, not a list of rows
-            num_workers=num_workers,
-            prefetch_factor=config.prefetch_factor if num_workers else None,
-            persistent_workers=config.persistent_workers and num_workers > 0,
+            num_workers=self.num_workers,
+            prefetch_factor=config.prefetch_factor if self.num_workers else None,
+            persistent_workers=config.persistent_workers and self.num_workers > 0,
             pin_memory=on_gpu if config.pin_memory is None else config.pin_memory,
             worker_init_fn=ignore_stop_signals,
             generator=torch.Generator(),  # its own, so that loading leaves the run's random state alone

@@ -209,7 +209,8 @@ def notices(config: FinetuneConfig | MixerConfig, data: RunData, trainer: Traine
     ]
     if isinstance(config, MixerConfig):  # `prepare` has looked at a user's table
         found.append(identifiers_notice(model_config.num_classes, len(train_data), config.columns[0]))
-    found += [f"Notice: {sentence}" for sentence in without_effect(config, model_config)]
+    with_workers = replace(config, num_workers=trainer.train_loader.num_workers)
+    found += [f"Notice: {sentence}" for sentence in without_effect(with_workers, model_config)]
     return [notice for notice in found if notice is not None]
 
 

@@ -114,7 +114,7 @@ ALWAYS = set(  # settings that mean something in every run; others say what they
     "max_grad_norm precision max_skipped_steps seed save_interval save_each_epoch keep_checkpoints resume overwrite "
     "save_format log_interval eval_interval no_report no_experts log_tensorboard log_wandb device distributed "
     "rank_timeout local_rank world_size num_workers pin_memory deterministic gradient_checkpointing fsdp no_refit "
-    "compile train_data val_data save_dir formatter".split()
+    "compile bf16_gradients train_data val_data save_dir formatter".split()
 )
 
 
