@@ -27,4 +27,4 @@ VOLUME /data
 ENV MODEL=/data/best
 EXPOSE 8000
 HEALTHCHECK --start-period=60s CMD ["python", "-c", "import os; from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/?token=' + os.environ['TOKEN'], timeout=5)"]
-CMD ["sh", "-c", "exec histocoder serve --model \"$MODEL\" --host 0.0.0.0 --port 8000 --token \"$TOKEN\" --no-browser"]
+CMD ["sh", "-c", "exec histocoder serve --model \"$MODEL\" --workspace /data/desk --host 0.0.0.0 --port 8000 --token \"$TOKEN\" --no-browser"]

@@ -175,7 +175,7 @@ def read_json(path: Path, kind: type = dict) -> Any:
 def model_card(
     config: ModelConfig, *, num_train: int | None = None, num_val: int = 0, metrics: Mapping[str, float] | None = None
 ) -> str:
-    """Return the text of a model's README.md, with the results of `validation.validate` if they are known."""
+    """Return the text of a model's README.md, with the results of `training.losses.validate` if they are known."""
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["iso_code"] = lambda lang: Language(lang).iso
     return environment.from_string(_CARD.read_text(encoding="utf-8")).render(
