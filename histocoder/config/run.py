@@ -173,6 +173,9 @@ class DataConfig(Settings):
     blank_means_no_occupation: bool = free(
         False, "train on rows without any code as descriptions of no occupation (default: drop them)"
     )
+    code_sep: str | None = free(
+        None, "separator of several codes in one cell (default: the one mark that fits all such cells)", metavar="SEP"
+    )
     zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than the longest as they are")
 

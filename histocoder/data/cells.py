@@ -1,16 +1,52 @@
-"""Cells as people and spreadsheets write them: codes, and missing ones."""
+"""Cells of columns of codes, as people and programs write them: one function says what a cell is."""
 
 import re
-from collections.abc import Collection, Iterable
+import unicodedata
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from histocoder.formatters import CodeSystem
+from histocoder.formatters import MISSING, CodeSystem
 
-MISSING_MARKS = frozenset({"NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "N/A", "n/a", "#N/A", "."})
-"""Marks of missing values: R writes NA; pandas NaN, nan, <NA> or None; databases NULL; spreadsheets N/A; Stata and SAS
-a dot. Lower case "na" and "none" are left out, since people write them as words."""
-_KEPT_AS_TEXT = re.compile(r'="(.*)"|\'(.+)')
-WHOLE_NUMBER = re.compile(r"(-?[0-9]+)(\.0+)?")
+_MISSING_MARKS = frozenset(
+    {"NA", "NaN", "nan", "NaT", "<NA>", "None", "NULL", "null", "(null)", "\\N", "N/A", "n/a", "#N/A", "#NV"}
+)
+"""Marks of missing values: R writes NA; pandas NaN, nan, NaT, <NA> or None; databases NULL or \\N; spreadsheets N/A.
+Lower case "na" and "none" are left out, since people write them as words."""
+_NOTHING = re.compile(r"[-.?_…· ]+")  # as people leave a cell out; Stata and SAS write a dot
+_MISSING_AMONG_NUMBERS = frozenset(
+    {
+        *("na", "n/a", "n.a.", "n.a", "none", "no", "null", "nan", "nil", "missing", "blank", "x", "xx", "xxx"),
+        *("k.a.", "k.a", "n.v.t.", "nvt"),  # German and Dutch for n/a
+    }
+)
+"""Words, in lower case, that mean no code where codes have digits; where codes are words they may be codes."""
+
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d"
+_BLANKS = "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000"
+_SAME = str.maketrans(
+    {
+        **dict.fromkeys(_DASHES, "-"),
+        **dict.fromkeys(_BLANKS, " "),
+        **dict.fromkeys("\u2018\u2019\u201a\u201b\u00b4`", "'"),
+        **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"'),
+        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
+    }
+)
+"""Dashes, blanks, quotation marks and digits of one meaning, as ASCII has them."""
+_FORMULA = re.compile(r'="(.*)"|=(-?[0-9].*)')  # as spreadsheets keep digits as text
+_QUOTED = re.compile(r"""(["'])(.*)\1""")
+_KEPT_AS_TEXT = re.compile(r"'(-?[0-9=].*)")
+_EDGES = re.compile(r"[^\w-]*(-? ?[0-9](?:.*[0-9])?)[^\w-]*")  # a number, and signs around it that are not its own
+
+WHOLE_NUMBER = re.compile(r"(-?[0-9]+)([.,]0+)?")
+_FRACTION = re.compile(r"-?[0-9]+[.,][0-9]+|[A-Za-z]\w*[.,][0-9]+")  # decimals that belong to a code
+_THOUSANDS = re.compile(r"-?[0-9]{1,3}([.,' ])[0-9]{3}(\1[0-9]{3})*")
 _PRINTED_HISCO = re.compile(r"([0-9])-([0-9]{2})\.([0-9]{2})")
+_LOOSE_HISCO = re.compile(r"([0-9])[-. ]?([0-9]{2})[-.,]([0-9]{2})")
+_PART = r"(?:-[0-9]|[0-9]{3,}|[0-9]-[0-9]{2}\.[0-9]{2})"
+_SEVERAL_CODES = re.compile(rf"{_PART}([\s;,/|&+]+{_PART})+")
+
 _MONTH = "(jan|feb|mar|mrt|apr|may|mai|maj|mei|jun|jul|aug|sep|oct|okt|nov|dec|dez)"
 _SPOILT = {
     "a number": re.compile(r"-?[0-9](\.[0-9]+)?e[+-][0-9]{2,3}", re.IGNORECASE),
@@ -20,39 +56,58 @@ _SPOILT = {
     "an error": re.compile(r"#[A-Z/0]{2,}[!?]", re.IGNORECASE),
 }
 
+FEWEST_DIGITS = 3
+"""Fewest digits of codes whose zeros may be lost; shorter ones, such as HISCLASS's, have none."""
+BLANK, FORMATTED, PADDED, RESPELT, SPLIT, MAYBE_BLANK = "blank", "formatted", "padded", "respelt", "split", "maybe"
+"""What may be done with a cell beyond taking it as it stands; see `Cell.change`."""
 
-def read_code(
-    cell: str, known: Collection[str] = (), *, has_decimals: bool = False, system: CodeSystem | None = None
-) -> str:
-    """Return the code in a cell, without blanks and what spreadsheets add; "" where it is missing.
 
-    One of `known` is read as it is. The decimals of whole numbers are omitted unless the codes `has_decimals`. HISCO's
-    printed form is written as digits, of a `system` only if that does not fit and these do.
+class Cell(NamedTuple):
+    """What a cell of a column of codes holds: no code, one or several; or it is damaged, and has a `problem`."""
+
+    codes: tuple[str, ...] = ()
+    change: str = ""
+    """`BLANK`: a mark that means no code; `FORMATTED`: what a program has added is left out; `PADDED`: leading zeros
+    are restored; `RESPELT`: written as other cells write the code; `SPLIT`: several codes are separated; `MAYBE_BLANK`:
+    taken as a code, and may mean no code. "": none of these."""
+    problem: str = ""  # why it holds no code
+    is_short: bool = False  # whether that is because leading zeros may be lost
+
+
+def is_missing(text: str) -> bool:
+    """Return whether a text, without blanks around it, is a mark of a missing value in any column.
 
     Examples
     --------
-    >>> [read_code(cell) for cell in (' ="02000"', "'02000", "61110.0", "6-11.10", "NA")]
-    ['02000', '02000', '61110', '61110', '']
+    >>> [text for text in ("NA", "–", "--", "?", "..", "#N/A", "na", "none", "0", "") if is_missing(text)]
+    ['NA', '–', '--', '?', '..', '#N/A']
     """
-    code = cell.strip()
-    if (match := _KEPT_AS_TEXT.fullmatch(code)) is not None:
-        code = (match[1] or match[2] or "").strip()
-    if code in known:
-        return code
-    if code in MISSING_MARKS:
-        return ""
-    if not has_decimals and (match := WHOLE_NUMBER.fullmatch(code)) is not None:
-        return match[1]
-    if (match := _PRINTED_HISCO.fullmatch(code)) is not None:
-        digits = "".join(match.groups())
-        if system is None or (system.problem(code) and system.block_size == len(digits)):
-            return digits
-    return code
+    return text in _MISSING_MARKS or _NOTHING.fullmatch(text.translate(_SAME)) is not None
 
 
-def have_decimals(cells: Iterable[str]) -> bool:
-    """Return whether decimals belong to the codes of some cells: those of integers alone are a program's."""
-    return not all(WHOLE_NUMBER.fullmatch(code) for cell in cells if (code := read_code(cell)))
+def bare(cell: str) -> str:
+    """Return what is in a cell without what programs put around it; dashes, blanks and marks are those of ASCII.
+
+    Examples
+    --------
+    >>> [bare(cell) for cell in (' ="02000"', "’02000", "“farmer”", "\u22121", "\ufeff61110\u00a0", "'t Hof")]
+    ['02000', '02000', 'farmer', '-1', '61110', "'t Hof"]
+    """
+    text = cell.strip()
+    if not text.isascii():
+        text = _visible(text).translate(_SAME).strip()
+    if text.startswith("=") and (match := _FORMULA.fullmatch(text)) is not None:
+        text = (match[1] or match[2] or "").strip()
+    if (match := _QUOTED.fullmatch(text)) is not None:
+        text = match[2].strip()
+    if (match := _KEPT_AS_TEXT.fullmatch(text)) is not None:
+        text = match[1]
+    return text
+
+
+def _visible(text: str) -> str:
+    """Return a text without characters that nobody sees, such as soft hyphens."""
+    return "".join(char for char in text if unicodedata.category(char) != "Cf").strip()
 
 
 def spoilt(cell: str) -> str | None:
@@ -64,3 +119,227 @@ def spoilt(cell: str) -> str | None:
     ('a number', 'a date', 'an error', None)
     """
     return next((what for what, form in _SPOILT.items() if form.fullmatch(cell)), None)
+
+
+def number_in(text: str) -> str | None:
+    """Return the number that a bare text is, without signs around it that are not its own; None if it is none.
+
+    Marks of decimals and of thousands, and HISCO's in printed form, are left as they are.
+
+    Examples
+    --------
+    >>> [number_in(text) for text in ("61110.", "*6-11.10", "61.110", "- 1", "12a", "farmer")]
+    ['61110', '6-11.10', '61.110', '-1', None, None]
+    """
+    match = _EDGES.fullmatch(text)
+    if match is None:
+        return None
+    number = match[1].replace("- ", "-")
+    forms = (WHOLE_NUMBER, _THOUSANDS, _PRINTED_HISCO, _LOOSE_HISCO, _FRACTION)
+    return number if any(form.fullmatch(number) for form in forms) else None
+
+
+def has_own_decimals(number: str) -> bool:
+    """Return whether a cell has decimals that belong to its code, unlike those that programs add to whole numbers."""
+    is_other = WHOLE_NUMBER.fullmatch(number) or _THOUSANDS.fullmatch(number) or _LOOSE_HISCO.fullmatch(number)
+    return not is_other and _FRACTION.fullmatch(number) is not None
+
+
+def loose_hisco(number: str) -> str | None:
+    """Return the digits of a number such as 641-00, 6.41.00 or 641.20, which may be HISCO's; None for others."""
+    match = _LOOSE_HISCO.fullmatch(number)
+    return "".join(match.groups()) if match is not None else None
+
+
+def has_thousands(number: str) -> bool:
+    """Return whether a number has marks of thousands, and can't be a whole number with decimals."""
+    return _THOUSANDS.fullmatch(number) is not None and not WHOLE_NUMBER.fullmatch(number)
+
+
+def means_blank_among_numbers(text: str) -> bool:
+    """Return whether a bare text means no code where codes have digits."""
+    return text.casefold() in _MISSING_AMONG_NUMBERS
+
+
+def separators_in(text: str, known: Collection[str], *, num_digits: int) -> set[str] | None:
+    """Return the marks between the codes of a bare text that holds several numbers, or `known` codes; else None.
+
+    Three digits on both sides of a mark are one number with a mark of thousands, unless codes have three `num_digits`.
+    """
+    if _SEVERAL_CODES.fullmatch(text) and (num_digits == 3 or not _THOUSANDS.fullmatch(text)):
+        marks = re.sub(_PART, "", text)
+        return set(marks.replace(" ", "")) or {" "}
+    marks_between = (sep for sep in ";/|&+," if sep in text)
+    return {sep for sep in marks_between if all(part.strip() in known for part in text.split(sep))} or None
+
+
+def is_short(code: str, system: CodeSystem) -> bool:
+    """Return whether a code does not fill its block, as if it had lost zeros; -1 and the like never do."""
+    return not code.startswith("-") and code not in ("", MISSING) and system.length(code) < system.block_size
+
+
+@dataclass(frozen=True)
+class CodeColumn:
+    """How the cells of columns of codes are written; `column_of` decides it with all of them in view."""
+
+    known: Collection[str] = ()
+    """Codes that are read as they are, whatever they look like."""
+    allowed: Collection[str] | None = None
+    """Codes of a key, beside which there are no others; None: all that fit."""
+    system: CodeSystem | None = None
+    """Codes that fit; None: any."""
+    has_digits: bool = False
+    """Whether codes have digits, so that words are no codes."""
+    is_numeric: bool = False
+    """Whether codes are numbers, so that signs around them are not theirs."""
+    num_digits: int = 0
+    """Usual number of digits of numbers."""
+    has_decimals: bool = False
+    """Whether decimals belong to codes."""
+    has_commas: bool = False
+    """Whether commas separate the tokens within a code."""
+    has_thousands: bool = False
+    """Whether some numbers have marks of thousands."""
+    is_hisco: bool = False
+    """Whether 641-00, 6.41.00 and 641.00 are HISCO's 64100."""
+    zero_is_code: bool = False
+    """Whether a lone 0 is a code, although codes have more digits."""
+    separator: str = ""
+    """Separator of several codes in one cell."""
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    """`spelling_key` of a code -> the spelling to use."""
+    zero_pad: bool = False
+    """Whether codes of digits get leading zeros up to the block size."""
+    allow_short: bool = False
+    """Whether codes of digits may be shorter than the block."""
+
+    def read(self, cell: str) -> Cell:
+        """Return what a cell holds.
+
+        Examples
+        --------
+        >>> column = CodeColumn(has_digits=True, is_numeric=True, num_digits=5, separator="/")
+        >>> [column.read(cell).codes for cell in ('="02000"', "61110,0", "6-11.10", "61110*", "-", "0", "58340/61110")]
+        [('02000',), ('61110',), ('61110',), ('61110',), (), (), ('58340', '61110')]
+        >>> column.read("61.110").problem
+        'has a mark of thousands'
+        """
+        text = cell.strip()
+        if text in self.known:
+            return Cell((text,))
+        plain = bare(text)
+        if plain in self.known:
+            return Cell((plain,), FORMATTED)
+        if self.separator and self.separator in plain:
+            parts = [self._single(part.strip()) for part in plain.split(self.separator)]
+            codes = tuple(dict.fromkeys(code for part in parts for code in part.codes))
+            wrong = next((part for part in parts if part.problem), None)
+            return wrong or Cell(codes, SPLIT if len(codes) > 1 else FORMATTED)
+        return self._single(plain, text)
+
+    def spelling_key(self, code: str) -> str:
+        """Return what spellings of a code have in common: they differ in case and blanks; 02 is 2 if codes are short.
+
+        Examples
+        --------
+        >>> CodeColumn().spelling_key("Craft  worker"), CodeColumn(num_digits=2).spelling_key("02")
+        ('craft worker', '2')
+        """
+        folded = " ".join(code.casefold().split())
+        has_zeros = folded.isdecimal() and self.num_digits < FEWEST_DIGITS
+        return (folded.lstrip("0") or "0") if has_zeros else folded
+
+    def _single(self, plain: str, text: str | None = None) -> Cell:
+        """Return what a bare text without separators holds, of a cell with `text`, which may be the same."""
+        if self._is_blank(plain):
+            return Cell(change=BLANK)
+        code = self._code(plain)
+
+        # a word is left as it stands: what was made of it to compare it with numbers is not the person's
+        is_word = not any(map(str.isdigit, code))
+        if text is not None and is_word and not _QUOTED.fullmatch(text.translate(_SAME)):
+            code = _visible(text)
+        change = FORMATTED if text is not None and code != text else ""
+        spelling = self.spellings.get(self.spelling_key(code), code)
+        if spelling != code:
+            code, change = spelling, RESPELT
+        system = self.system
+        if self.zero_pad and system is not None and code.isascii() and code.isdigit() and is_short(code, system):
+            code, change = code.zfill(system.block_size), PADDED
+        if not change and means_blank_among_numbers(code) and code not in self.known:
+            change = MAYBE_BLANK
+        problem, short = self._problem(code, plain)
+        if problem is None:
+            return Cell((code,), change)
+        return Cell((code,) if short else (), problem=problem, is_short=short)
+
+    def _is_blank(self, plain: str) -> bool:
+        if plain == "" or is_missing(plain):
+            return True
+        if (
+            self.is_numeric
+            and self.num_digits >= FEWEST_DIGITS
+            and not self.zero_is_code
+            and re.fullmatch(r"0([.,]0+)?", plain)
+        ):
+            return True
+        return self.has_digits and means_blank_among_numbers(plain)
+
+    def _code(self, plain: str) -> str:
+        """Return the code in a bare text: without decimals and signs that are not its own."""
+        number = number_in(plain) if self.is_numeric else plain
+        if number is None or number in self.known:
+            return number or plain
+        form = _LOOSE_HISCO if self.is_hisco else _PRINTED_HISCO
+        match = form.fullmatch(number)
+        system = self.system
+        if match is not None and (system is None or (system.problem(number) and system.block_size == 5)):
+            return "".join(match.groups())
+        whole = WHOLE_NUMBER.fullmatch(number)
+        marks = "." if self.has_commas else ".,"
+        has_marks = self.has_thousands and _THOUSANDS.fullmatch(number) is not None
+        if whole is None or self.has_decimals or has_marks or (whole[2] or ".")[0] not in marks:
+            return number
+        return whole[1]
+
+    def _problem(self, code: str, plain: str) -> tuple[str | None, bool]:
+        """Return why a code does not fit, None if it does; and whether that is because zeros may be lost."""
+        system = self.system
+        if code in self.known:
+            return None, False
+        problem = system.problem(code) if system is not None else None
+        if self.is_numeric and not self.has_decimals and _THOUSANDS.fullmatch(code):
+            return "has a mark of thousands", False
+        if system is not None and is_short(code, system) and not self.allow_short:
+            return f"has fewer than {system.block_size} characters", code.isascii() and code.isdigit()
+        is_decimal = problem is not None and re.fullmatch(r"-?[0-9]+\.[0-9]+(e[+-]?[0-9]+)?", code, re.IGNORECASE)
+        changed = "a number" if is_decimal else spoilt(code)
+        if changed is not None:
+            return f"looks like a code that a spreadsheet has turned into {changed}; save the column as text", False
+        if _SEVERAL_CODES.fullmatch(plain):
+            return (
+                "holds several codes; put each in a column of its own, or name what separates them (--code-sep)",
+                False,
+            )
+        if problem is None and self.is_numeric and self.num_digits >= FEWEST_DIGITS and not any(map(str.isdigit, code)):
+            problem = "has no digits, unlike most codes"
+        if problem is None and self.allowed is not None and code not in self.allowed:
+            problem = "is not in the key"
+        return problem, False
+
+
+_ANY_COLUMN = CodeColumn()
+
+
+def read_code(cell: str, column: CodeColumn = _ANY_COLUMN) -> str:
+    """Return the one code or category in a cell, without what programs add; "" where it is missing.
+
+    A cell that holds none, such as an error of a spreadsheet, is left as it is.
+
+    Examples
+    --------
+    >>> [read_code(cell) for cell in (' ="02000"', "'02000", "61110.0", "6-11.10", "NA")]
+    ['02000', '02000', '61110', '61110', '']
+    """
+    read = column.read(cell)
+    return bare(cell) if read.problem else "".join(read.codes)

@@ -4,27 +4,42 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config import MAX_TARGET_LEN, check_target_len
-from histocoder.data.cells import WHOLE_NUMBER, have_decimals, read_code, spoilt
+from histocoder.data import cells as kinds
+from histocoder.data.cells import (
+    FEWEST_DIGITS,
+    WHOLE_NUMBER,
+    Cell,
+    CodeColumn,
+    bare,
+    has_own_decimals,
+    has_thousands,
+    is_missing,
+    is_short,
+    loose_hisco,
+    means_blank_among_numbers,
+    number_in,
+    separators_in,
+    spoilt,
+)
+from histocoder.data.groups import hisco_codes, is_of_hisco_or_occ1950
 from histocoder.data.key import Key
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import MISSING, CodeSystem, Formatter, build_formatter
 from histocoder.tables.table import Table, TableFile
 
-_SEVERAL_CODES = re.compile(r"(-[0-9]|[0-9]{3,})([\s;,/|&+]+(-[0-9]|[0-9]{3,}))+")
 _NUM_EXAMPLES = 3
 _LONGEST_CODE = 10  # characters; longer ones are numbered
-_FEWEST_DIGITS = 3  # of codes whose zeros may be lost: shorter ones, such as HISCLASS's, have none
 _MOST, _NEARLY_ALL = 0.5, 0.9  # shares of cells: with codes, so that words are mistakes; that a block must hold
+_LEAST_HISCO = 1 / 2  # share of numbers such as 641-00 that are HISCO's, so that all are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +50,7 @@ class LabelRules:
     allow_short: bool = False  # whether codes may be shorter than the block
     drop_bad: bool = False  # whether rows with codes that do not fit are dropped, instead of stopping the run
     blank_means_no_occupation: bool = False  # whether to keep rows without codes, as the formatter marks them
+    code_sep: str | None = None  # separator of several codes in one cell; None: the one that fits all such cells
 
 
 def rules_of(config: Any) -> LabelRules:
@@ -44,23 +60,125 @@ def rules_of(config: Any) -> LabelRules:
         allow_short=config.allow_codes_shorter_than_block_size,
         drop_bad=getattr(config, "drop_bad_labels", False),
         blank_means_no_occupation=getattr(config, "blank_means_no_occupation", False),
+        code_sep=getattr(config, "code_sep", None),
     )
 
 
-def count_codes(tables: Iterable[Table], columns: Sequence[str]) -> Counter[str]:
-    """Count the codes in some columns of tables, for `fit_codes`."""
-    cells: Counter[str] = Counter()
+def count_cells(tables: Iterable[Table], columns: Sequence[str]) -> Counter[str]:
+    """Count the cells of each text in some columns of tables, but for blank ones, for `column_of`."""
+    counts: Counter[str] = Counter()
     for table in tables:
         for name in columns:
-            found = pc.value_counts(table.columns[name].drop_null())
-            cells.update(dict(zip(*(part.to_pylist() for part in found.flatten()), strict=True)))
-    decimals = have_decimals(cells)
+            values = pc.value_counts(table.columns[name].drop_null())
+            counts.update(dict(zip(*(part.to_pylist() for part in values.flatten()), strict=True)))
+    return counts
+
+
+def count_codes(counts: Mapping[str, int], column: CodeColumn) -> Counter[str]:
+    """Count the codes in the cells of a column, for `fit_codes`."""
     codes: Counter[str] = Counter()
-    for cell, count in cells.items():
-        code = read_code(cell, has_decimals=decimals)
-        if code not in ("", MISSING) and not spoilt(code) and not _SEVERAL_CODES.fullmatch(code):
+    for cell, count in counts.items():
+        for code in column.read(cell).codes:
             codes[code] += count
     return codes
+
+
+def column_of(
+    counts: Mapping[str, int],
+    *,
+    known: Collection[str] = (),
+    system: CodeSystem | None = None,
+    code_sep: str | None = None,
+    has_commas: bool = False,
+) -> CodeColumn:
+    """Decide how the cells of columns of codes are written, from the number of cells of each text.
+
+    With `known` codes, of a key or a model, these decide whether codes are numbers; so does the `system`, if it is
+    HISCO or OCC1950. `has_commas` says that commas separate the tokens within a code.
+    """
+    known = frozenset(known) - {""}
+    texts: Counter[str] = Counter()
+    for cell, count in counts.items():
+        text = bare(cell)
+        if text and text not in known and not is_missing(text):
+            texts[text] += count
+
+    # several codes in one cell are counted each
+    num_digits = _usual_length(Counter(dict.fromkeys(known, 1)) or texts)
+    separator = code_sep or _separator(texts, known, num_digits, has_commas=has_commas)
+    parts: Counter[str] = Counter()
+    for text, count in texts.items():
+        for part in text.split(separator) if separator else (text,):
+            parts[part.strip()] += count
+
+    # whether codes have digits, or are words
+    examples = Counter(dict.fromkeys(known, 1)) or parts
+    codes = [text for text in examples if not means_blank_among_numbers(text) and not spoilt(text)]
+    with_digits = [text for text in codes if any(map(str.isdigit, text))]
+    numbers = {text: number for text in with_digits if (number := number_in(text)) is not None}
+    num_codes, num_with_digits, num_numbers = (
+        sum(examples[text] for text in some) for some in (codes, with_digits, numbers)
+    )
+    has_form = system is not None and system.name != "general"
+    has_digits = has_form or (num_with_digits > 0 and num_with_digits >= _MOST * num_codes)
+    is_numeric = has_form or (has_digits and num_numbers >= _NEARLY_ALL * num_with_digits)
+    num_digits = system.block_size if has_form and system is not None else _usual_length(examples)
+
+    # marks in numbers: of HISCO as printed, of thousands, of decimals
+    in_cells = {number for text in parts if (number := number_in(text)) is not None}
+    loose = {number: digits for number in in_cells if (digits := loose_hisco(number)) is not None}
+    is_hisco = not all(map(WHOLE_NUMBER.fullmatch, loose)) and (
+        (has_form and num_digits == 5)
+        or any(digits in known for digits in loose.values())
+        or (not known and sum(d in hisco_codes() for d in loose.values()) >= _LEAST_HISCO * len(loose))
+    )
+    decimal = [text for text in with_digits if has_own_decimals(numbers.get(text, text))]
+    has_loose_decimals = not is_hisco and not known and not all(map(WHOLE_NUMBER.fullmatch, loose))
+    wholes = {match[1] for number in {*in_cells, *known} if (match := WHOLE_NUMBER.fullmatch(number))}
+    column = CodeColumn(
+        known=known,
+        has_digits=has_digits,
+        is_numeric=is_numeric,
+        num_digits=num_digits,
+        has_decimals=bool(decimal) or has_loose_decimals,
+        has_commas=has_commas,
+        has_thousands=any(map(has_thousands, in_cells)),
+        is_hisco=is_hisco,
+        zero_is_code="0" * num_digits in wholes or any(len(whole) == 1 and whole != "0" for whole in wholes),
+        separator=separator,
+    )
+    return replace(column, spellings=_spellings(column, counts))
+
+
+def _usual_length(counts: Mapping[str, int]) -> int:
+    """Return the number of digits that nine tenths of all numbers have at most; 0 if there are none."""
+    lengths: Counter[int] = Counter()
+    for text, count in counts.items():
+        number = number_in(text)
+        if number is not None and not number.startswith("-"):
+            whole = WHOLE_NUMBER.fullmatch(number)
+            lengths[sum(map(str.isdigit, whole[1] if whole else number))] += count
+    total = sum(lengths.values())
+    return next((n for n in sorted(lengths) if sum(lengths[m] for m in lengths if m <= n) >= _NEARLY_ALL * total), 0)
+
+
+def _separator(texts: Collection[str], known: Collection[str], num_digits: int, *, has_commas: bool) -> str:
+    """Return the one mark that separates the codes in each cell of several; "" if there is none."""
+    marks = [separators_in(text, known, num_digits=num_digits) for text in texts]
+    common = set.intersection(*filter(None, marks)) if any(marks) else set()
+    is_one = all(len(some) == 1 for some in marks if some)
+    return next(iter(common - ({","} if has_commas else set())), "") if is_one else ""
+
+
+def _spellings(column: CodeColumn, counts: Mapping[str, int]) -> dict[str, str]:
+    """Return the spelling to use of each code that is written in several ways: the known one, or the most frequent."""
+    codes = Counter(dict.fromkeys(column.known, 1)) if column.known else count_codes(counts, column)
+    by_key: dict[str, list[str]] = {}
+    for code, _ in codes.most_common():
+        by_key.setdefault(column.spelling_key(code), []).append(code)
+    if column.known:  # those of one key that are all known are different codes
+        return {key: codes[0] for key, codes in by_key.items() if len(codes) == 1}
+    return {key: codes[0] for key, codes in by_key.items() if len(codes) > 1}
 
 
 def fit_codes(
@@ -93,24 +211,29 @@ def fit_codes(
     cells = np.array([0 if code.startswith("-") else counts[code] for code in found] or [1])
     size = int(lengths.max())
     usual = next(n for n in range(size + 1) if cells[lengths <= n].sum() >= _NEARLY_ALL * cells.sum())
-    may_lack_zeros = is_numeric and usual >= _FEWEST_DIGITS
+    may_lack_zeros = is_numeric and usual >= FEWEST_DIGITS
     if may_lack_zeros and not (are_right or rules.allow_short):
         size = usual
     check_target_len(num_blocks, size)
     return build(block_size=size), replace(rules, allow_short=rules.allow_short or not may_lack_zeros)
 
 
-def is_short(code: str, system: CodeSystem) -> bool:
-    """Return whether a code does not fill its block, as if it had lost zeros; -1 and the like never do."""
-    return not code.startswith("-") and code not in ("", MISSING) and system.length(code) < system.block_size
+@dataclass
+class _Changed:
+    """Cells that were not taken as they stand, of one kind."""
+
+    number: int = 0
+    texts: Counter[str] = field(default_factory=Counter)
+    first: str = ""  # where the first one is, and what it is
 
 
 class LabelChecker:
     """Reads the codes of a file chunk by chunk, and gathers those that do not fit.
 
-    Codes are read by `read_code`; `known` are those of a model. With a key, no other codes are allowed. Reading of a
-    row stops at its first missing code; a code that a row has twice counts once. The formatter's mark for a missing
-    first code is missing, too, unless rows without codes are kept: they get it.
+    Cells are read by a `CodeColumn`: the given one, or that of the first chunk. `known` are the codes of a model. With
+    a key, no other codes are allowed. Reading of a row stops at its first missing code; a code that a row has twice
+    counts once, and the codes of a cell that has several are codes of the row. The formatter's mark for a missing first
+    code is missing, too, unless rows without codes are kept: they get it.
     """
 
     def __init__(
@@ -122,16 +245,21 @@ class LabelChecker:
         *,
         key: Key | None = None,
         known: Collection[str] = (),
+        column: CodeColumn | None = None,
     ) -> None:
         self.file, self._target_cols, self._formatter = file, target_cols, formatter
-        self._rules, self._key, self._known = rules, key, {*known, *(key.codes if key else ())}
-        allow_short = rules.allow_short or rules.zero_pad or any(is_short(code, formatter.system) for code in known)
-        self._allow_short = allow_short
+        self._rules, self._key = rules, key
+        self._known = {*known, *(key.codes if key else ())} - {""}
+        self._allow_short = rules.allow_short or any(is_short(code, formatter.system) for code in known)
         self._marks_missing = rules.blank_means_no_occupation and formatter.system.missing_block is not None
-        self._num_ignored = 0
-        self._has_decimals: dict[str, bool] = {}  # by column; its first chunk tells
-        self._too_short = f"has fewer than {formatter.block_size} characters"
-        self._has_short, self._num_bad = False, 0
+        self._given = column
+        self._column: CodeColumn | None = None
+        self._num_ignored = self._num_rows = self._num_bad = 0
+        self._most_codes = 0  # of a row that has more than there are columns
+        self._codes: set[str] = set()  # those that fit
+        self._short: set[str] = set()
+        self._has_short = False
+        self._changed: dict[str, _Changed] = {}
         self._first_bad: list[tuple[int, str]] = []  # line in the file, and what is there
 
     def check(self, table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -139,22 +267,34 @@ class LabelChecker:
 
         Codes are strings, None where there is none; reasons are None if a row can be used. Chunks come in order.
         """
+        if self._column is None:
+            self._column = self._column_for(table)
         bad: dict[int, str] = {}
         codes: dict[str, np.ndarray] = {}
+        read = {name: self._read(name, table) for name in self._target_cols}
+        for name, (index, texts, cells) in read.items():
+            # the text of a damaged cell stands for its code, so that the row has one
+            firsts = [
+                cell.codes[0] if cell.codes else text if cell.problem else None
+                for text, cell in zip(texts, cells, strict=True)
+            ]
+            codes[name] = np.array([*firsts, None], dtype=object)[index]
+        self._split(codes, read, bad)
+
+        # a row is read up to its first missing code
         reading = np.ones(len(table), dtype=bool)
         is_read, is_filled = np.zeros((2, len(table)), dtype=bool)
-        for name in self._target_cols:
-            index, distinct = self._read(name, table.columns[name])
-            present = index >= 0
-            has_code = np.array([code != MISSING for code in distinct] + [False])[index]
+        for name, (index, texts, cells) in read.items():
+            present = pd.notna(codes[name])
+            has_code = present & (codes[name] != MISSING)
             self._num_ignored += int((present & ~reading).sum())
-            index[~reading] = -1
-            problems = [self._problem(code) for code in distinct]
-            is_bad = np.array([problem is not None for problem in problems] + [False])
-            for row in np.flatnonzero(is_bad[index]).tolist():
-                bad.setdefault(row, f"{name}: {shown(distinct[index[row]])} {problems[index[row]]}")
-                self._has_short |= problems[index[row]] == self._too_short
-            codes[name] = np.array([*distinct, None], dtype=object)[index]
+            codes[name][~reading] = None
+            is_damaged = np.array([bool(cell.problem) for cell in cells] + [False])
+            for row in np.flatnonzero(is_damaged[index] & reading).tolist():
+                text, cell = texts[index[row]], cells[index[row]]
+                bad.setdefault(row, f"{name}: {shown(text)} {cell.problem}")
+                self._has_short |= cell.is_short
+                self._short.update(cell.codes)
             reading &= present
             is_read |= has_code & reading
             is_filled |= has_code
@@ -164,75 +304,185 @@ class LabelChecker:
             is_filled[:] = True
         for row in np.flatnonzero(is_filled & ~is_read).tolist():
             bad.setdefault(row, f"{self._target_cols[0]}: no code, but one in a later column")
+
         self._num_bad += len(bad)
+        self._num_rows += int(is_filled.sum())
         lines = table.lines(np.array(sorted(bad)[:_NUM_EXAMPLES], dtype=np.int64)).tolist()
         first = [*self._first_bad, *zip(lines, (bad[row] for row in sorted(bad)), strict=False)]
         self._first_bad = first[:_NUM_EXAMPLES]
         reasons = np.empty(len(table), dtype=object)
         reasons[~is_filled] = "no code"
         reasons[list(bad)] = list(bad.values())
+        self._without_repeats(codes)
+        return codes, reasons
+
+    def _column_for(self, table: Table) -> CodeColumn:
+        """Return how cells are written: as given, else as those of the first chunk."""
+        system, rules, given = self._formatter.system, self._rules, self._given
+        counts = count_cells([table], [name for name in self._target_cols if name in table.columns])
+        how: dict[str, Any] = {"system": system, "code_sep": rules.code_sep, "has_commas": bool(system.separator)}
+        own = column_of(counts, known=self._known, **how)
+        if given is not None:
+            known = frozenset({*given.known, *self._known})
+            own = replace(given, known=known, separator=given.separator or own.separator)
+        return replace(
+            own,
+            system=system,
+            allowed=None if self._key is None else frozenset(self._key.codes),
+            zero_pad=rules.zero_pad,
+            allow_short=self._allow_short,
+        )
+
+    def _read(self, name: str, table: Table) -> tuple[np.ndarray, list[str], list[Cell]]:
+        """Return each cell's index among the distinct texts of a column, -1 if blank, these texts, and their cells."""
+        if name not in table.columns:
+            return np.full(len(table), -1), [], []
+        assert self._column is not None
+        coded = pc.dictionary_encode(table.columns[name])
+        index, texts = np.array(pc.fill_null(coded.indices, -1)), coded.dictionary.to_pylist()
+        cells = [self._column.read(text) for text in texts]
+        if name == self._target_cols[0] and self._marks_missing:
+            # prepared data have the formatter's own mark of a row without codes
+            cells = [
+                Cell((MISSING,)) if bare(text) == MISSING else cell for text, cell in zip(texts, cells, strict=True)
+            ]
+        self._count_changes(name, table, index, texts, cells)
+        self._codes.update(code for cell in cells if not cell.problem for code in cell.codes)
+        return index, texts, cells
+
+    def _count_changes(self, name: str, table: Table, index: np.ndarray, texts: list[str], cells: list[Cell]) -> None:
+        """Count the cells that were not taken as they stand."""
+        if not any(cell.change for cell in cells):
+            return
+        numbers = np.bincount(index[index >= 0], minlength=len(cells))
+        present, rows = np.unique(index, return_index=True)
+        for i, row in sorted(zip(present.tolist(), rows.tolist(), strict=True), key=lambda pair: pair[1]):
+            if i < 0 or not (change := cells[i].change):
+                continue
+            changed = self._changed.setdefault(change, _Changed())
+            if not changed.first:
+                line = table.lines(np.array([row]))[0]
+                result = f" as {' & '.join(cells[i].codes)}" if cells[i].codes and change != kinds.MAYBE_BLANK else ""
+                changed.first = f"the first in line {line}, {name}: {shown(texts[i])}{result}"
+            changed.number += int(numbers[i])
+            changed.texts[texts[i].strip()] += int(numbers[i])
+
+    def _split(
+        self,
+        codes: dict[str, np.ndarray],
+        read: Mapping[str, tuple[np.ndarray, list[str], list[Cell]]],
+        bad: dict[int, str],
+    ) -> None:
+        """Give rows with several codes in one cell the codes of all their cells, in place."""
+        is_split = np.zeros(len(codes[self._target_cols[0]]), dtype=bool)
+        for index, _, cells in read.values():
+            is_split |= np.array([len(cell.codes) > 1 for cell in cells] + [False])[index]
+        for row in np.flatnonzero(is_split).tolist():
+            cells_of_row = [cells[index[row]] for index, _, cells in read.values() if index[row] >= 0]
+            found = list(dict.fromkeys(code for cell in cells_of_row for code in cell.codes))
+            for name, code in itertools.zip_longest(codes, found[: len(codes)]):
+                codes[name][row] = code
+            if len(found) > len(codes):
+                texts = ", ".join(shown(texts[index[row]]) for index, texts, _ in read.values() if index[row] >= 0)
+                columns = counted(len(codes), "column", "columns")
+                bad[row] = f"{self._target_cols[0]}: {texts} holds {len(found)} codes for {columns}"
+                self._most_codes = max(self._most_codes, len(found))
+
+    def _without_repeats(self, codes: dict[str, np.ndarray]) -> None:
+        """Leave out codes that a row has twice, in place."""
         columns = list(codes.values())
         pairs = list(itertools.combinations(columns, 2))
         repeats = np.logical_or.reduce([(one == other) & pd.notna(one) for one, other in pairs])
         for row in np.flatnonzero(repeats).tolist():
             found = [code for column in columns if (code := column[row]) is not None]
-            kept = list(dict.fromkeys(found))
-            self._num_ignored += len(found) - len(kept)
-            for column, code in zip(columns, [*kept, *[None] * len(columns)], strict=False):
+            distinct = list(dict.fromkeys(found))
+            self._num_ignored += len(found) - len(distinct)
+            for column, code in zip(columns, [*distinct, *[None] * len(columns)], strict=False):
                 column[row] = code
-        return codes, reasons
-
-    def _read(self, name: str, column: pa.Array) -> tuple[np.ndarray, list[str]]:
-        """Return each cell's index among the distinct codes, -1 if missing, and these codes, "" if missing."""
-        coded = pc.dictionary_encode(column)
-        index, cells = np.array(pc.fill_null(coded.indices, -1)), coded.dictionary.to_pylist()
-        system, is_first = self._formatter.system, name == self._target_cols[0]
-        if name not in self._has_decimals:
-            self._has_decimals[name] = self._formatter.name == "general" and have_decimals(cells)
-        codes = []
-        for cell in cells:
-            code = read_code(cell, self._known, has_decimals=self._has_decimals[name], system=system)
-            if code == MISSING and system.missing_block is not None and not (is_first and self._marks_missing):
-                code = ""
-            if self._rules.zero_pad and code.isascii() and code.isdigit() and is_short(code, system):
-                code = code.zfill(system.block_size)
-            codes.append(code)
-        index[np.array([not code for code in codes] + [True])[index]] = -1
-        return index, codes
-
-    def _problem(self, code: str) -> str | None:
-        """Return why a code does not fit; None if it does, or is missing."""
-        system = self._formatter.system
-        if not code:
-            return None
-        if not self._allow_short and is_short(code, system):
-            return self._too_short
-        problem = system.problem(code)
-        is_decimal = problem is not None and re.fullmatch(r"-?[0-9]+\.[0-9]+(e[+-]?[0-9]+)?", code, re.IGNORECASE)
-        changed = "a number" if is_decimal else spoilt(code)
-        if changed is not None and (problem is not None or (self._key is None and code not in self._known)):
-            return f"looks like a code that a spreadsheet has turned into {changed}; save the column as text"
-        may_be_several = problem is not None or (system.labels is not None and code not in self._known)
-        if may_be_several and _SEVERAL_CODES.fullmatch(code):
-            return "holds several codes; put each in a column of its own"
-        if problem is None and self._key is not None and code != MISSING and code not in self._key.index:
-            return "is not in the key"
-        return problem
 
     def finish(self, say: Callable[[str], None]) -> None:
         """Say what was found in all chunks.
 
         Raises UserError if a code does not fit and no rule covers it; names rows by line.
         """
-        path, system = self.file.path, self._formatter.system
-        if self._num_bad and (self._has_short or not self._rules.drop_bad):
+        path = self.file.path
+        may_pad = self._has_short and self._padding_gives_codes()
+        is_asked = self._has_short and (may_pad or not self._is_known_classification())
+        if self._num_bad and (is_asked or not self._rules.drop_bad):
             rows = counted(self._num_bad, "row has a label that does", "rows have labels that do")
             few = "; ".join(f"line {line}, {text}" for line, text in self._first_bad)
-            zeros = " If leading zeros were lost, add --zero-pad-codes"
-            zeros += "; if short codes are right, --allow-codes-shorter-than-block-size" * (system.name == "general")
-            ways = "Correct the labels, or leave such rows out with --drop-bad-labels."
-            message = f"{path}: {rows} not fit: {few}.{f'{zeros}.' if self._has_short else f' {ways}'}"
-            raise UserError(message, **{"zero_pad_codes" if self._has_short else "drop_bad_labels": True})
+            advice, settings = self._way_on(may_pad=may_pad, is_asked=is_asked)
+            raise UserError(f"{path}: {rows} not fit: {few}. {advice}", **settings)
+        for change, changed in self._changed.items():
+            say(f"{path}: {self._sentence(change, changed)}")
         if self._num_ignored:
             codes = counted(self._num_ignored, "code is", "codes are")
             say(f"{path}: {codes} ignored, because an earlier cell of the row is empty or has the same code.")
+
+    def _way_on(self, *, may_pad: bool, is_asked: bool) -> tuple[str, dict[str, Any]]:
+        """Return what to do about codes that do not fit, and the settings that are right for them, if any are."""
+        short = "if short codes are right, --allow-codes-shorter-than-block-size"
+        is_general = self._formatter.name == "general"
+        if may_pad:
+            advice = "If leading zeros were lost, add --zero-pad-codes" + (f"; {short}" if is_general else "")
+            return f"{advice}.", {"zero_pad_codes": True}
+        if is_asked:
+            padded = shown(min(self._short).zfill(self._formatter.block_size))
+            zeros = f"if leading zeros were lost (there is no code {padded} yet), --zero-pad-codes"
+            return f"Correct the labels; {short}; {zeros}.", {}
+        if self._most_codes and self._column is not None:
+            names = _more_names(self._target_cols, self._most_codes)
+            separator = self._column.separator
+            advice = (
+                f"Name a column for each of a row's codes: --target-cols {' '.join(names)}. --code-sep "
+                f"{shown(separator)} fills those that the table lacks. Or leave such rows out with --drop-bad-labels."
+            )
+            return advice, {"target_cols": names, "code_sep": separator}
+        if 2 * self._num_bad > self._num_rows:  # leaving most rows out is no repair
+            return "Correct the labels; if they are codes as they stand, list them in --key.", {}
+        return "Correct the labels, or leave such rows out with --drop-bad-labels.", {"drop_bad_labels": True}
+
+    def _padding_gives_codes(self) -> bool:
+        """Return whether most short codes, with leading zeros, are codes of the table or of a classification."""
+        padded = [code.zfill(self._formatter.block_size) for code in self._short]
+        codes = self._codes | self._known
+        return sum(code in codes or is_of_hisco_or_occ1950(code) for code in padded) >= _MOST * len(padded)
+
+    def _is_known_classification(self) -> bool:
+        """Return whether all codes of the classification are known, so that others are mistakes."""
+        codes = [code for code in self._codes if len(code) == self._formatter.block_size]
+        num_of_hisco = sum(map(is_of_hisco_or_occ1950, codes))
+        return bool(self._known) or (len(codes) > 0 and num_of_hisco >= _MOST * len(codes))
+
+    def _sentence(self, change: str, changed: _Changed) -> str:
+        """Return what was done with cells that were not taken as they stand."""
+        cells = counted(changed.number, "cell", "cells")
+        few = ", ".join(f"{shown(text)} ({count:,})" for text, count in changed.texts.most_common(5))
+        match change:
+            case kinds.BLANK:
+                text = f"{cells} of codes mean that there is no code: {few}; {changed.first}."
+                return f"{text} If one is a code, list all codes in --key."
+            case kinds.FORMATTED:
+                return f"{cells} of codes are read without what is not the code's; {changed.first}."
+            case kinds.PADDED:
+                return f"{cells} of codes got leading zeros; {changed.first}."
+            case kinds.RESPELT:
+                text = f"{cells} of codes differ from others in case, blanks or zeros alone, and are read as these"
+                return f"{text}; {changed.first}. If they are different codes, list all codes in --key."
+            case kinds.SPLIT:
+                assert self._column is not None
+                text = f"{cells} hold several codes, with {shown(self._column.separator)} between them"
+                return f"{text}; {changed.first}."
+        return f"{cells} of codes may mean that there is no code: {few}; {changed.first}. They are taken as a code."
+
+
+def _more_names(columns: Sequence[str], number: int) -> tuple[str, ...]:
+    """Return names of columns of codes, so many, that go on as the last one does.
+
+    Examples
+    --------
+    >>> _more_names(["hisco_1"], 2), _more_names(["code"], 3)
+    (('hisco_1', 'hisco_2'), ('code', 'code_2', 'code_3'))
+    """
+    stem = re.sub(r"_?[0-9]+$", "", columns[-1])
+    return (*columns, *(f"{stem}_{i + 1}" for i in range(len(columns), number)))

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,28 +11,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config import PrepareConfig
+from histocoder.data.cells import CodeColumn
 from histocoder.data.codes import LabelRules
 from histocoder.data.example_files import CHECKED_COL, ExampleFiles
 from histocoder.data.examples import ATTRIBUTES, LANG_COL, is_codes
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
 from histocoder.errors import counted
-from histocoder.formatters import Formatter
+from histocoder.formatters import MISSING, Formatter
+from histocoder.formatters.tokenizers import UNKNOWN
 from histocoder.log import log
 from histocoder.tables.table import open_table
 
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 200
 _FEWEST = 20  # number of corrections from which some are held out: a fifth of fewer shows nothing
-_ANY = "*"  # language of a correction that applies to every one; "unk" is that of rows whose language is not known
+_ANY = "*"  # language of a correction that applies to every one, as it does if it states none
 
 
 class Corrections:
     """Descriptions with checked codes, by their keys and languages; of several for one description the last counts.
 
-    `rows` has the columns of checked rows and `key`; the language of those that apply to every one is `_ANY`.
+    `rows` has the columns of checked rows and `key`; the language of those that apply to every one is `_ANY`, but a
+    correction of a row's own language comes first. `rejected` are those that can't be used, with the reasons.
     """
 
-    def __init__(self, rows: pa.Table, default_language: Language) -> None:
+    def __init__(self, rows: pa.Table, default_language: Language, rejected: pa.Table | None = None) -> None:
+        self.rejected = rows.slice(0, 0) if rejected is None else rejected
         distinct = rows.to_pandas().drop_duplicates(["key", "lang", *filter(is_codes, rows.column_names)], keep="last")
         self._rows = distinct.drop_duplicates(["key", "lang"], keep="last", ignore_index=True)
         if number := len(distinct) - len(self):
@@ -52,7 +57,7 @@ class Corrections:
     @property
     def codes(self) -> set[str]:
         """All codes that occur."""
-        return {code for name in filter(is_codes, self._rows) for code in self._rows[name].dropna()}
+        return {code for name in filter(is_codes, self._rows) for code in self._rows[name].dropna()} - {MISSING}
 
     def hold_out(self, seed: int) -> int:
         """Set a fifth aside, about 200 at most, to compare models on; return how many.
@@ -98,11 +103,17 @@ class Corrections:
 
 
 def read_corrections(
-    config: PrepareConfig, formatter: Formatter, rules: LabelRules, known: Collection[str] = ()
+    config: PrepareConfig,
+    formatter: Formatter,
+    rules: LabelRules,
+    known: Collection[str] = (),
+    *,
+    column: CodeColumn | None = None,
 ) -> Corrections:
     """Read the files of `--corrections`, as `histocoder review` writes them and a person fills them in.
 
-    For `rules` and `known` see `ExampleFiles`.
+    A checked row without a code is a decision as well: its description has no occupation. One without a language counts
+    for every language. For `rules`, `known` and `column` see `ExampleFiles`.
 
     Raises UserError if a file lacks a column, a checked code does not fit, or nothing is checked.
     """
@@ -120,11 +131,29 @@ def read_corrections(
             language_col=config.column_of_languages or LANG_COL,
             language=None if has_language else _ANY,
             known=known,
-            rules=rules,
+            rules=replace(rules, blank_means_no_occupation=True),
+            column=column,
             attribute_cols=config.attribute_cols or (),
             opened={path: file},
         )
-        parts += [examples.coded().table for examples in files.chunks(say=log.info)]
+        rows = pa.Table.from_batches(list(files.rows(say=log.info)))
+        _tell_no_occupation(path, rows)
+        reasons = pc.binary_join_element_wise(str(path), rows["reason"], ": ")
+        parts.append(rows.set_column(rows.schema.get_field_index("reason"), "reason", reasons))
     rows = pa.concat_tables(parts)
-    rows = rows.append_column("key", pa.array(description_keys(rows["text"].to_pylist()), pa.string()))
-    return Corrections(rows, Language(config.language))
+    keys = pa.array(description_keys(rows["text"].fill_null("").to_pylist()), pa.string())
+    langs = pc.if_else(pc.equal(rows["lang"], UNKNOWN), _ANY, rows["lang"])
+    rows = rows.append_column("key", keys).set_column(rows.schema.get_field_index("lang"), "lang", langs)
+    is_kept = rows["reason"].is_null()
+    rejected = rows.filter(pc.invert(is_kept))
+    return Corrections(rows.filter(is_kept), Language(config.language), rejected)
+
+
+def _tell_no_occupation(path: Path, rows: pa.Table) -> None:
+    """Say how many checked rows have no code, which means that their descriptions have no occupation."""
+    first_codes = rows[next(filter(is_codes, rows.column_names))]
+    decided = rows.filter(pc.and_(rows["reason"].is_null(), pc.fill_null(pc.equal(first_codes, MISSING), False)))
+    if len(decided):
+        number = counted(len(decided), "checked row has", "checked rows have")
+        line = decided["line"][0].as_py()
+        log.info(f"{path}: {number} no code, which means no occupation; the first is in line {line}.")

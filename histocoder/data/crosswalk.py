@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config.prediction import QUALIFIERS, ClassOptions
-from histocoder.data.cells import read_code
+from histocoder.data.cells import CodeColumn, read_code
 from histocoder.data.groups import GROUPS, code_in, group_of, system_of
 from histocoder.errors import UserError
 from histocoder.tables.header import named
@@ -28,6 +28,7 @@ LIKELY, SHARE = "histocoder:likely:", "histocoder:share:"
 """Names of columns begin so that list a row's likely codes, or statuses and so on, and the probability of each."""
 
 _DECIMALS, _OF_SCALES = 4, ("mean", "sd", "share")
+_VALUES = CodeColumn(has_decimals=True)  # of classes and scales
 _NUMBER = re.compile(r"-?\d+([.,]\d+)?")
 
 
@@ -106,7 +107,7 @@ class Crosswalk:
         return found
 
     def _cell(self, cell: str | None) -> str | None:
-        text = read_code(cell or "", has_decimals=True)
+        text = read_code(cell or "", _VALUES)
         return None if text == "" or text in self._none else text
 
     def _key(self, code: str | None, *qualifiers: str | None) -> list[str | None]:

@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.data.cells import MISSING_MARKS, read_code
-from histocoder.data.codes import LabelChecker, LabelRules, count_codes
+from histocoder.data.cells import CodeColumn, is_missing, read_code
+from histocoder.data.codes import LabelChecker, LabelRules, count_cells
 from histocoder.data.examples import LANG_COL, TEXT_COL, Examples, row_schema
 from histocoder.data.key import Key
 from histocoder.data.languages import Language
@@ -51,6 +52,8 @@ class ExampleFiles:
     """Codes of a model, which are read as they are even if they look like marks of missing values, or numbers."""
     rules: LabelRules = field(default_factory=LabelRules)
     """Rules for codes that do not fit."""
+    column: CodeColumn | None = None
+    """How codes are written, by all cells; None: by the first ones of each file."""
     attribute_cols: tuple[str, ...] = ()
     """Columns of attributes, which a file may lack."""
     sheet: str | None = None
@@ -86,12 +89,12 @@ class ExampleFiles:
     def read(self, *, say: Callable[[str], None] = lambda _: None) -> Examples:
         return Examples.join(list(self.chunks(say=say)))
 
-    def count_codes(self) -> Counter[str]:
-        """Count the codes in all files, for `fit_codes`."""
+    def count_cells(self) -> Counter[str]:
+        """Count the cells of codes of each text in all files, for `column_of`."""
         counts: Counter[str] = Counter()
         for file in map(self._open, self.paths):
             columns = [*self._code_columns(file).values()]
-            counts += count_codes(checked_tables(file, columns, lambda _: None), columns)
+            counts += count_cells(checked_tables(file, columns, lambda _: None), columns)
         return counts
 
     def _open(self, path: Path) -> TableFile:
@@ -114,7 +117,8 @@ class ExampleFiles:
         lang_cols = [self.language_col] if self.language is None and file.has(self.language_col) else []
         for notice in file.notices:
             say(notice)
-        checker = LabelChecker(file, [*code_columns], self.formatter, self.rules, key=self.key, known=self.known)
+        how: dict[str, Any] = {"key": self.key, "known": self.known, "column": self.column}
+        checker = LabelChecker(file, self.target_cols, self.formatter, self.rules, **how)
         num_dropped = num_decoded = 0
         own = list(filter(file.has, self.attribute_cols))
         for table in checked_tables(file, [self.input_col, *lang_cols, *code_columns.values(), *own], say):
@@ -131,10 +135,9 @@ class ExampleFiles:
             reasons[np.asarray(texts.is_null())] = "no description"
             reason = pa.array(reasons, pa.string())
             num_dropped += len(reason) - reason.null_count
+            nothing = pa.nulls(len(table), pa.string())
             codes = [
-                pc.if_else(reason.is_null(), pa.array(cleaned[name], pa.string()), table.columns[name])
-                if name in cleaned
-                else pa.nulls(len(table), pa.string())
+                pc.if_else(reason.is_null(), pa.array(cleaned[name], pa.string()), table.columns.get(name, nothing))
                 for name in self.target_cols
             ]
             langs = table.columns[lang_cols[0]] if lang_cols else pa.repeat(self.language or "", len(table))
@@ -200,7 +203,7 @@ def _codes_of(table: Table, column: str, key: Key | None) -> pa.Array:
     codes: list[str | None] = []
     for text in coded.dictionary.to_pylist():
         index = re.fullmatch(r"\s*(\d{1,9})(\.0)?\s*", text)  # columns with gaps are often saved as floats
-        if text.strip() in MISSING_MARKS:
+        if is_missing(text.strip()):
             codes.append(text)  # counted by `LabelChecker`
         elif index is None or int(index[1]) >= len(key.codes):
             row = np.flatnonzero(np.asarray(coded.indices.fill_null(-1)) == len(codes))

@@ -9,6 +9,8 @@ from histocoder.data.cells import read_code
 from histocoder.tables.header import plain
 
 GROUPS = Path(__file__).with_name("groups.csv")
+HISCO = Path(__file__).with_name("titles.csv")
+"""Titles of HISCO's codes."""
 _DIGITS = {"unit": 3, "minor": 2}  # of HISCO's groups; a major group may have several first digits
 _LEAST_HISCO = 0.9  # least share of codes in groups of HISCO
 
@@ -17,6 +19,24 @@ def code_in(cell: str | None) -> str | None:
     """Return the code in a cell, one of digits with HISCO's leading zeros; None if there is none."""
     digits = read_code(cell or "")
     return (digits.zfill(5) if digits.isdecimal() else digits) or None
+
+
+@cache
+def hisco_codes() -> frozenset[str]:
+    """Return the codes of HISCO that have titles."""
+    with HISCO.open(encoding="utf-8", newline="") as file:
+        return frozenset(row["hisco"] for row in csv.DictReader(file))
+
+
+def is_of_hisco_or_occ1950(code: str) -> bool:
+    """Return whether a code is HISCO's or OCC1950's.
+
+    Examples
+    --------
+    >>> [is_of_hisco_or_occ1950(code) for code in ("01110", "055", "00009", "0055")]
+    [True, True, False, False]
+    """
+    return code in hisco_codes() or (len(code) == 3 and group_of("occ1950", "major", code)[0] is not None)
 
 
 @cache

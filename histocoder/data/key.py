@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from histocoder.data.cells import MISSING_MARKS
+from histocoder.data.cells import bare, is_missing
 from histocoder.errors import UserError, shown
 from histocoder.tables.output import write_table
 from histocoder.tables.table import open_table
@@ -65,10 +64,9 @@ def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
             f"{', '.join(file.header)}."
         )
     table = file.read([c for c in (code_col, index_col, desc_col) if c is not None])
-    marks = pa.array(["", *MISSING_MARKS])
-    is_empty = [pc.is_in(pc.utf8_trim_whitespace(table.columns[c].fill_null("")), marks) for c in (code_col, index_col)]
-    table = table.filter(np.asarray(pc.invert(pc.and_(*is_empty))))
-    codes, indices = ([(cell or "").strip() for cell in table.columns[c].to_pylist()] for c in (code_col, index_col))
+    pairs = zip(*(table.columns[c].to_pylist() for c in (code_col, index_col)), strict=True)
+    table = table.filter(np.array([not all(map(_is_blank, pair)) for pair in pairs]))
+    codes, indices = ([bare(cell or "") for cell in table.columns[c].to_pylist()] for c in (code_col, index_col))
     longest = max((len(code) for code in codes if code.isdigit()), default=0)
     num_digits = _NUM_DIGITS.get(code_col, longest if num_digits is None else num_digits)
     codes = [code.zfill(num_digits) if code.isdigit() else code for code in codes]
@@ -86,6 +84,11 @@ def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
     texts = table.columns[desc_col].to_pylist() if desc_col is not None else []
     ordered = tuple(codes[i] for i in np.argsort(numbers.to_numpy()))
     return Key(ordered, {code: text for code, text in zip(codes, texts, strict=False) if text is not None})
+
+
+def _is_blank(cell: str | None) -> bool:
+    text = bare(cell or "")
+    return text == "" or is_missing(text)
 
 
 def write_key(path: Path, key: Key) -> None:

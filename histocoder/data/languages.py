@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from histocoder.data.cells import MISSING_MARKS
+from histocoder.data.cells import is_missing
 from histocoder.errors import UserError, shown
 from histocoder.formatters.tokenizers import UNKNOWN
 
@@ -48,7 +48,7 @@ class Language(str):
         if isinstance(text, Language):
             return text
         text = text.strip()
-        if not text or text in MISSING_MARKS:
+        if not text or is_missing(text):
             return super().__new__(cls, UNKNOWN)
         word = text.casefold()
         code = _BY_NAME.get(word) or _OTHER_NAMES.get(word) or re.split("[-_]", word)[0]

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from histocoder.config import FinetuneConfig, PrepareConfig, settings_of
 from histocoder.data import store
-from histocoder.data.codes import LabelRules, fit_codes, rules_of
+from histocoder.data.codes import LabelRules, column_of, count_codes, fit_codes, rules_of
 from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import CODES, HELD_OUT, LANG_COL, SEEN, SPLITS, TITLES, TRAIN, VAL, Examples, is_codes
@@ -188,7 +188,9 @@ def _prepare(
         log.info(
             f"{config.dataset}: {', '.join(config.target_cols)} holds labels, each of which is a class as written."
         )
-    corrections = read_corrections(config, files.formatter, files.rules, own) if config.corrections else None
+    corrections = None
+    if config.corrections:
+        corrections = read_corrections(config, files.formatter, files.rules, own, column=files.column)
     with temporary_folder(folder / "prepared") as scratch:
         rows = _screen(files, config, scratch / _ROWS_FILE)
         num_spelt, num_joined = joined_spellings(rows)
@@ -213,16 +215,18 @@ def _prepare(
         writer = store.ExampleWriter(scratch / store.EXAMPLES_FILE, files, **how)
         is_val = _to_validate_on(rows, config, trained_on)
         num_rows = _write_split(scratch, rows, is_val, config, writer, corrections=corrections, titles=titles)
-        record |= {"rows": {**num_rows, "rejected": len(rows) - rows["reason"].null_count}, "codes": len(key.codes)}
+        left_out = [rows] if corrections is None else [rows, corrections.rejected]
+        num_rejected = sum(len(part) - part["reason"].null_count for part in left_out)
+        record |= {"rows": {**num_rows, "rejected": num_rejected}, "codes": len(key.codes)}
         source = store.made_from(prepared_files(scratch, record, key), **how)
         record["examples"] = store.examples_record(writer.path, source)
-        write_table(scratch / REJECTED_FILE, rejected_rows(rows, config))
+        write_table(scratch / REJECTED_FILE, rejected_rows(left_out, config))
         table, number = conflicts(rows, config)
         if number:
             write_table(scratch / CONFLICTS_FILE, [table])
             descriptions = counted(number, "description has", "descriptions have")
             log.info(f"{descriptions} different codes in different rows; {folder / CONFLICTS_FILE} lists them.")
-        del rows, table  # which keep their file open
+        del rows, left_out, table  # which keep their file open
         store.set_aside(folder, (*PREPARED_TABLES, store.PREPARED_FILE))
         # so that half a folder is not taken as prepared
         store.write_record(folder, {"format_version": store.PREPARED_VERSION})
@@ -374,11 +378,13 @@ def table_files(
     num_blocks, sep, attributes = len(config.target_cols), config.use_within_block_sep, config.attribute_cols or ()
     language_col = config.column_of_languages
     needed = {language_col: "language_col"} if language_col else {}
+    # those that --code-sep fills need not be there
+    needed |= dict.fromkeys(config.target_cols[:1] if config.code_sep else config.target_cols, "target_cols")
     files = ExampleFiles(
         (Path(config.dataset),),
         config.target_cols,
         build_formatter("general", num_blocks=num_blocks, block_size=config.block_size or 1, use_within_block_sep=sep),
-        needed=needed | dict.fromkeys(config.target_cols, "target_cols") | dict.fromkeys(attributes, "attribute_cols"),
+        needed=needed | dict.fromkeys(attributes, "attribute_cols"),
         input_col=config.input_col,
         language_col=language_col or LANG_COL,
         language=None if language_col else chosen_language(config.language),
@@ -391,10 +397,12 @@ def table_files(
     )
     if config.block_size is not None:
         return files
-    counts = Counter(codes) if key is not None else files.count_codes() + Counter(codes)
+    cells = files.count_cells()
+    column = column_of(cells, known=codes, code_sep=config.code_sep, has_commas=sep)
+    counts = Counter(codes) if key is not None else count_codes(cells, column) + Counter(codes)
     how: dict[str, Any] = {"num_blocks": num_blocks, "use_within_block_sep": sep, "are_right": key is not None}
     formatter, rules = fit_codes(counts, files.rules, **how)
-    return replace(files, formatter=formatter, rules=rules)
+    return replace(files, formatter=formatter, rules=rules, column=column)
 
 
 def _whole_key(given: Key, known: Key | None, codes: set[str], corrections: Corrections | None) -> Key:

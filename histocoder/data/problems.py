@@ -1,6 +1,7 @@
 """Rows of a prepared table that people should look at: those left out, and those that contradict others."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pandas as pd
@@ -14,10 +15,10 @@ from histocoder.data.hashes import cell_hashes
 _NUM_LINES = 10  # lines of the rows with the same codes that `conflicts` names
 
 
-def rejected_rows(rows: pa.Table, config: PrepareConfig) -> Iterator[pa.Table]:
-    """Yield the dropped rows with their lines in the table and the reasons."""
+def rejected_rows(tables: Iterable[pa.Table], config: PrepareConfig) -> Iterator[pa.Table]:
+    """Yield the dropped rows of checked rows with their lines in their tables and the reasons."""
     names = ["line", "reason", "text", *(f"{CODES}{name}" for name in config.target_cols)]
-    for batch in rows.select(names).to_batches():
+    for batch in itertools.chain.from_iterable(rows.select(names).to_batches() for rows in tables):
         dropped = pa.Table.from_batches([batch.filter(batch["reason"].is_valid())])
         yield dropped.rename_columns(["line", "reason", config.input_col, *config.target_cols])
 

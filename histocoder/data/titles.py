@@ -12,6 +12,7 @@ import pyarrow as pa
 from histocoder.config import PrepareConfig
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import CODES, is_codes
+from histocoder.data.groups import HISCO
 from histocoder.data.key import Key
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
@@ -21,7 +22,6 @@ from histocoder.tables.table import open_table
 
 WEIGHT = np.float32(0.3)
 """Weight of a title in training, where that of a row is 1; from 0.2 to 0.5 the accuracy is the same."""
-HISCO = Path(__file__).with_name("titles.csv")
 _CODE_COLUMNS = ("hisco", "code", "system_code")
 _MAX_ROWS = 200_000  # larger tables have the words of titles themselves
 _LEAST_KNOWN, _LEAST_AGREEING = 1 / 3, 1 / 2

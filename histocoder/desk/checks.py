@@ -15,9 +15,9 @@ from sklearn.naive_bayes import MultinomialNB
 from sklearn.pipeline import Pipeline, make_pipeline
 
 from histocoder.config import PrepareConfig
+from histocoder.data.groups import HISCO
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import CONFLICTS_FILE, REJECTED_FILE, prepare
-from histocoder.data.titles import HISCO
 from histocoder.errors import UserError
 from histocoder.log import sending_lines
 from histocoder.tables.header import plain

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from histocoder.data.titles import HISCO
+from histocoder.data.groups import HISCO
 
 _LANGUAGES = ("en", "da", "nl", "se")
 _ROWS, _SHARE_TO_CODE, _PLACES = 600, 0.1, ("Northfield", "Westwick", "Southbury", "Easton")

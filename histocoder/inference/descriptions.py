@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from histocoder.config import ALL_LANGUAGES, ModelConfig, PredictOptions
-from histocoder.data.cells import MISSING_MARKS, spoilt
+from histocoder.data.cells import is_missing, spoilt
 from histocoder.data.languages import Language, chosen_language, not_in_table, with_nearest
 from histocoder.data.normalize import normalize
 from histocoder.errors import Notice, UserError, shown, warn_user
@@ -18,8 +18,6 @@ from histocoder.formatters.characters import is_blank
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_MARKS = MISSING_MARKS - {"None"}
-"""Marks of missing values that are no descriptions: "None" says that a person had no occupation."""
 _WHOLE = (str, Mapping, pd.DataFrame)  # what is no column of descriptions
 _LIKE = 1.25  # maximum ratio of lengths within a batch, if there are enough descriptions
 
@@ -85,7 +83,7 @@ class DistinctDescriptions:
         ]
         new = sorted(sorted(unseen), key=lambda pair: len(pair[0]))
         new_texts = [text for text, _ in new]
-        for text in sorted({text for text in new_texts if text in _MARKS or (text[0] == "#" and spoilt(text))}):
+        for text in filter(_may_be_missing, sorted(set(new_texts))):
             warn_user(Notice(f"The description {text!r} is coded as a word. If it is a missing one, leave it blank."))
         indices: dict[tuple[object, str], int] = {pair: len(self._indices) + i for i, pair in enumerate(new)}
         rows = np.array([self._indices.get(pair, indices.get(pair, -1)) for pair in pairs], dtype=np.int64)
@@ -106,6 +104,12 @@ class DistinctDescriptions:
                 f"unknown (unk); it knows {', '.join(known)}."
             )
             warn_user(Notice(message if known else not_in_table(strange)))
+
+
+def _may_be_missing(text: str) -> bool:
+    """Return whether a text is no description; "None" is one: it says that a person had no occupation."""
+    text = text.strip()
+    return text != "None" and (is_missing(text) or (text[0] == "#" and spoilt(text) is not None))
 
 
 def readings(

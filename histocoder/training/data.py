@@ -15,7 +15,8 @@ from histocoder import distributed
 from histocoder.checkpoints.run_folder import RunFolder, check_shared
 from histocoder.config import NUM_CODES, PRETRAINED_ENCODER, FinetuneConfig, MixerConfig, RunConfig, check_target_len
 from histocoder.data.augment import Augmenter, WordList
-from histocoder.data.codes import LabelRules, fit_codes, rules_of
+from histocoder.data.cells import CodeColumn
+from histocoder.data.codes import LabelRules, column_of, count_codes, fit_codes, rules_of
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import SEEN, TRAIN, VAL, Examples
@@ -117,13 +118,17 @@ def _given_files(config: MixerConfig) -> dict[str, ExampleFiles]:
         attribute_cols=config.attribute_cols or (),
     )
 
-    def fitted() -> tuple[Formatter, LabelRules]:
-        counts = given.count_codes() if key is None else Counter(filter(None, key.codes))
-        return fit_codes(counts, rules, num_blocks=num_blocks, use_within_block_sep=sep, are_right=key is not None)
+    def fitted() -> tuple[Formatter, LabelRules, CodeColumn]:
+        known = [] if key is None else [*filter(None, key.codes)]
+        cells = given.count_cells()
+        column = column_of(cells, known=known, code_sep=config.code_sep, has_commas=sep)
+        counts = Counter(known) if known else count_codes(cells, column)
+        how: dict[str, Any] = {"num_blocks": num_blocks, "use_within_block_sep": sep, "are_right": key is not None}
+        return *fit_codes(counts, rules, **how), column
 
     if is_fitted:
-        formatter, rules = distributed.broadcast_from_primary(fitted, doing="reading the codes")
-        given = replace(given, formatter=formatter, rules=rules)
+        formatter, rules, column = distributed.broadcast_from_primary(fitted, doing="reading the codes")
+        given = replace(given, formatter=formatter, rules=rules, column=column)
     paths = {TRAIN: config.train_data, VAL: config.val_data}
     return {name: replace(given, paths=tuple(map(Path, some))) for name, some in paths.items()}
 

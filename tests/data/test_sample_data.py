@@ -6,8 +6,8 @@ import pandas as pd
 from archives import read
 from conftest import ROOT, SHARED, run
 
+from histocoder.data.groups import HISCO
 from histocoder.data.key import read_key
-from histocoder.data.titles import HISCO
 
 DATA = ROOT / "data"
 REFERENCE = SHARED / "reference" / "hisco_codes.csv"

@@ -14,11 +14,10 @@ from histocoder.config import PrepareConfig
 from histocoder.data.crosswalk import Groups
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import TITLES, TRAIN, VAL, Examples
-from histocoder.data.groups import GROUPS, system_of, titles_of
+from histocoder.data.groups import GROUPS, HISCO, system_of, titles_of
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import prepare
 from histocoder.data.samplers import Share
-from histocoder.data.titles import HISCO
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 

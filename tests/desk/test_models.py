@@ -13,7 +13,7 @@ pytest.importorskip("fastapi")
 from desks import HEADERS, TOKEN, send, served
 from starlette.testclient import TestClient
 
-from histocoder.data.titles import HISCO
+from histocoder.data.groups import HISCO
 from histocoder.desk.checks import guess_language
 from histocoder.desk.users import Users
 
