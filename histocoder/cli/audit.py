@@ -11,6 +11,7 @@ from tqdm import tqdm
 from histocoder.cli.flags import AgreementFlags, AuditFlags, CodedTableFlags
 from histocoder.config import PrepareConfig, settings_of
 from histocoder.data.cells import read_code
+from histocoder.data.codes import column_of
 from histocoder.data.example_files import CHECKED_COL, other_cells
 from histocoder.data.examples import LANG_COL
 from histocoder.data.key import read_key
@@ -82,8 +83,9 @@ def run_agreement(config: AgreementFlags) -> None:
     """Print how far two coders agree, and write what they have to settle."""
     output, by = Path(config.output), ["other"] if config.id_col else ["key", "lang"]
     check_output(output, inputs=config.files, overwrite=config.overwrite)
-    tables = [coded_rows(config, path, config.id_col, "id_col") for path in config.files]
+    tables = [coded_rows(config, path, config.id_col, "id_col", has_blank=True) for path in config.files]
     first, second = (rows.assign(n=rows.groupby(by).cumcount()) for rows, _ in tables)
+    second["codes"] = _as_first(second["codes"], first["codes"])
     both = first.merge(second[[*by, "n", "codes"]], on=[*by, "n"], suffixes=("", "_second"))
     names = " and ".join(config.files)
     if both.empty:
@@ -106,14 +108,26 @@ def run_agreement(config: AgreementFlags) -> None:
     )
 
 
-def coded_rows(config: CodedTableFlags, path: str, other: str | None, setting: str) -> tuple[pd.DataFrame, CodeSystem]:
-    """Return the rows of a table that have codes, and what these are like.
+def _as_first(second: pd.Series, first: pd.Series) -> pd.Series:
+    """Return sets of codes as the first coder spells them, who may write words in other case or blanks."""
+    own = dict.fromkeys(code for codes in first for code in codes)
+    column = column_of({}, known=own)
+    read = {code: "".join(column.read(code).codes) or code for codes in second for code in codes}
+    return second.map(lambda codes: tuple(read[code] for code in codes))
+
+
+def coded_rows(
+    config: CodedTableFlags, path: str, other: str | None, setting: str, *, has_blank: bool = False
+) -> tuple[pd.DataFrame, CodeSystem]:
+    """Return the rows of a table that have codes, and what these are like; with `has_blank` also checked ones without.
 
     They have `key`, `lang`, `codes` (a tuple), `text`, `line` and `other`, cells of a further column (no blank ids).
     """
     own = {one.name: getattr(config, one.name) for one in settings_of(PrepareConfig) if hasattr(config, one.name)}
     files = table_files(PrepareConfig(**own | {"dataset": path, "drop_bad_labels": True}))
-    examples = files.read(say=log.info).coded()
+    examples = files.read(say=log.info)
+    if not has_blank:
+        examples = examples.coded()
     rows = pd.DataFrame({"key": description_keys(examples.texts), "lang": examples.langs})
     written: dict[frozenset[str], tuple[str, ...]] = {}  # each set of codes in the order in which it first occurs
     codes = [written.setdefault(frozenset(one), one) for one in code_sets(examples.codes)]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from histocoder.config import PRECISIONS, ClassOptions, PredictConfig, PredictOptions, Settings
 from histocoder.config.prediction import COLUMNS_HELP, ENCODING_HELP, OUTPUT_HELP, RAW_HELP, SHEET_HELP, TABLE_HELP
+from histocoder.config.run import CODE_SEP_HELP
 from histocoder.config.settings import changed, free, require
 
 
@@ -66,6 +67,7 @@ class KnownCodesFlags(Settings):
         None, "language of all descriptions, a code or a name: see below (default: by --language-col)", metavar="LANG"
     )
     language_col: str = free("lang", "column of languages", metavar="COL")
+    code_sep: str | None = free(None, CODE_SEP_HELP, metavar="SEP")
     zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than the model's longest")
     drop_bad_labels: bool = free(False, "drop rows whose labels do not fit")
@@ -112,6 +114,7 @@ class CodedTableFlags(Settings):
     target_cols: tuple[str, ...] = free(None, "columns of codes, first code first", metavar="COL", is_required=True)
     language: str = free("unk", "language of all rows, a code or a name: see below", metavar="LANG")
     language_col: str | None = free(None, "column of each row's language, instead of --language", metavar="COL")
+    code_sep: str | None = free(None, CODE_SEP_HELP, metavar="SEP")
     zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than the longest as they are")
     overwrite: bool = free(False, "replace an existing --output")

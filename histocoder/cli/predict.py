@@ -76,7 +76,9 @@ def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
 
 def _read_known(path: Path, coder: Coder, config: PredictFlags) -> tuple[Known, str]:
     """Read hand-coded descriptions; return them and their identity."""
-    rules, columns = replace(rules_of(config), drop_bad=True), (config.input_col, config.language_col)
+    # the run's training data have no rows that nobody has coded: one without a code has no occupation
+    rules = replace(rules_of(config), drop_bad=True, blank_means_no_occupation=config.known == "auto")
+    columns = (config.input_col, config.language_col)
     files, has_languages = training_files(path, coder, rules, input_col=columns[0], language_col=columns[1])
     if config.known == "auto":
         corrections = path.with_name(SPLIT_FILES[HELD_OUT])

@@ -29,6 +29,7 @@ _WANDB = Need("--log-wandb", lambda run, model: run.log_wandb)
 _WORKERS = Need("--num-workers above 0", lambda run, model: bool(run.num_workers))
 _NO_COLUMNS = Need("the default columns; omit --target-cols", lambda run, model: not run.target_cols)
 _TAKEN = re.compile("occ1|lang|checked|conf|times|source|(prob|desc|alt)_.*")
+CODE_SEP_HELP = "separator of several codes in one cell (default: the one mark that fits all such cells)"
 _FITTING = "auto: as many as the codes need; codes without digits are numbered (default: auto)"
 
 
@@ -173,9 +174,7 @@ class DataConfig(Settings):
     blank_means_no_occupation: bool = free(
         False, "train on rows without any code as descriptions of no occupation (default: drop them)"
     )
-    code_sep: str | None = free(
-        None, "separator of several codes in one cell (default: the one mark that fits all such cells)", metavar="SEP"
-    )
+    code_sep: str | None = free(None, CODE_SEP_HELP, metavar="SEP")
     zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than the longest as they are")
 

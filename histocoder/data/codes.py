@@ -51,6 +51,7 @@ class LabelRules:
     drop_bad: bool = False  # whether rows with codes that do not fit are dropped, instead of stopping the run
     blank_means_no_occupation: bool = False  # whether to keep rows without codes, as the formatter marks them
     code_sep: str | None = None  # separator of several codes in one cell; None: the one that fits all such cells
+    needs_code: bool = False  # whether a row that a person has checked needs a code, since no mark stands for none
 
 
 def rules_of(config: Any) -> LabelRules:
@@ -150,6 +151,12 @@ def column_of(
     return replace(column, spellings=_spellings(column, counts))
 
 
+def column_of_model(codes: Collection[str], system: CodeSystem) -> CodeColumn:
+    """Return how codes are written that a person gives one by one, where a model gives others."""
+    column = column_of({}, known=codes, system=system, has_commas=bool(system.separator))
+    return replace(column, system=system, allow_short=any(is_short(code, system) for code in codes))
+
+
 def _usual_length(counts: Mapping[str, int]) -> int:
     """Return the number of digits that nine tenths of all numbers have at most; 0 if there are none."""
     lengths: Counter[int] = Counter()
@@ -232,8 +239,9 @@ class LabelChecker:
 
     Cells are read by a `CodeColumn`: the given one, or that of the first chunk. `known` are the codes of a model. With
     a key, no other codes are allowed. Reading of a row stops at its first missing code; a code that a row has twice
-    counts once, and the codes of a cell that has several are codes of the row. The formatter's mark for a missing first
-    code is missing, too, unless rows without codes are kept: they get it.
+    counts once, and the codes of a cell that has several are codes of the row. `MISSING`, the mark for a missing first
+    code, is missing, too, unless rows without codes are kept: they get it. So do rows without codes of a file whose
+    rows a person has checked: that is a decision.
     """
 
     def __init__(
@@ -246,12 +254,15 @@ class LabelChecker:
         key: Key | None = None,
         known: Collection[str] = (),
         column: CodeColumn | None = None,
+        is_checked: bool = False,
     ) -> None:
         self.file, self._target_cols, self._formatter = file, target_cols, formatter
         self._rules, self._key = rules, key
         self._known = {*known, *(key.codes if key else ())} - {""}
         self._allow_short = rules.allow_short or any(is_short(code, formatter.system) for code in known)
-        self._marks_missing = rules.blank_means_no_occupation and formatter.system.missing_block is not None
+        self._is_checked, self._needs_code = is_checked, is_checked and rules.needs_code
+        self._marks_missing = (is_checked or rules.blank_means_no_occupation) and not self._needs_code
+        self._num_without = self._first_without = 0  # number of checked rows without codes, and the first one's line
         self._given = column
         self._column: CodeColumn | None = None
         self._num_ignored = self._num_rows = self._num_bad = 0
@@ -298,10 +309,15 @@ class LabelChecker:
             reading &= present
             is_read |= has_code & reading
             is_filled |= has_code
+        without = np.flatnonzero(~is_filled)
         if self._marks_missing:
-            codes[self._target_cols[0]][~is_filled] = MISSING
-            is_read |= ~is_filled
-            is_filled[:] = True
+            codes[self._target_cols[0]][without] = MISSING
+            is_read[without] = is_filled[without] = True
+        if self._is_checked and len(without) and not self._num_without:
+            self._first_without = int(table.lines(without[:1])[0])
+        self._num_without += len(without) if self._is_checked else 0
+        for row in without.tolist() if self._needs_code else ():
+            bad[row] = f"{self._target_cols[0]}: is checked and blank; write the code of no occupation, such as -1"
         for row in np.flatnonzero(is_filled & ~is_read).tolist():
             bad.setdefault(row, f"{self._target_cols[0]}: no code, but one in a later column")
 
@@ -413,6 +429,9 @@ class LabelChecker:
             few = "; ".join(f"line {line}, {text}" for line, text in self._first_bad)
             advice, settings = self._way_on(may_pad=may_pad, is_asked=is_asked)
             raise UserError(f"{path}: {rows} not fit: {few}. {advice}", **settings)
+        if self._num_without:
+            rows = counted(self._num_without, "checked row has", "checked rows have")
+            say(f"{path}: {rows} no code, which means no occupation; the first is in line {self._first_without}.")
         for change, changed in self._changed.items():
             say(f"{path}: {self._sentence(change, changed)}")
         if self._num_ignored:

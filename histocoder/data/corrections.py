@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -131,13 +130,12 @@ def read_corrections(
             language_col=config.column_of_languages or LANG_COL,
             language=None if has_language else _ANY,
             known=known,
-            rules=replace(rules, blank_means_no_occupation=True),
+            rules=rules,
             column=column,
             attribute_cols=config.attribute_cols or (),
             opened={path: file},
         )
         rows = pa.Table.from_batches(list(files.rows(say=log.info)))
-        _tell_no_occupation(path, rows)
         reasons = pc.binary_join_element_wise(str(path), rows["reason"], ": ")
         parts.append(rows.set_column(rows.schema.get_field_index("reason"), "reason", reasons))
     rows = pa.concat_tables(parts)
@@ -147,13 +145,3 @@ def read_corrections(
     is_kept = rows["reason"].is_null()
     rejected = rows.filter(pc.invert(is_kept))
     return Corrections(rows.filter(is_kept), Language(config.language), rejected)
-
-
-def _tell_no_occupation(path: Path, rows: pa.Table) -> None:
-    """Say how many checked rows have no code, which means that their descriptions have no occupation."""
-    first_codes = rows[next(filter(is_codes, rows.column_names))]
-    decided = rows.filter(pc.and_(rows["reason"].is_null(), pc.fill_null(pc.equal(first_codes, MISSING), False)))
-    if len(decided):
-        number = counted(len(decided), "checked row has", "checked rows have")
-        line = decided["line"][0].as_py()
-        log.info(f"{path}: {number} no code, which means no occupation; the first is in line {line}.")

@@ -118,6 +118,7 @@ class ExampleFiles:
         for notice in file.notices:
             say(notice)
         how: dict[str, Any] = {"key": self.key, "known": self.known, "column": self.column}
+        how["is_checked"] = _checked_column(file) is not None
         checker = LabelChecker(file, self.target_cols, self.formatter, self.rules, **how)
         num_dropped = num_decoded = 0
         own = list(filter(file.has, self.attribute_cols))
@@ -172,7 +173,7 @@ def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str
 
     Raises UserError if no row is checked.
     """
-    name = next((name for name in file.header if name.strip().casefold() == CHECKED_COL), None)
+    name = _checked_column(file)
     if name is None:
         yield from file.tables(columns)
         return
@@ -188,6 +189,10 @@ def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str
         raise UserError(f"{file.path}: no row is checked. Write x in the column {name!r} of each row that is right.")
     unchecked = num_rows - num_checked
     say(f"{file.path}: {num_checked:,} checked rows are used; {unchecked:,} unchecked rows are ignored.")
+
+
+def _checked_column(file: TableFile) -> str | None:
+    return next((name for name in file.header if name.strip().casefold() == CHECKED_COL), None)
 
 
 def _categories(column: pa.Array) -> pa.Array:

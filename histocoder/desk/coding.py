@@ -17,7 +17,8 @@ from sklearn.neighbors import NearestNeighbors
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
 from histocoder.checkpoints.run_files import METRICS_FILE
 from histocoder.checkpoints.run_folder import run_of, run_settings
-from histocoder.data.codes import is_short
+from histocoder.data.cells import CodeColumn
+from histocoder.data.codes import column_of_model
 from histocoder.data.examples import HELD_OUT, TRAIN, Examples
 from histocoder.data.languages import NAMES, Language
 from histocoder.data.normalize import description_keys
@@ -27,7 +28,6 @@ from histocoder.evaluation.baselines import run_rows
 from histocoder.evaluation.scores import code_sets
 from histocoder.evaluation.summary import FEW_TEXTS, TARGET_ACCURACY
 from histocoder.files import sha256
-from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known
 from histocoder.inference.predictions import Prediction
@@ -132,16 +132,15 @@ class Coding:
         return Code(code=code, title=self.titles.get(code), probability=probability)
 
     def check_codes(self, codes: Sequence[str]) -> list[str]:
-        """Return codes that a person gave, without blanks and repetitions; raise UserError where they do not fit."""
-        formatter, system = self.coder.formatter, self.coder.formatter.system
-        has_short = any(is_short(code, system) for code in self.coder.codes)
-        found = list(dict.fromkeys(filter(None, (code.strip() for code in codes))))
-        for code in found:
-            problem = "is not a code" if code == MISSING else system.problem(code)
-            if problem is None and is_short(code, system) and not has_short:
-                problem = f"is shorter than {formatter.block_size} characters; write leading zeros, too"
-            if problem:
-                raise UserError(f"{code!r} {problem}.")
+        """Return codes that a person gave, read as those of tables are; raise UserError where they do not fit."""
+        formatter, column = self.coder.formatter, self._column
+        cells = [column.read(code) for code in codes]
+        for code, cell in zip(codes, cells, strict=True):
+            if cell.is_short:
+                raise UserError(f"{code!r} {cell.problem}; write leading zeros, too.")
+            if cell.problem:
+                raise UserError(f"{code!r} {cell.problem}.")
+        found = list(dict.fromkeys(code for cell in cells for code in cell.codes))
         if not 1 <= len(found) <= formatter.num_blocks:
             raise UserError(f"There are {len(found)} codes; choose one to {formatter.num_blocks}, or mark as unsure.")
         return found
@@ -156,6 +155,10 @@ class Coding:
             patterns = [re.compile(match.format(re.escape(word))) for word in words]
             found += [code for code, text in self._search_texts.items() if all(one.search(text) for one in patterns)]
         return [self.titled(code) for code in list(dict.fromkeys(found))[:limit]]
+
+    @cached_property
+    def _column(self) -> CodeColumn:
+        return column_of_model(self.coder.codes, self.coder.formatter.system)
 
     @cached_property
     def _search_texts(self) -> dict[str, str]:

@@ -11,6 +11,7 @@ from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import LANG_COL, TEXT_COL, Examples
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
+from histocoder.formatters import MISSING
 from histocoder.formatters.tokenizers import UNKNOWN
 from histocoder.inference.coder import Coder
 from histocoder.log import log
@@ -21,7 +22,7 @@ from histocoder.tables.table import open_table
 class KnownCodes(NamedTuple):
     """Codes of a hand-coded description."""
 
-    codes: tuple[str, ...]  # their most frequent set of codes, in the order in which it was first written
+    codes: tuple[str, ...]  # their most frequent set of codes, in the order first written; none: no occupation
     share: float  # share of the description's rows that have this set
 
 
@@ -46,7 +47,7 @@ class Known:
         self._langs.update(langs)
         for key, lang, row in zip(self.keys(examples.texts), langs, rows, strict=True):
             if only is None or key in only:
-                codes = tuple(dict.fromkeys(code for code in row if code is not None))
+                codes = tuple(dict.fromkeys(code for code in row if code not in (None, MISSING)))
                 self._counts[key, lang, self._written.setdefault(frozenset(codes), codes)] += 1
 
     def find(self, texts: Sequence[str], langs: Sequence[str]) -> list[KnownCodes | None]:

@@ -106,6 +106,7 @@ def _given_files(config: MixerConfig) -> dict[str, ExampleFiles]:
     is_fitted = config.block_size is None and config.formatter not in NUM_CODES
     num_digits = 0 if not config.zero_pad_codes else None if is_fitted else formatter.block_size
     key = read_key(config.key, num_digits=num_digits) if config.key else None
+    rules = replace(rules, needs_code=formatter.system.missing_block is None)
     given = ExampleFiles(
         tuple(map(Path, config.train_data + config.val_data)),
         columns,

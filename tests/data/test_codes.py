@@ -51,7 +51,7 @@ def test_decimals_that_are_codes_stay(tmp_path: Path):
     ("#REF!", "looks like a code that a spreadsheet has turned into an error"),
     ("1-Nov", "turned into a date"),
     ("2024-11-01", "turned into a date"),
-    ("61110; 75400", "holds several codes; put each in a column of its own"),
+    ("61110; 75400", "holds 2 codes for 1 column"),
 )
 @pytest.mark.parametrize("formatter", [HISCO, GENERAL], ids=["hisco", "general"])
 def test_cells_that_hold_no_single_code_are_refused(tmp_path: Path, formatter, cell: str, message: str):
