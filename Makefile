@@ -108,6 +108,7 @@ format: $(VENV)/.installed
 # The tables of flags in docs/configuration.md, then the site in site/, which opens from site/index.html.
 docs: $(VENV)/.installed
 	$(BIN)/python -m docs.flags
+	$(BIN)/python -m docs.cells
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.installed

@@ -151,10 +151,10 @@ def column_of(
     return replace(column, spellings=_spellings(column, counts))
 
 
-def column_of_model(codes: Collection[str], system: CodeSystem) -> CodeColumn:
-    """Return how codes are written that a person gives one by one, where a model gives others."""
-    column = column_of({}, known=codes, system=system, has_commas=bool(system.separator))
-    return replace(column, system=system, allow_short=any(is_short(code, system) for code in codes))
+def column_of_few(cells: Sequence[str], *, known: Collection[str], system: CodeSystem) -> CodeColumn:
+    """Return how a few cells are written that a person gives beside the `known` codes of a model."""
+    column = column_of(Counter(cells), known=known, system=system, has_commas=bool(system.separator))
+    return replace(column, system=system, allow_short=any(is_short(code, system) for code in known))
 
 
 def _usual_length(counts: Mapping[str, int]) -> int:
@@ -422,13 +422,16 @@ class LabelChecker:
         Raises UserError if a code does not fit and no rule covers it; names rows by line.
         """
         path = self.file.path
-        may_pad = self._has_short and self._padding_gives_codes()
-        is_asked = self._has_short and (may_pad or not self._is_known_classification())
+        no_codes = self._no_codes()
+        may_pad = self._has_short and not no_codes
+        is_asked = self._has_short and (len(no_codes) < len(self._short) or not self._is_known_classification())
+        rows = counted(self._num_bad, "row has a label that does", "rows have labels that do")
+        few = "; ".join(f"line {line}, {text}" for line, text in self._first_bad)
         if self._num_bad and (is_asked or not self._rules.drop_bad):
-            rows = counted(self._num_bad, "row has a label that does", "rows have labels that do")
-            few = "; ".join(f"line {line}, {text}" for line, text in self._first_bad)
             advice, settings = self._way_on(may_pad=may_pad, is_asked=is_asked)
             raise UserError(f"{path}: {rows} not fit: {few}. {advice}", **settings)
+        if self._num_bad:
+            say(f"{path}: {rows} not fit, and are left out: {few}.")
         if self._num_without:
             rows = counted(self._num_without, "checked row has", "checked rows have")
             say(f"{path}: {rows} no code, which means no occupation; the first is in line {self._first_without}.")
@@ -446,7 +449,7 @@ class LabelChecker:
             advice = "If leading zeros were lost, add --zero-pad-codes" + (f"; {short}" if is_general else "")
             return f"{advice}.", {"zero_pad_codes": True}
         if is_asked:
-            padded = shown(min(self._short).zfill(self._formatter.block_size))
+            padded = shown(min(self._no_codes()))
             zeros = f"if leading zeros were lost (there is no code {padded} yet), --zero-pad-codes"
             return f"Correct the labels; {short}; {zeros}.", {}
         if self._most_codes and self._column is not None:
@@ -461,11 +464,11 @@ class LabelChecker:
             return "Correct the labels; if they are codes as they stand, list them in --key.", {}
         return "Correct the labels, or leave such rows out with --drop-bad-labels.", {"drop_bad_labels": True}
 
-    def _padding_gives_codes(self) -> bool:
-        """Return whether most short codes, with leading zeros, are codes of the table or of a classification."""
-        padded = [code.zfill(self._formatter.block_size) for code in self._short]
+    def _no_codes(self) -> set[str]:
+        """Return short codes that with leading zeros are neither codes of the table nor of a classification."""
         codes = self._codes | self._known
-        return sum(code in codes or is_of_hisco_or_occ1950(code) for code in padded) >= _MOST * len(padded)
+        padded = (code.zfill(self._formatter.block_size) for code in self._short)
+        return {code for code in padded if code not in codes and not is_of_hisco_or_occ1950(code)}
 
     def _is_known_classification(self) -> bool:
         """Return whether all codes of the classification are known, so that others are mistakes."""

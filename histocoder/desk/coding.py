@@ -17,8 +17,7 @@ from sklearn.neighbors import NearestNeighbors
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
 from histocoder.checkpoints.run_files import METRICS_FILE
 from histocoder.checkpoints.run_folder import run_of, run_settings
-from histocoder.data.cells import CodeColumn
-from histocoder.data.codes import column_of_model
+from histocoder.data.codes import column_of_few
 from histocoder.data.examples import HELD_OUT, TRAIN, Examples
 from histocoder.data.languages import NAMES, Language
 from histocoder.data.normalize import description_keys
@@ -133,7 +132,8 @@ class Coding:
 
     def check_codes(self, codes: Sequence[str]) -> list[str]:
         """Return codes that a person gave, read as those of tables are; raise UserError where they do not fit."""
-        formatter, column = self.coder.formatter, self._column
+        formatter = self.coder.formatter
+        column = column_of_few(codes, known=self.coder.codes, system=formatter.system)
         cells = [column.read(code) for code in codes]
         for code, cell in zip(codes, cells, strict=True):
             if cell.is_short:
@@ -155,10 +155,6 @@ class Coding:
             patterns = [re.compile(match.format(re.escape(word))) for word in words]
             found += [code for code, text in self._search_texts.items() if all(one.search(text) for one in patterns)]
         return [self.titled(code) for code in list(dict.fromkeys(found))[:limit]]
-
-    @cached_property
-    def _column(self) -> CodeColumn:
-        return column_of_model(self.coder.codes, self.coder.formatter.system)
 
     @cached_property
     def _search_texts(self) -> dict[str, str]:
