@@ -59,11 +59,11 @@ _SPOILT = {
 FEWEST_DIGITS = 3
 """Fewest digits of codes whose zeros may be lost; shorter ones, such as HISCLASS's, have none."""
 BLANK, FORMATTED, PADDED, RESPELT, SPLIT, MAYBE_BLANK = "blank", "formatted", "padded", "respelt", "split", "maybe"
-"""What may be done with a cell beyond taking it as it stands; see `Cell.change`."""
+"""Changes of a cell that is not taken as it stands; see `Cell.change`."""
 
 
 class Cell(NamedTuple):
-    """What a cell of a column of codes holds: no code, one or several; or it is damaged, and has a `problem`."""
+    """Content of a cell of codes: none, one or several; or it is damaged, and has a `problem`."""
 
     codes: tuple[str, ...] = ()
     change: str = ""
@@ -180,7 +180,7 @@ def is_short(code: str, system: CodeSystem) -> bool:
 
 @dataclass(frozen=True)
 class CodeColumn:
-    """How the cells of columns of codes are written; `column_of` decides it with all of them in view."""
+    """Rules by which the cells of columns of codes are read; `column_of` decides them with all cells in view."""
 
     known: Collection[str] = ()
     """Codes that are read as they are, whatever they look like."""

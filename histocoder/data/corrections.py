@@ -10,14 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config import PrepareConfig
-from histocoder.data.cells import CodeColumn
-from histocoder.data.codes import LabelRules
 from histocoder.data.example_files import CHECKED_COL, ExampleFiles
 from histocoder.data.examples import ATTRIBUTES, LANG_COL, is_codes
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
 from histocoder.errors import counted
-from histocoder.formatters import MISSING, Formatter
+from histocoder.formatters import MISSING
 from histocoder.formatters.tokenizers import UNKNOWN
 from histocoder.log import log
 from histocoder.tables.table import open_table
@@ -101,18 +99,11 @@ class Corrections:
             yield pa.RecordBatch.from_pandas(rows, self._schema, preserve_index=False)
 
 
-def read_corrections(
-    config: PrepareConfig,
-    formatter: Formatter,
-    rules: LabelRules,
-    known: Collection[str] = (),
-    *,
-    column: CodeColumn | None = None,
-) -> Corrections:
+def read_corrections(config: PrepareConfig, table: ExampleFiles, known: Collection[str] = ()) -> Corrections:
     """Read the files of `--corrections`, as `histocoder review` writes them and a person fills them in.
 
     A checked row without a code is a decision as well: its description has no occupation. One without a language counts
-    for every language. For `rules`, `known` and `column` see `ExampleFiles`.
+    for every language. Codes are read as those of the `table` that is corrected; for `known` see `ExampleFiles`.
 
     Raises UserError if a file lacks a column, a checked code does not fit, or nothing is checked.
     """
@@ -125,13 +116,13 @@ def read_corrections(
         files = ExampleFiles(
             (path,),
             config.target_cols,
-            formatter,
+            table.formatter,
             input_col=config.input_col,
             language_col=config.column_of_languages or LANG_COL,
             language=None if has_language else _ANY,
             known=known,
-            rules=rules,
-            column=column,
+            rules=table.rules,
+            column=table.column,
             attribute_cols=config.attribute_cols or (),
             opened={path: file},
         )

@@ -53,7 +53,7 @@ class ExampleFiles:
     rules: LabelRules = field(default_factory=LabelRules)
     """Rules for codes that do not fit."""
     column: CodeColumn | None = None
-    """How codes are written, by all cells; None: by the first ones of each file."""
+    """Rules by which cells of codes are read, by all of them; None: by the first ones of each file."""
     attribute_cols: tuple[str, ...] = ()
     """Columns of attributes, which a file may lack."""
     sheet: str | None = None

@@ -188,9 +188,7 @@ def _prepare(
         log.info(
             f"{config.dataset}: {', '.join(config.target_cols)} holds labels, each of which is a class as written."
         )
-    corrections = None
-    if config.corrections:
-        corrections = read_corrections(config, files.formatter, files.rules, own, column=files.column)
+    corrections = read_corrections(config, files, own) if config.corrections else None
     with temporary_folder(folder / "prepared") as scratch:
         rows = _screen(files, config, scratch / _ROWS_FILE)
         num_spelt, num_joined = joined_spellings(rows)
@@ -216,8 +214,8 @@ def _prepare(
         is_val = _to_validate_on(rows, config, trained_on)
         num_rows = _write_split(scratch, rows, is_val, config, writer, corrections=corrections, titles=titles)
         left_out = [rows] if corrections is None else [rows, corrections.rejected]
-        num_rejected = sum(len(part) - part["reason"].null_count for part in left_out)
-        record |= {"rows": {**num_rows, "rejected": num_rejected}, "codes": len(key.codes)}
+        num_rows["rejected"] = sum(len(part) - part["reason"].null_count for part in left_out)
+        record |= {"rows": num_rows, "codes": len(key.codes)}
         source = store.made_from(prepared_files(scratch, record, key), **how)
         record["examples"] = store.examples_record(writer.path, source)
         write_table(scratch / REJECTED_FILE, rejected_rows(left_out, config))

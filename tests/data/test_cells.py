@@ -15,6 +15,7 @@ from histocoder.cli.flags import AgreementFlags
 from histocoder.config import MixerConfig, PrepareConfig
 from histocoder.data.codes import LabelRules
 from histocoder.data.corrections import read_corrections
+from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import TRAIN
 from histocoder.data.prepare import prepare
 from histocoder.desk.coding import Coding
@@ -83,8 +84,8 @@ def corrected(path: Path, coder: Coder) -> dict[str, list[str]]:
     lines = path.read_text(encoding="utf-8").replace(",note", ",checked").splitlines()
     checked = write(path.with_name("checked.csv"), lines[0], *(f"{line}x" for line in lines[1:]))
     config = PrepareConfig("t.csv", COLUMNS, language="en", corrections=(str(checked),))
-    formatter = build_formatter("general", num_blocks=2)
-    corrections = read_corrections(config, formatter, LabelRules(), coder.codes)
+    table = ExampleFiles((), COLUMNS, build_formatter("general", num_blocks=2))
+    corrections = read_corrections(config, table, coder.codes)
     batch, _ = corrections.rest()
     rows = batch.to_pandas()
     codes = rows[[f"codes.{name}" for name in COLUMNS]]
@@ -249,4 +250,32 @@ def test_a_dash_is_no_code_to_evaluate_and_compare(coder: Coder, tmp_path: Path,
     files = (str(shared("cases/agreement_blank.csv")), str(shared("cases/agreement_dash.csv")))
     flags = {"target_cols": COLUMNS, "language_col": "lang", "output": str(tmp_path / "settle.csv")}
     run_agreement(AgreementFlags(files=files, **flags))
-    assert any("all 150 100.0 %" in line for line in logged) and pd.read_csv(tmp_path / "settle.csv").empty
+    assert any(re.search(r"all +150 +100\.0\s%.* 1\.000 ", line) for line in logged)
+
+
+def test_a_checked_row_without_a_code_is_a_decision(coder: Coder, tmp_path: Path, logged: list[str]):
+    table = write(tmp_path / "t.csv", "occ1,hisco_1", *(f"title {i},6111{i % 2}" for i in range(20)))
+    checked = write(
+        tmp_path / "c.csv", "occ1,checked,hisco_1", "title 3,x,", "at home,x,-", ",x,61110", "title 4,,61110"
+    )
+    config = PrepareConfig(str(table), ("hisco_1",), titles="none", corrections=(str(checked),), share_val=0.3)
+    prepare(config, tmp_path / "out")
+    trained_on = pd.read_csv(tmp_path / "out" / "data_train.csv", dtype=str).set_index("occ1")["hisco_1"]
+    assert (
+        trained_on["title 3"] == trained_on["at home"] == "?" and "?" not in (tmp_path / "out" / "key.csv").read_text()
+    )
+    assert f"{checked}: 2 checked rows have no code, which means no occupation; the first is in line 2." in logged
+    rejected = pd.read_csv(tmp_path / "out" / "rejected.csv", dtype=str)
+    assert rejected[["line", "reason"]].to_numpy().tolist() == [["4", f"{checked}: no description"]]
+
+    # in hand-coded rows, and for two coders
+    files, _ = training_files(checked, coder, LabelRules(drop_bad=True), input_col="occ1", language_col=None)
+    answers = Known(any_language=True)
+    answers.add(files.read())
+    first, other = answers.find(["at home", "title 4"], ["en", "en"])
+    assert first is not None and first.codes == () and other is None
+    flags = AgreementFlags(files=(str(checked), str(checked)), target_cols=("hisco_1",))
+    assert sorted(coded_rows(flags, str(checked), None, "id_col", has_blank=True)[0]["codes"]) == [(), ()]
+    mixer = MixerConfig(train_data=(str(checked),), val_data=(str(checked),), save_dir=str(tmp_path / "m"))
+    with pytest.raises(UserError, match="line 2, hisco_1: is checked and blank; write the code of no occupation"):
+        example_files(mixer)[TRAIN].read()

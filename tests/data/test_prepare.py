@@ -104,9 +104,9 @@ def test_checked_rows_alone_count_in_every_file(tmp_path: Path, logged: list[str
     marks["guess {}"] = ("", "nein", "-", "?", "n", "Nej", "no", "não", "FALSE", "0", "NA")
     rows = [f"a {c},{m},{c}".format(i, i) for c, of_code in marks.items() for i, m in enumerate(of_code)]
     checked = write(tmp_path / "review.csv", "occ1,checked,hisco_1", *rows)
-    form = build_formatter("general", num_blocks=1), LabelRules()
-    assert len(read_corrections(config(checked, language_col=None, corrections=(str(checked),)), *form)) == 7
-    assert len(ExampleFiles((checked,), ("hisco_1",), form[0]).read(say=logged.append)) == 7
+    files = ExampleFiles((checked,), ("hisco_1",), build_formatter("general", num_blocks=1))
+    assert len(read_corrections(config(checked, language_col=None, corrections=(str(checked),)), files)) == 7
+    assert len(files.read(say=logged.append)) == 7
     prepared(checked, tmp_path / "out")
     assert logged.count(f"{checked}: 7 checked rows are used; 11 unchecked rows are ignored.") == 3
     checked.write_text("occ1,Checked,hisco_1\nbonde,no,61110\nsmed,later,83110\n")

@@ -34,8 +34,8 @@ from desks import ADDRESS, HEADERS, TOKEN, send, served
 from starlette.testclient import TestClient
 
 from histocoder.config import PredictConfig, PrepareConfig
-from histocoder.data.codes import LabelRules
 from histocoder.data.corrections import read_corrections
+from histocoder.data.example_files import ExampleFiles
 from histocoder.desk import app
 from histocoder.desk.coding import surety_of
 from histocoder.desk.trust import order_of_review, share_right
@@ -296,7 +296,7 @@ def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path:
         decide(client, card, **given.get(card["text"], {"codes": ["61115", "77610"]}))
     exported = write(tmp_path / "corrections.csv", client.get("/api/corrections.csv?raw=true").text.strip())
     config = PrepareConfig("my.csv", ("hisco_1", "hisco_2"), language_col="lang", corrections=(str(exported),))
-    found = read_corrections(config, build_formatter("general", num_blocks=2), LabelRules())
+    found = read_corrections(config, ExampleFiles((), (), build_formatter("general", num_blocks=2)))
     assert len(found) == 3 and found.codes == {"61115", "77610", "95410"} and "3 checked rows" in logged[-1]
     written = pd.read_csv(io.StringIO(client.get("/api/corrections.csv").text), dtype=str, keep_default_na=False)
     rows = sorted(map(",".join, written.iloc[:, :5].to_numpy()))

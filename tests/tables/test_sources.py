@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from histocoder.cli.main import main
 from histocoder.config import FinetuneConfig, PrepareConfig
-from histocoder.data.codes import LabelRules
 from histocoder.data.corrections import read_corrections
+from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import read_key
 from histocoder.data.prepare import prepare
 from histocoder.errors import UserError
@@ -126,7 +126,7 @@ def test_sheets_that_no_flag_names(model: Path, tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out.split()[-1] == "known"
     checked = workbook(tmp_path / "c.xlsx", ("n", notes), ("c", [[*rows[0], "checked"], [*rows[1], "x"]]))
     settings = PrepareConfig("t.csv", ("hisco_1",), corrections=(str(checked),), language_col="lang")
-    assert len(read_corrections(settings, build_formatter("hisco", num_blocks=1), LabelRules())) == 1
+    assert len(read_corrections(settings, ExampleFiles((), (), build_formatter("hisco", num_blocks=1)))) == 1
     for several in ([notes, notes], [key, key]):
         with pytest.raises(UserError, match=r"several sheets \('a', 'b'\)\. Keep the one to read, or save it"):
             read_key(workbook(tmp_path / "several.xlsx", *zip("ab", several, strict=True)))
