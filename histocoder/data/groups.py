@@ -29,14 +29,15 @@ def hisco_codes() -> frozenset[str]:
 
 
 def is_of_hisco_or_occ1950(code: str) -> bool:
-    """Return whether a code is HISCO's or OCC1950's.
+    """Return whether a code is in a unit group of HISCO, or in OCC1950.
 
     Examples
     --------
     >>> [is_of_hisco_or_occ1950(code) for code in ("01110", "055", "00009", "0055")]
     [True, True, False, False]
     """
-    return code in hisco_codes() or (len(code) == 3 and group_of("occ1950", "major", code)[0] is not None)
+    level = {5: ("hisco", "unit"), 3: ("occ1950", "major")}.get(len(code))
+    return level is not None and group_of(*level, code)[0] is not None
 
 
 @cache
