@@ -3,18 +3,27 @@
 import itertools
 import re
 import zipfile
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import openpyxl
 import pyarrow as pa
 from openpyxl.cell import WriteOnlyCell
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+from openpyxl.cell.read_only import ReadOnlyCell
+from openpyxl.utils import get_column_letter
 from openpyxl.utils.escape import unescape
+from openpyxl.worksheet._reader import FORMULA_TAG, WorkSheetParser
+from openpyxl.worksheet.cell_range import CellRange
+from python_calamine import CalamineWorkbook, SheetTypeEnum, SheetVisibleEnum
 
-from histocoder.errors import UserError, shown
+from histocoder.errors import UserError, counted, shown
 from histocoder.tables.header import FIRST_ROWS, below_titles, header_row, named, nearest
 
 MAX_ROWS = 1_048_575  # largest number of rows of a sheet, below its header
@@ -22,102 +31,295 @@ MOST_DIGITS = 2**53  # largest integer up to which its numbers, doubles, tell al
 _MAX_CHARACTERS = 32_767  # largest number of characters of a cell
 _MAX_BYTES, _MAX_RATIO, _SMALL = 2 << 30, 200, 64 << 20
 """Limits of a workbook's unpacked size: in bytes, and as a multiple of its packed size, unless it is small."""
+_MAX_AREA = 20_000_000  # largest number of cells, blank ones included, of a sheet that is mostly blank
+_MAX_BLANKS_PER_CELL = 50
+_MAX_BLANK_ROWS = 10_000  # largest number of blank rows that are kept where most are blank
+NO_VALUE = object()  # content of a formula that was not computed
 _ZEROS = re.compile(r"0+")
+_REPEATED_ROWS = re.compile(rb'[^>]*number-rows-repeated="(\d+)"')
+_REPEATED_CELLS = re.compile(rb'number-columns-repeated="(\d+)"')
 
 
-def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tuple[pa.Table, list[str], int]:
+class Workbook(NamedTuple):
+    """A sheet that was read."""
+
+    table: pa.Table  # columns of numbers keep their type, and others are text
+    notices: list[str]
+    row_numbers: np.ndarray  # Excel's number of each row
+
+
+class _Row(NamedTuple):
+    """A row of a sheet: what each of its cells with content shows, a number or text, by its column from 1."""
+
+    number: int
+    cells: dict[int, Any]
+
+
+class _Parser(WorkSheetParser):
+    """openpyxl's parser of a sheet, which also tells formulas without a stored value.
+
+    Programs that write formulas without computing them ask Excel to do so on opening: openpyxl and R leave the value
+    out, and XlsxWriter writes 0. A formula that gives an empty text has the type of a text.
+    """
+
+    is_uncomputed = False
+
+    def parse_cell(self, element: Any) -> dict[str, Any]:
+        cell: dict[str, Any] = super().parse_cell(element)
+        has_no_value = cell["value"] is None and cell["data_type"] != "str"
+        if (has_no_value or (self.is_uncomputed and cell["value"] == 0)) and element.find(FORMULA_TAG) is not None:
+            cell["value"] = NO_VALUE
+        return cell
+
+
+class _Sheet:
+    """A sheet of an .xlsx file, of which only the cells with content are in memory."""
+
+    def __init__(self, path: Path, sheet: Any) -> None:
+        self.path = path
+        self._sheet = sheet
+        self.title: str = sheet.title
+        self.is_hidden = sheet.sheet_state != "visible"
+        self.merged: list[Any] = []  # ranges of merged cells, once all rows are read
+
+    def rows(self) -> Iterator[_Row]:
+        """Yield the rows with content."""
+        book = self._sheet.parent
+        formats: dict[int, str] = {}
+        with self._sheet._get_source() as source:
+            formats_of_times = {"date_formats": book._date_formats, "timedelta_formats": book._timedelta_formats}
+            parser = _Parser(source, self._sheet._shared_strings, data_only=True, epoch=book.epoch, **formats_of_times)
+            parser.is_uncomputed = getattr(book.calculation, "fullCalcOnLoad", False)
+            for number, cells in parser.parse():
+                shown_cells: dict[int, Any] = {}
+                for cell in cells:
+                    style = cell["style_id"]
+                    if style not in formats:
+                        formats[style] = ReadOnlyCell(self._sheet, **cell).number_format
+                    value = _value(cell["value"], formats[style])
+                    if value is not None:
+                        shown_cells[cell["column"]] = value
+                if shown_cells:
+                    yield _Row(number, shown_cells)
+            self.merged = parser.merged_cells.mergeCell if parser.merged_cells else []
+
+
+class _OldSheet:
+    """A sheet of an .xls or .ods file."""
+
+    def __init__(self, path: Path, sheet: Any, *, is_hidden: bool) -> None:
+        self.path = path
+        self._sheet = sheet
+        self.title: str = sheet.name
+        self.is_hidden = is_hidden
+        ranges = sheet.merged_cell_ranges or []
+        self.merged = [
+            CellRange(min_row=top + 1, min_col=left + 1, max_row=bottom + 1, max_col=right + 1)
+            for (top, left), (bottom, right) in ranges
+        ]
+
+    def rows(self) -> Iterator[_Row]:
+        """Yield the rows with content."""
+        for number, values in enumerate(self._sheet.to_python(skip_empty_area=False), start=1):
+            cells = {column: _value(value, "") for column, value in enumerate(values, start=1)}
+            with_content = {column: value for column, value in cells.items() if value not in (None, "")}
+            if with_content:
+                yield _Row(number, with_content)
+
+
+def read_workbook(path: Path, name: str | None, columns: Collection[str], optional: Collection[str]) -> Workbook:
     """Read a sheet, by default the only one with content or with all `columns`; titles may precede its header.
 
-    If no flag names a sheet, `columns` are no mapping to flags, and the sheet with most of them is read by default.
-    Returns the table, in which columns of numbers keep their type and others are text; notices to the user; and
-    Excel's number of the first row below the header.
+    If no flag names a sheet, `columns` are no mapping to flags, and the sheet with most of them is read by default. A
+    column without a name has its letter as one. A cell that is merged with those below it is repeated there.
 
-    Raises UserError if the file is damaged, too large when unpacked or protected by a password, or several sheets
-    could be meant.
+    Raises UserError if the file is damaged, too large when unpacked or protected by a password, if several sheets
+    could be meant, or if one of `columns` and `optional` has formulas without values.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        if size > _MAX_BYTES or size > max(_SMALL, _MAX_RATIO * path.stat().st_size):
-            raise UserError(f"{path} would unpack to {size / 2**30:,.1f} GiB; save the sheet as CSV (UTF-8).")
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-        try:
-            return _read(path, _choose(path, book, sheet, columns), columns)
-        finally:
-            book.close()
+        with ExitStack() as stack:
+            headers = {sheet: _header(sheet, columns) for sheet in _sheets(path, stack)}
+            sheet = _choose(path, headers, name, columns)
+            book = _read(path, sheet, headers[sheet], {*columns, *optional})
     except (UserError, MemoryError):
         raise
-    except Exception as error:  # openpyxl raises errors of all types if a file is damaged
+    except Exception as error:  # readers raise errors of all types if a file is damaged
         raise UserError(
-            f"{path} can't be read as an Excel workbook: it is damaged, protected by a password or of another kind. "
+            f"{path} can't be read as a workbook: it is damaged, protected by a password or of another kind. "
             "Save it again as .xlsx without a password."
         ) from error
+    others = [other for other in headers if headers[other].names and other is not sheet]
+    if others and name is None:
+        titles = ", ".join(shown(other.title) for other in others)
+        book.notices.append(f"{path}: the sheet {shown(sheet.title)} is read, and others are not: {titles}.")
+    return book
 
 
-def _choose(path: Path, book: openpyxl.Workbook, name: str | None, columns: Collection[str]) -> Any:
-    """Return the sheet of a name, or the one that `read_workbook` reads by default."""
-    names = ", ".join(shown(title.strip()) for title in book.sheetnames)
+def _sheets(path: Path, stack: ExitStack) -> list[Any]:
+    """Open the sheets of a workbook."""
+    if path.suffix.lower() != ".xls":
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+            is_sparse = path.suffix.lower() == ".ods" and _area(archive.read("content.xml")) > _MAX_AREA
+        if size > _MAX_BYTES or size > max(_SMALL, _MAX_RATIO * path.stat().st_size) or is_sparse:
+            raise UserError(f"{path} would unpack to more than memory may hold; save the sheet as CSV (UTF-8).")
+    if path.suffix.lower() in (".xls", ".ods"):
+        old = stack.enter_context(CalamineWorkbook.from_path(path))
+        kinds = [form for form in old.sheets_metadata if form.typ == SheetTypeEnum.WorkSheet]
+        return [
+            _OldSheet(path, old.get_sheet_by_name(form.name), is_hidden=form.visible != SheetVisibleEnum.Visible)
+            for form in kinds
+        ]
+    book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+    stack.callback(book.close)
+    return [_Sheet(path, sheet) for sheet in book.worksheets]
+
+
+def _area(content: bytes) -> int:
+    """Return how many cells the largest sheet of an .ods file has, which repeats rows and cells by a number alone."""
+    area = 0
+    for sheet in content.split(b"<table:table ")[1:]:
+        num_rows = height = width = 0
+        for row in sheet.split(b"<table:table-row")[1:]:
+            cells = row[: row.rfind(b"</text:p>") + 1]
+            num_rows += int(match[1]) if (match := _REPEATED_ROWS.match(row)) else 1
+            if cells:
+                repeats = map(int, _REPEATED_CELLS.findall(cells))
+                height = num_rows
+                width = max(width, cells.count(b"<table:table-cell") + sum(repeats))
+        area = max(area, height * width)
+    return area
+
+
+def _choose(path: Path, headers: Mapping[Any, "_Header"], name: str | None, columns: Collection[str]) -> Any:
+    """Return the sheet of a name, or the one that `read_workbook` reads by default: if it can, one that is shown."""
+    titles = {sheet.title: sheet for sheet in headers}
+    names = ", ".join(shown(title.strip()) for title in titles)
     if name is not None:
-        if len(alike := named(name, book.sheetnames)) != 1:
-            near = nearest(name, book.sheetnames)
+        if len(alike := named(name, titles)) != 1:
+            near = nearest(name, titles)
             raise UserError(f"{path} has no sheet {shown(name)}; it has: {names}.", **({"sheet": near} if near else {}))
-        return book[alike[0]]
-    headers = {sheet: list(filter(None, _header(sheet, columns)[1])) for sheet in book.worksheets}
-    found = {sheet: sum(bool(named(n, header)) for n in columns) for sheet, header in headers.items() if header}
-    if not found:
+        return titles[alike[0]]
+    with_content = [sheet for sheet in headers if headers[sheet].names]
+    if not with_content:
         raise UserError(f"{path} is empty.")
+    visible = [sheet for sheet in with_content if not sheet.is_hidden] or with_content
+    found = {sheet: sum(bool(named(n, headers[sheet].names.values())) for n in columns) for sheet in visible}
     has_flag = isinstance(columns, Mapping)
     meant = [sheet for sheet in found if found[sheet] == (len(columns) if has_flag else max(found.values()))]
     if len(found) == 1 or len(meant) == 1:
         return (meant or [*found])[0]
     way = "Name one with --sheet." if has_flag else "Keep the one to read, or save it as a file of its own."
-    best = max(found, key=lambda sheet: (found[sheet], len(headers[sheet]))).title.strip()
+    best = max(found, key=lambda sheet: (found[sheet], len(headers[sheet].names))).title.strip()
     raise UserError(f"{path} has several sheets ({names}). {way}", **({"sheet": best} if has_flag else {}))
 
 
-def _read(path: Path, sheet: Any, columns: Collection[str]) -> tuple[pa.Table, list[str], int]:
-    """Read the columns that have names; a blank row stays one, so that the others keep their numbers."""
-    header, names, has_titles = _header(sheet, columns)
-    if not names:
+class _Header(NamedTuple):
+    """The row of a header, and its names by column; no names if the sheet is empty."""
+
+    number: int
+    names: dict[int, str]
+    notices: list[str]
+
+
+def _header(sheet: Any, columns: Collection[str]) -> _Header:
+    rows = list(itertools.islice(sheet.rows(), FIRST_ROWS))
+    if not rows:
+        return _Header(0, {}, [])
+    names = [{column: str(_text(value)) for column, value in row.cells.items()} for row in rows]
+    at = header_row([[row.get(1), *(row[column] for column in row if column > 1)] for row in names], columns)
+    return _Header(rows[at].number, names[at], [below_titles(sheet.path, "row", rows[at].number)] if at else [])
+
+
+def _read(path: Path, sheet: Any, header: _Header, wanted: Collection[str]) -> Workbook:
+    """Read the cells below the header; a blank row stays one unless most of them are blank."""
+    if not header.names:
         raise UserError(f"{path} is empty.")
-    cells: dict[int, list[Any]] = {i: [] for i, value in enumerate(names) if value is not None}
-    last = header
-    for number, values in itertools.dropwhile(lambda row: row[0] <= header, _rows(sheet)):
-        for i, column in cells.items():
-            column += [*[None] * (number - last - 1), values[i] if i < len(values) else None]
-        last = number
-    table = pa.Table.from_arrays([*map(_array, cells.values())], [*filter(None, names)])
-    return table, [below_titles(path, "row", header)] if has_titles else [], header + 1
+    cells: dict[int, list[Any]] = {column: [] for column in header.names}
+    formulas: dict[int, list[int]] = {}  # rows of formulas without values
+    numbers: list[int] = []  # of rows with content, which alone are in memory
+    num_cells = 0
+    for row in itertools.dropwhile(lambda row: row.number <= header.number, sheet.rows()):
+        for column, value in row.cells.items():
+            values = cells.setdefault(column, [])
+            values.extend([None] * (len(numbers) - len(values)))
+            values.append(None if value is NO_VALUE else value)
+            if value is NO_VALUE:
+                formulas.setdefault(column, []).append(row.number)
+        numbers.append(row.number)
+        num_cells += len(row.cells)
+        if len(numbers) * len(cells) > max(_MAX_AREA, _MAX_BLANKS_PER_CELL * num_cells):
+            raise UserError(
+                f"{path}, sheet {shown(sheet.title)}: the first {len(numbers):,} rows and {len(cells):,} columns have "
+                f"only {num_cells:,} cells with content. Delete columns, or save the table as CSV (UTF-8)."
+            )
+    letters = {column: get_column_letter(column) for column in sorted(cells)}
+    taken = {*header.names.values()}
+    names = {
+        column: header.names.get(column) or (f"column {letter}" if letter in taken else letter)
+        for column, letter in letters.items()
+    }
+    notices = [*header.notices]
+    for column, rows in formulas.items():
+        number = counted(len(rows), "formula", "formulas")
+        notice = (
+            f"{path}: the column {shown(names[column])} has {number} without a stored value, as programs write them, "
+            f"the first in {letters[column]}{rows[0]}. Open the file in Excel and save it, to have the values."
+        )
+        if any(names[column] in named(name, names.values()) for name in wanted):
+            raise UserError(notice)
+        notices.append(notice)
+    if ranges := _fill_merged(sheet.merged, header.number, cells, numbers):
+        more = f" and {len(ranges) - 1:,} more" if ranges[1:] else ""
+        notices.append(
+            f"{path}: cells are merged ({ranges[0]}{more}); each is read in all rows and the first column of its range."
+        )
+
+    # blank rows are kept, so that rows stay beside those of the file, unless the last ones are far below
+    last = numbers[-1] if numbers else header.number
+    all_numbers = np.array(numbers, np.int64)
+    index = np.arange(len(numbers))
+    if last - header.number <= 2 * len(numbers) + _MAX_BLANK_ROWS:
+        all_numbers = np.arange(header.number + 1, last + 1)
+        index = np.full(len(all_numbers), -1)
+        index[np.array(numbers, np.int64) - header.number - 1] = np.arange(len(numbers))
+    else:
+        notices.append(f"{path}: blank rows are left out; the last row with content is {last:,}.")
+    rows_or_null = pa.array(index, mask=index < 0)
+    for values in cells.values():
+        values.extend([None] * (len(numbers) - len(values)))
+    arrays = [_array(cells[column]).take(rows_or_null) for column in names]
+    return Workbook(pa.Table.from_arrays(arrays, [*names.values()]), notices, all_numbers)
 
 
-def _header(sheet: Any, columns: Collection[str]) -> tuple[int, list[str | None], bool]:
-    """Return the number of the header's row, its names by column, and whether titles precede it; no names if empty."""
-    rows = [(number, [*map(_text, values)]) for number, values in itertools.islice(_rows(sheet), FIRST_ROWS)]
-    at = header_row([row for _, row in rows], columns) if rows else 0
-    return (*rows[at], at > 0) if rows else (0, [], False)
+def _fill_merged(ranges: Iterable[Any], header: int, cells: Mapping[int, list[Any]], numbers: list[int]) -> list[str]:
+    """Repeat merged cells in the rows with content below them; return the ranges that are merged, by address."""
+    addresses: list[str] = []
+    ends: Counter[int] = Counter()  # last row of a range in each column, since ranges of a damaged file may overlap
+    for merged in sorted(ranges, key=lambda merged: (merged.min_row, merged.min_col)):
+        values = cells.get(merged.min_col, [])
+        start = bisect_left(numbers, merged.min_row)
+        end = bisect_right(numbers, merged.max_row)
+        if merged.min_row <= max(header, ends[merged.min_col]) or start >= len(values) or values[start] is None:
+            continue
+        ends[merged.min_col] = merged.max_row
+        values.extend([None] * (end - len(values)))
+        values[start + 1 : end] = [values[start]] * (end - start - 1)
+        addresses.append(merged.coord)
+    return addresses
 
 
-def _rows(sheet: Any) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the number of each row with content, and what its cells show."""
-    sheet.reset_dimensions()  # some programs write them wrongly
-    for number, row in enumerate(sheet.iter_rows(max_row=MAX_ROWS + 1), start=1):
-        values = [_value(cell) for cell in row]
-        if any(value is not None for value in values):
-            yield number, values
-
-
-def _value(cell: Any) -> Any:
+def _value(value: Any, number_format: str) -> Any:
     """Return what a cell shows, a number or text: None if it is blank; leading zeros if its format has them."""
-    value = cell.value
     if isinstance(value, bool):
         return str(value).upper()
-    if isinstance(value, int) and value >= 0 and _ZEROS.fullmatch(cell.number_format):
-        return str(value).zfill(len(cell.number_format))
+    if isinstance(value, int) and value >= 0 and _ZEROS.fullmatch(number_format):
+        return str(value).zfill(len(number_format))
     if isinstance(value, str):
         return unescape(value) if value.strip() else None
     if isinstance(value, datetime) and not (value.hour or value.minute or value.second):
         return str(value.date())
-    return value if value is None or isinstance(value, int | float) else str(value)
+    return value if value is None or value is NO_VALUE or isinstance(value, int | float) else str(value)
 
 
 def _array(values: list[Any]) -> pa.Array:

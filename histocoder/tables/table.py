@@ -19,7 +19,8 @@ from histocoder.tables.header import named, nearest
 from histocoder.tables.stata import StataFile
 
 CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at once
-PARQUET, EXCEL, STATA = (".parquet", ".pq"), (".xlsx", ".xlsm"), (".dta", ".sav")
+PARQUET, EXCEL, STATA = (".parquet", ".pq"), (".xlsx", ".xlsm", ".xls", ".ods"), (".dta", ".sav")
+_READ_ONLY = {".xlsm", ".xls", ".ods", ".sav"}
 _TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat")
 _Cells = TypeVar("_Cells", pa.Array, pa.ChunkedArray)
 
@@ -51,7 +52,7 @@ class TableFile:
     path: Path
     rows: CsvFile | StataFile | pa.Table | pa.dataset.Dataset
     notices: list[str]  # notices to the user on how the file is read
-    first_row: int = 1  # number of the first row in messages, if it is not CSV
+    row_numbers: np.ndarray | None = None  # number of each row in messages; None: its line, or counted from 1
 
     @property
     def schema(self) -> pa.Schema:
@@ -131,7 +132,9 @@ class TableFile:
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
         """Return the line (in Parquet: the row, from 1) of each of some rows, whose positions ascend."""
-        return self.csv.lines(positions) if self.csv else positions + self.first_row
+        if self.csv is not None:
+            return self.csv.lines(positions)
+        return positions + 1 if self.row_numbers is None else self.row_numbers[positions]
 
 
 def open_table(
@@ -167,7 +170,7 @@ def open_table(
         from histocoder.tables.excel import read_workbook
 
         wanted = columns if isinstance(columns, Mapping) else columns or optional
-        file = TableFile(path, *read_workbook(path, sheet, wanted))
+        file = TableFile(path, *read_workbook(path, sheet, wanted, optional))
     elif kind in STATA:
         stata = StataFile(path)
         file = TableFile(path, stata, stata.notices)
@@ -182,7 +185,9 @@ def open_table(
 def kind_of(path: Path, *, doing: str = "read") -> str:
     """Return the suffix of a table's name in lower case, without .gz; raise a UserError if there are no such tables."""
     kind = path.suffix.lower()
-    kinds = {"", *_TEXT, *PARQUET, *EXCEL, *STATA} - ({".xlsm", ".sav"} if doing == "written" else set())
+    kinds = {"", *_TEXT, *PARQUET, *EXCEL, *STATA} - (
+        {".xlsm", ".xls", ".ods", ".sav"} if doing == "written" else set()
+    )
     if kind == ".gz":
         kind, kinds = Path(path.stem).suffix.lower(), set(_TEXT)
     if kind in kinds:

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import sys
 import zipfile
 from datetime import date, datetime, timedelta
@@ -14,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from archives import code, read, read_table, write_archive
-from conftest import cases, write, write_table
+from conftest import cases, shared, write, write_table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,7 +90,7 @@ def test_names_of_columns_need_not_be_exact(tmp_path: Path):
     rows += [["smith_x000D_\nand farrier", "fermier", "x"], ["_x005F_x000D_", None, None, "?"]]  # as Excel escapes them
     path = workbook(tmp_path / "t.xlsx", ("Data", rows))
     file = open_table(path, {"occupation": "input_col", "francais ": "target_cols"})
-    assert file.header == [" OCCUPATION", "Français", "Note"] and "the header is row 4" in file.notices[0]
+    assert file.header == [" OCCUPATION", "Français", "C", "Note"] and "the header is row 4" in file.notices[0]
     table = file.read(["occupation", "francais "])
     assert table.columns["occupation"].to_pylist() == ["smith\r\nand farrier", "_x000D_"]
     assert table.columns["francais "].to_pylist() == ["fermier", None] and table.lines(np.arange(2)).tolist() == [5, 6]
@@ -169,12 +170,14 @@ def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 @cases(
     ("name", "content", "message"),
-    ("t.xlsx", b"occ1,h\nx,1\n", "can't be read as an Excel workbook: it is damaged"),
+    ("t.xlsx", b"occ1,h\nx,1\n", "can't be read as a workbook: it is damaged"),
     ("t.xlsx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "protected by a password"),
-    ("t.xlsx", lambda path: zipfile.ZipFile(path, "w").close(), "can't be read as an Excel workbook"),
+    ("t.xlsx", lambda path: zipfile.ZipFile(path, "w").close(), "can't be read as a workbook"),
     ("t.xlsx", lambda path: workbook(path, ("a", [])), "t.xlsx is empty"),
     ("t.xlsx", lambda path: workbook(path, ("a", [["occ1", "h"]])), "no rows"),
-    ("t.ods", b"PK", r"\.ods files can't be read\. Use one of the formats \.csv"),
+    ("t.ods", b"PK", "can't be read as a workbook"),
+    ("t.xls", b"\xd0\xcf\x11\xe0", "can't be read as a workbook"),
+    ("t.xlsb", b"PK", r"\.xlsb files can't be read\. Use one of the formats \.csv"),
     ("t.dta", b"no Stata", "can't be read as a .dta file"),
     ("t.dta", lambda path: pd.DataFrame({"occ1": []}, dtype=float).to_stata(path), "has columns but no rows"),
     ("t.csv.gz", b"occ1,h\nx,1\n", "damaged, or not a gzip file"),
@@ -238,3 +241,160 @@ def test_the_loop_closes_over_formulas(model: Path, tmp_path: Path, logged: list
     assert "1 row has corrected codes, and 3 descriptions are added; all are training data." in logged
     assert read(tmp_path / "out" / "data_train.csv")["occ1"].tolist().count("'=farmer") == 1
     assert read(tmp_path / "out" / "rejected.csv")["occ1"].tolist() == ["'=a"]
+
+
+def test_columns_without_names_are_kept(tmp_path: Path):
+    path = workbook(
+        tmp_path / "t.xlsx", ("a", [["C", None, "occ1"], ["1", "x", "smith", "y"], [], ["2", None, None, 3]])
+    )
+    file = open_table(path, ["occ1"])
+    assert file.header == ["C", "B", "occ1", "D"]
+    assert file.rows["D"].to_pylist() == ["y", None, "3"] and not file.notices
+    taken = workbook(tmp_path / "u.xlsx", ("a", [["B", None], ["smith", "x"]]))
+    assert open_table(taken, ["B"]).header == ["B", "column B"]
+
+
+def test_other_sheets_are_named(tmp_path: Path):
+    book = openpyxl.Workbook()
+    for name in ("data", "notes", "old"):
+        for row in (["occ1", name], ["smith", "x"]):
+            book.create_sheet(name).append(row) if name not in book.sheetnames else book[name].append(row)
+    book["old"].sheet_state = "hidden"
+    book["data"].column_dimensions["B"].hidden = True
+    book.save(tmp_path / "t.xlsx")
+    file = open_table(tmp_path / "t.xlsx", {"data": "input_col"})
+    assert file.notices == [f"{tmp_path / 't.xlsx'}: the sheet 'data' is read, and others are not: 'notes', 'old'."]
+    assert file.header == ["occ1", "data"]  # also the hidden one
+    del book["notes"]
+    book.save(tmp_path / "t.xlsx")
+    assert open_table(tmp_path / "t.xlsx", {"occ1": "input_col"}).header == ["occ1", "data"]  # not of the hidden sheet
+
+
+def write_formulas(path: Path, writer: str) -> Path:
+    """A workbook with formulas as a program writes them that does not compute them."""
+    if writer == "openpyxl":
+        return workbook(path, ("a", [["occ1", "n", "x"], ["smith", '=A2&"!"', 0], ["baker", "=C3+1", None]]))
+    xlsxwriter = pytest.importorskip("xlsxwriter")
+    with xlsxwriter.Workbook(path) as book:
+        sheet = book.add_worksheet()
+        sheet.write_row(0, 0, ["occ1", "n", "x"])
+        sheet.write_row(1, 0, ["smith", "=1+1", 0])
+        sheet.write_row(2, 0, ["baker", "=2+2"])
+    return path
+
+
+@pytest.mark.parametrize("writer", ["openpyxl", "xlsxwriter"])
+def test_formulas_without_values_are_counted(tmp_path: Path, writer: str):
+    path = write_formulas(tmp_path / "t.xlsx", writer)
+    file = open_table(path, ["occ1"])
+    assert (
+        "the column 'n' has 2 formulas without a stored value, as programs write them, the first in B2"
+        in file.notices[0]
+    )
+    assert file.rows["n"].to_pylist() == [None, None] and file.rows["x"].to_pylist() == [0, None]
+    for wanted in ({"columns": ["n"]}, {"columns": ["occ1"], "optional": ["n"]}):
+        with pytest.raises(UserError, match=r"first in B2\. Open the file in Excel and save it"):
+            open_table(path, **wanted)
+
+
+def test_merged_cells_are_read_in_all_rows(tmp_path: Path):
+    book = openpyxl.Workbook()
+    sheet = book.active
+    for row in ([None, "Census"], [], ["occ1", "h"], ["smith", "83110"], ["baker"], [], ["cook", "53130"], ["maid"]):
+        sheet.append(row)
+    for merged in ("A1:B1", "B4:B6", "B7:C8"):
+        sheet.merge_cells(merged)
+    book.save(tmp_path / "t.xlsx")
+    file = open_table(tmp_path / "t.xlsx", ["occ1"])
+    table = file.read(["h"])
+    assert table.columns["h"].to_pylist() == ["83110", "83110", None, "53130", "53130"]
+    assert table.lines(np.arange(5)).tolist() == [4, 5, 6, 7, 8]
+    assert "cells are merged (B4:B6 and 1 more)" in file.notices[0]
+
+
+def test_sparse_sheets_cost_what_they_hold(tmp_path: Path):
+    book = openpyxl.Workbook()
+    for column in range(1, 201):
+        book.active.cell(1, column, f"c{column}")
+    book.active.cell(2, 1, "smith")
+    book.active.cell(1_048_576, 1, "farmer")
+    book.save(tmp_path / "t.xlsx")
+    file = open_table(tmp_path / "t.xlsx", ["c1"])
+    table = file.read(["c1"])
+    assert table.columns["c1"].to_pylist() == ["smith", "farmer"]
+    assert table.lines(np.arange(2)).tolist() == [2, 1_048_576]
+    assert "blank rows are left out; the last row with content is 1,048,576" in file.notices[0]
+    for column in range(1, 16_385):
+        book.active.cell(1, column, "c")
+    for row in range(2, 2000):
+        book.active.cell(row, row, "x")
+    book.save(tmp_path / "t.xlsx")
+    with pytest.raises(UserError, match=r"the first 1,221 rows and 16,384 columns have only 1,222 cells with content"):
+        open_table(tmp_path / "t.xlsx", ["c1"])
+
+
+def write_ods(path: Path, rows: list[list[str]], *, repeats: int = 1, cell_repeats: int = 1) -> Path:
+    """A workbook of LibreOffice, whose last row is repeated, as each of its cells is."""
+    spaces = " ".join(
+        f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"' for name in ("office", "table", "text")
+    )
+    content = ""
+    for i, row in enumerate(rows):
+        is_last = i == len(rows) - 1
+        times = f' table:number-columns-repeated="{cell_repeats}"' if is_last else ""
+        cells = "".join(
+            f'<table:table-cell{times} office:value-type="string"><text:p>{text}</text:p></table:table-cell>'
+            if text
+            else "<table:table-cell/>"
+            for text in row
+        )
+        times = f' table:number-rows-repeated="{repeats}"' if is_last else ""
+        content += f"<table:table-row{times}>{cells}</table:table-row>"
+    table = f'<table:table table:name="a">{content}</table:table>'
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
+        archive.writestr(
+            "content.xml",
+            f'<?xml version="1.0" encoding="UTF-8"?><office:document-content {spaces}><office:body>'
+            f"<office:spreadsheet>{table}</office:spreadsheet></office:body></office:document-content>",
+        )
+        archive.writestr("META-INF/manifest.xml", '<?xml version="1.0"?><manifest/>')
+    return path
+
+
+def test_old_workbooks_are_read(tmp_path: Path):
+    write_ods(
+        tmp_path / "t.ods", [["occ1", "h", "n"], ["smith", "83110", "0.5"], ["", "", "1"], ["baker", "77610", "2"]]
+    )
+    xlwt = pytest.importorskip("xlwt")
+    book = xlwt.Workbook()
+    sheet = book.add_sheet("a")
+    for i, row in enumerate([["occ1", "h", "n"], ["smith", 83110, 0.5], ["", "", 1], ["baker", 77610, 2]]):
+        for j, value in enumerate(row):
+            sheet.write(i, j, value)
+    book.save(str(tmp_path / "t.xls"))
+    for suffix in (".ods", ".xls"):
+        table = read_table(tmp_path / f"t{suffix}", ["occ1", "h", "n"])
+        assert table.columns["occ1"].to_pylist() == ["smith", None, "baker"]
+        assert table.columns["h"].to_pylist() == ["83110", None, "77610"]
+        assert table.lines(np.arange(3)).tolist() == [2, 3, 4]
+    with pytest.raises(UserError, match=r"\.ods files can't be written"):
+        check_output(tmp_path / "o.ods")
+
+
+def test_repeated_cells_of_ods_are_bounded(tmp_path: Path):
+    path = write_ods(tmp_path / "t.ods", [["occ1"], ["smith"]], repeats=900_000, cell_repeats=900)
+    with pytest.raises(UserError, match="would unpack to more than memory may hold"):
+        open_table(path, ["occ1"])
+
+
+@cases(
+    ("name", "message"),
+    ("row_gap.xlsx", "blank rows are left out; the last row with content is 1,048,576"),
+    ("unnamed_column_and_formulas.xlsx", "the column 'formula' has 4 formulas without a stored value"),
+    ("merged_code.xlsx", r"cells are merged \(B2:B4 and 19 more\)"),
+)
+def test_cases_are_read_and_named(name: str, message: str):
+    file = open_table(shared(f"cases/{name}"), [])
+    assert re.search(message, file.notices[0])
+    assert file.rows.num_columns == {"row_gap.xlsx": 200, "merged_code.xlsx": 2}.get(name, 5)
