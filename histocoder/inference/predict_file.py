@@ -34,7 +34,7 @@ from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.known import Known
 from histocoder.inference.predictions import code_columns
 from histocoder.inference.table_coder import TableCoder
-from histocoder.tables.output import Form, check_kept, check_new_columns, check_output, write_table
+from histocoder.tables.output import Form, check_kept, check_new_columns, check_output, check_values, write_table
 from histocoder.tables.table import TableFile, open_table
 
 _BATCHES, _FAST_BATCHES = 4, 16  # batches of a part, after which codes are kept; and those of fast models
@@ -196,7 +196,10 @@ def _count_rows(table: TableFile, output: Path, block_rows: int) -> int:
     """
     for left in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):
         left.unlink()
-    num_rows = sum(map(len, table.chunks(chunk_rows=block_rows)))
+    num_rows = 0
+    for block in table.chunks(chunk_rows=block_rows):
+        num_rows += len(block)
+        check_values(block, output)
     check_output(output, num_rows=num_rows)
     return num_rows
 

@@ -114,7 +114,14 @@ def check_kept(file: TableFile, output: Path) -> None:
         if kind not in PARQUET:
             pa.csv.write_csv(file.schema.empty_table(), pa.BufferOutputStream())
     except pa.ArrowInvalid as error:
-        raise UserError(f"{file.path} does not fit into CSV ({error}). Let --output end in .parquet.") from error
+        form = kind or ".csv"
+        raise UserError(f"{file.path} does not fit into {form} ({error}). Let --output end in .parquet.") from error
+
+
+def check_values(table: pa.Table, output: Path) -> None:
+    """Raise a UserError if a table has bytes that can't be written to `output`, since they are not UTF-8."""
+    if kind_of(output) not in PARQUET:
+        _without_bytes(table)
 
 
 def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> list[str]:

@@ -398,3 +398,12 @@ def test_cases_are_read_and_named(name: str, message: str):
     file = open_table(shared(f"cases/{name}"), [])
     assert re.search(message, file.notices[0])
     assert file.rows.num_columns == {"row_gap.xlsx": 200, "merged_code.xlsx": 2}.get(name, 5)
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.xlsx", "out.dta"])
+def test_bytes_are_refused_before_anything_is_coded(model: Path, tmp_path: Path, name: str):
+    source = tmp_path / "t.parquet"
+    pa.parquet.write_table(pa.table({"occ1": ["smith"], "lang": ["en"], "b": [b"\xff\x00"]}), source)
+    with pytest.raises(UserError, match=r"column 'b' holds bytes that are not UTF-8 text") as caught:
+        code(model, source, tmp_path / name)
+    assert "run the same command again" not in str(caught.value) and not (tmp_path / name).exists()
