@@ -1,5 +1,6 @@
 """`histocoder predict`: code descriptions, or a file of them."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from histocoder.tables.table import fingerprint
 def run_predict(config: PredictFlags) -> None:
     """Code the descriptions; print or write their codes."""
     for text in config.texts:
-        if Path(text).is_file() or Path(text).is_dir():
+        if text and os.path.exists(text):
             raise UserError(
                 f"{text} is a file or folder, and would be coded as a description. For a table, write "
                 f"--input {text} --output coded.csv."

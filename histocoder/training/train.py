@@ -79,7 +79,10 @@ def train(config: FinetuneConfig | MixerConfig) -> Path:
     encoder = choose_encoder(config, device)
     config = fill_in(replace(config, encoder=encoder.name))
     if isinstance(config, FinetuneConfig):
-        config = distributed.broadcast_from_primary(partial(with_language_column, config), doing="reading the table")
+        # rank 0 looks into the table; the other settings stay each rank's own, and are compared later
+        chosen = distributed.run_on_primary(partial(with_language_column, config), doing="reading the table")
+        language_col = distributed.broadcast(None if chosen is None else chosen.language_col)
+        config = replace(config, language_col=config.language_col or language_col)
     with RunFolder.open(config.folder) as run:
         only_prepares = isinstance(config, FinetuneConfig) and config.prepare_only
         if only_prepares and config.overwrite:
