@@ -67,8 +67,9 @@ def fit_weights(
     is fitted as "other" if it `may_be_other`; else they are left out. The model was trained on `num_train` rows.
     """
     names = list(votes[0])
-    scores = torch.cat([torch.stack([vote[name] for name in names], dim=-1).double() for vote in votes])
-    truth = torch.cat(list(is_true))
+    # on the CPU, whatever the model's device: the numbers are few, and GPUs of Macs have no fp64
+    scores = torch.cat([torch.stack([vote[name] for name in names], dim=-1).cpu().double() for vote in votes])
+    truth = torch.cat([rows.cpu() for rows in is_true])
     finite = scores.isfinite().all(-1)
     truth &= finite
     real = truth.any(1)
@@ -124,8 +125,8 @@ def fit_attributes(coder: Coder, examples: Examples, *, num_train: int) -> dict[
     given = Descriptions(examples.texts, examples.langs, np.arange(len(examples)))
     batches, found = list(coder.each_batch(votes_of, given, PredictOptions())), dict[str, dict[str, float]]()
     for name, categories in coder.attributes.items():
-        ids = torch.from_numpy(category_ids(examples.attributes[name], categories)).to(coder.device)
-        is_true = ids[:, None] == torch.arange(1 + len(categories), device=coder.device)
+        ids = torch.from_numpy(category_ids(examples.attributes[name], categories))
+        is_true = ids[:, None] == torch.arange(1 + len(categories))
         votes = [{"linear": of[name]["linear"] + _FLAT_SHARE * of[name]["flat"]} for _, of in batches]
         weight = fit_weights(votes, [is_true[rows] for rows, _ in batches], num_train=num_train)["linear"]
         found[name] = {"linear": weight, "flat": _FLAT_SHARE * weight}

@@ -37,6 +37,7 @@ DASHBOARD_NAMES = {
     "lr": "hyperparams/lr",
     "grad_norm": "train/grad_norm",
     "samples_per_sec": "perf/rows_per_sec",
+    "gpu_memory_gb": "perf/gpu_memory_gb",
     "skipped_steps": "train/skipped_steps",
 }
 """Name of each number in W&B and TensorBoard."""

@@ -4,9 +4,14 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import cases, environment, free_port, run
 from forked import Ended
 from jobs import faulty, finetune, logged, two_ranks
+from pretended_gpu import Log
+
+from histocoder.model.devices import peak_gpu_memory
+from histocoder.training.tracking import RunLog
 
 VALIDATION = "loss loss_linear loss_seq2seq seq_acc token_acc flat_acc greedy_seq_acc".split()
 TRAINING = {f"train/{name}" for name in ("loss", "grad_norm", "epoch", "skipped_steps")}
@@ -19,6 +24,15 @@ def curves(out: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(out / "tensorboard"))
     events.Reload()
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_the_memory_of_a_gpu_is_logged(tmp_path: Path, gpu: Log):
+    sent = []
+    dashboard = (lambda values, step: sent.append((step, values)), lambda: None)
+    tracker = RunLog(tmp_path / "logs.csv", {"W&B": lambda: dashboard}, start_step=0)
+    tracker.log(1, {"train_loss": 1.0, **peak_gpu_memory(torch.device("cuda", 0))})
+    assert logged(tmp_path, "gpu_memory_gb") == [2.0]
+    assert sent == [(1, {"train/loss": 1.0, "perf/gpu_memory_gb": 2.0})]
 
 
 def assert_complete(result: Ended, out: Path, service: str, why: str) -> None:

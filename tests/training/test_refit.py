@@ -12,6 +12,7 @@ import yaml
 from conftest import run, write, write_table
 from jobs import two_ranks, weights
 from models import CODES, tiny_model
+from pretended_gpu import Log
 from trainers import begin, dataset
 
 from histocoder.data.examples import Examples
@@ -128,6 +129,17 @@ def test_a_row_has_no_more_codes_than_candidates():
     model.config = replace(model.config, experts={"decoder": 1.0, "flat": 1.0, "few": -50.0})  # never ends by itself
     found = Coder(model, "cpu").predict("a farmer", mode="combined").iloc[0]
     assert set(found.filter(like="hisco_").dropna()) == set(CODES) and 0 < found["conf"] <= 1
+
+
+def test_weights_are_fitted_to_votes_on_a_gpu(gpu: Log):
+    torch.manual_seed(0)
+    votes = {name: torch.randn(40, 5).log_softmax(-1) for name in ("decoder", "flat", "linear")}
+    is_true = torch.nn.functional.one_hot(votes["flat"].argmax(1), 5).bool()
+    on_gpu = {name: vote.cuda() for name, vote in votes.items()}
+    for may_be_other in (False, True):
+        options = {"num_train": 100, "may_be_other": may_be_other}
+        assert fit_weights([on_gpu], [is_true.cuda()], **options) == fit_weights([votes], [is_true], **options)
+    assert not gpu.doubles  # GPUs of Macs have none
 
 
 def test_few_rows_leave_usual_weights_of_experts():
