@@ -11,10 +11,11 @@ from torch.nn.utils.rnn import pad_sequence
 from histocoder.formatters import BOS, PAD, Formatter
 from histocoder.inference.stepper import DecoderInputs, Stepper
 from histocoder.model import Decoder
+from histocoder.model.layers import MAX_SEQUENCES
 
 _SLACK = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 """Largest difference of log-probabilities computed again in batches of another shape, by the decoder's precision."""
-_NODES_AT_ONCE, _NODES_AT_ONCE_ON_CPU = 1 << 16, 1 << 13  # the latter fit a CPU's caches
+_NODES_AT_ONCE, _NODES_AT_ONCE_ON_CPU = MAX_SEQUENCES, 1 << 13  # the latter fit a CPU's caches
 _FEW = 128  # number of nodes that a row of `top_k` seldom exceeds on a level
 
 

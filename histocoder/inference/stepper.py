@@ -153,7 +153,7 @@ class _Memory:
         """Return the attention of `x` (N, dim) of the real nodes to memory, of the same shape."""
         attention = self._attention
         queries = attention.heads(nodes.spread(F.linear(x, *attention.projections(Weights(x.dtype))[0])))
-        mixed = attention.mix(queries, self._keys, self._values, attn_mask=self._mask)
+        mixed = attention.mix(queries, self._keys, self._values, self._mask)
         return linear(nodes.collect(mixed), attention.out_proj)
 
 

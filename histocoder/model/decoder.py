@@ -13,7 +13,17 @@ from torch import Tensor, nn
 
 from histocoder.config import MAX_TARGET_LEN
 from histocoder.formatters import PAD, build_formatter
-from histocoder.model.layers import Dropout, TransformerLayer, Weights, add_norm, attention, dropout, linear, reusable
+from histocoder.model.layers import (
+    Dropout,
+    TransformerLayer,
+    Weights,
+    add_norm,
+    attention,
+    dropout,
+    linear,
+    reusable,
+    scaled_dot_product,
+)
 
 _NUM_CLASSES = 64  # number of classes of a row that the prior knows, the most probable ones
 _LEAST = 1e-4  # share that is added to each token's, so that the decoder can always disagree
@@ -46,9 +56,9 @@ class Attention(nn.Module):
         both = (weights[x].split((dim, 2 * dim)) for x in (self.in_proj_weight, self.in_proj_bias))
         return list(zip(*both, strict=True))
 
-    def mix(self, queries: Tensor, keys: Tensor, values: Tensor, **mask: Tensor | bool | None) -> Tensor:
+    def mix(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention of queries to keys and values, each by heads, of shape (B, L, dim)."""
-        mixed = F.scaled_dot_product_attention(queries, keys, values, **mask)  # type: ignore[arg-type]
+        mixed = scaled_dot_product(queries, keys, values, mask)
         return mixed.transpose(1, 2).flatten(2)
 
     def forward(self, x: Tensor, source: Tensor | None, mask: Tensor | None, weights: Weights) -> Tensor:

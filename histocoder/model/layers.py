@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from histocoder.ops import kernels
 
 Config = TypeVar("Config", bound="EncoderConfig")
+MAX_SEQUENCES = 65_535
+"""Largest batch of CUDA's attention kernels: the batch is a dimension of their grid that ends there."""
 
 
 class WithoutInit(TorchFunctionMode):
@@ -124,12 +126,28 @@ def attention(*sources: Tensor, num_heads: int, mask: Tensor | None, dropout_p: 
     )
     mask = None if mask is None else additive(mask, queries.dtype)
     if queries.device.type != "cpu":
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout_p)
+        mixed = scaled_dot_product(queries, keys, values, mask, dropout_p=dropout_p)
     else:
         scores = torch.matmul(queries * queries.shape[-1] ** -0.5, keys.transpose(-1, -2))
         scores = scores if mask is None else scores + mask
         mixed = torch.matmul(F.dropout(scores.softmax(-1), dropout_p), values)
     return mixed.transpose(1, 2).flatten(2)
+
+
+def scaled_dot_product(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, dropout_p: float = 0.0
+) -> Tensor:
+    """Return `F.scaled_dot_product_attention` of a batch of any size, in parts that CUDA's kernels take."""
+    if len(queries) <= MAX_SEQUENCES:
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout_p)
+    parts = []
+    for start in range(0, len(queries), MAX_SEQUENCES):
+        rows = slice(start, start + MAX_SEQUENCES)
+        is_shared = mask is None or mask.dim() < queries.dim() or len(mask) == 1
+        part_mask = mask if is_shared or mask is None else mask[rows]
+        part = (queries[rows], keys[rows], values[rows])
+        parts.append(F.scaled_dot_product_attention(*part, attn_mask=part_mask, dropout_p=dropout_p))
+    return torch.cat(parts)
 
 
 def attend_to_paths(levels: Sequence[Tensor], paths: Tensor, *, num_heads: int) -> Tensor:

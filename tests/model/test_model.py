@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from conftest import cases
 from jobs import weights
 from models import some_ids, tiny_model
+from pretended_gpu import Log
 from pretrained import save_pretrained
 from torch import nn
 from transformers import CanineConfig, CanineModel
@@ -12,6 +14,7 @@ from histocoder.errors import UserError
 from histocoder.model import Decoder, MixerModel, load_encoder, trimmed_length
 from histocoder.model.canine import Canine
 from histocoder.model.canine import CanineConfig as CanineConfigOfOurs
+from histocoder.model.layers import scaled_dot_product
 
 
 @torch.no_grad()
@@ -26,6 +29,22 @@ def test_decoder_agrees_with_torchs_own():
     causal = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(7), "tgt_is_causal": True}
     hidden = theirs(ours.embed(tokens, slice(7)), memory, memory_key_padding_mask=~mask, **causal)
     torch.testing.assert_close(ours(tokens, memory, mask), ours.head(hidden), atol=1e-5, rtol=1e-5)
+
+
+@cases(
+    "mask",
+    None,
+    torch.ones(1, 1, 1, 2).bool(),
+    torch.tensor([[True, False], [False, True], [True, True]])[:, None, None],
+)
+def test_attention_on_a_gpu_takes_any_batch(gpu: Log, mask: torch.Tensor | None):
+    sources = [torch.randn(3, 2, 2, 4) for _ in range(3)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*sources, attn_mask=mask)
+    many = [source.repeat(21_846, 1, 1, 1).cuda() for source in sources]  # 65,538
+    masks = mask.repeat(21_846, 1, 1, 1).cuda() if mask is not None and len(mask) > 1 else mask
+    masks = masks if masks is None else masks.cuda()
+    attended = scaled_dot_product(*many, masks).cpu()
+    torch.testing.assert_close(attended, expected.repeat(21_846, 1, 1, 1))
 
 
 def test_frozen_encoders_get_no_dropout():
