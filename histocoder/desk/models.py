@@ -290,7 +290,8 @@ class Models:
     def _run(self, model: Model) -> tuple[int, str]:
         """Train in a process that ends with this one; return its status, and what it has said."""
         flags = ("--save-path", str(self._folder / model.id), "--log-interval", "20", "--save-each-epoch")
-        command = [sys.executable, "-m", "histocoder.cli.trainer", *model.words, *flags]
+        device = ("--device", self._device.partition(":")[0])  # without the number of a GPU
+        command = [sys.executable, "-m", "histocoder.cli.trainer", *model.words, *flags, *device]
         with self._log(model.id).open("wb") as output, self._lock:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
         status = self._process.wait()

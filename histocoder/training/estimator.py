@@ -67,7 +67,7 @@ class OccupationClassifier(ClassifierMixin, BaseEstimator):
             write_key(Path(key), Key(labels))  # the model's classes have the order of classes_
             with sending_lines(lambda _: None):
                 train(FinetuneConfig(table, ("code",), key=key, save_path=run, encoder=self.encoder, **settings))
-            self.coder_ = Coder.from_pretrained(f"{run}/best")
+            self.coder_ = Coder.from_pretrained(f"{run}/best", self._device())
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -106,7 +106,11 @@ class OccupationClassifier(ClassifierMixin, BaseEstimator):
                 for name, content in state["coder_"].items():
                     Path(folder, name).parent.mkdir(exist_ok=True)
                     Path(folder, name).write_bytes(content)
-                self.coder_ = Coder.from_pretrained(folder)
+                self.coder_ = Coder.from_pretrained(folder, self._device())
+
+    def _device(self) -> str | None:
+        """Return the CPU if the settings name it; else None, which is a GPU where there is one."""
+        return "cpu" if (self.settings or {}).get("device") == "cpu" else None
 
 
 def _columns(X: Any) -> dict[str, list[str]]:

@@ -62,6 +62,8 @@ def test_an_empty_desk_trains_and_codes(tmp_path: Path):
         wait_until(lambda: "rows a step" in client.get(f"/api/models/{model}/training.log").text)
     with served(tmp_path) as client:  # which resumes
         wait_for(client, model, "done")
+        (settings,) = tmp_path.rglob(f"{model}/args.yaml")
+        assert "device: cpu\n" in settings.read_text()  # on which the desk computes, also where there is a GPU
         wait_until(lambda: client.get("/api/about").json()["model"] == model)
         assert "has no column 'code'" in wait_for(client, other, "failed")["message"]
         (farmer,) = client.post("/api/code", json={"texts": ["farmer"], "lang": "en"}).json()

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import NOTES, ROOT, TITLES, cases, run
+from pretended_gpu import Log
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -43,6 +44,11 @@ def test_predictions_are_the_most_probable_classes(fitted: OccupationClassifier)
     np.testing.assert_allclose(probabilities.sum(1), 1)
     assert (fitted.classes_[probabilities.argmax(1)] == found).all()
     assert fitted.score(TEXTS, CODES) == np.mean(found == CODES) > 0.9
+
+
+def test_the_cpu_is_used_where_it_is_named(gpu: Log, fitted: OccupationClassifier):
+    assert classifier(max_steps=2).fit(TEXTS, CODES).coder_.device.type == "cpu"
+    assert pickle.loads(pickle.dumps(fitted)).coder_.device.type == "cpu" and not gpu.launches
 
 
 def test_fitted_model_is_that_of_train(fitted: OccupationClassifier, tmp_path: Path):
