@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gpus import hiding_gpus
+
 # before torch and transformers are imported, here and in what is forked
+os.environ.update(hiding_gpus(sys.argv, os.environ))
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")  # tests share processors, and tiny models need but one
 
 import pytest
