@@ -18,6 +18,7 @@ from histocoder.data.dataset import Batch
 from histocoder.data.examples import HELD_OUT, SEEN, TRAIN
 from histocoder.data.hashes import hashes_of
 from histocoder.log import log
+from histocoder.model.devices import fast_products
 from histocoder.training.data import RunData, augmenter_of
 from histocoder.training.frozen import frozen_outputs
 from histocoder.training.tracking import Progress
@@ -125,7 +126,8 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
             sampler.set_position(epoch, 0)
             yield from zip(*[iter(loader)] * trainer.config.gradient_accumulation_steps, strict=True)
 
-    with closing(Progress(total_steps)) as progress, loader.naming_workers():
+    products = fast_products(trainer.device, deterministic=trainer.config.deterministic)
+    with closing(Progress(total_steps)) as progress, loader.naming_workers(), products:
         for parts in itertools.islice(steps(), total_steps):
             trainer.learner.train_step(parts)
             progress.advance()

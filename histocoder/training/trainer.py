@@ -21,7 +21,7 @@ from histocoder.data.samplers import BucketSampler
 from histocoder.errors import Interrupted, StopRequest, UserError, handling_stop_signals
 from histocoder.log import log
 from histocoder.model import MixerModel, NgramEncoder
-from histocoder.model.devices import peak_gpu_memory
+from histocoder.model.devices import fast_products, peak_gpu_memory
 from histocoder.training.frozen import FrozenOutputs, frozen_outputs
 from histocoder.training.learner import Learner
 from histocoder.training.losses import validate
@@ -96,7 +96,8 @@ class Trainer:
             self.val_outputs = frozen_outputs(model, self.val_data)
         self.meter.started = time.monotonic()
         progress, stop = Progress(self.total_steps, start=self.state.step), StopRequest()
-        with closing(progress), handling_stop_signals(stop), self.train_loader.naming_workers():
+        products = fast_products(self.device, deterministic=self.config.deterministic)
+        with closing(progress), handling_stop_signals(stop), self.train_loader.naming_workers(), products:
             while self.state.step < self.total_steps:
                 self.train_epoch(progress, stop)
         results = self.state.results or self.validate()
