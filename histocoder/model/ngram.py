@@ -184,8 +184,8 @@ class NgramEncoder(nn.Module):
         rows = F.embedding(lookup.distinct, self.table, sparse=True)
         first = torch.searchsorted(word, torch.arange(len(is_word), device=device))
         counts = torch.zeros(len(is_word), device=device).index_add_(0, word, shares)
-        total = F.embedding_bag(lookup.inverse, rows, first, mode="sum", per_sample_weights=shares)
-        x = total / counts.clamp(min=1)[:, None]
+        total = F.embedding_bag(lookup.inverse, rows, first, mode="sum", per_sample_weights=shares.to(rows.dtype))
+        x = total / counts.clamp(min=1)[:, None].to(rows.dtype)
         return x.unflatten(0, (batch, num_words)), is_word.unflatten(0, (batch, num_words))
 
 
