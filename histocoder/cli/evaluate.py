@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from histocoder.checkpoints.model_files import WEIGHTS_FILE, local_folder, read_
 from histocoder.checkpoints.run_files import ARGS_FILE, LOG_FILE, METRICS_FILE, REPORT_FILE, foreign_results
 from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.cli.flags import CompareFlags, EvaluateFlags, KnownCodesFlags, ReviewFlags
+from histocoder.config import ModelConfig
 from histocoder.data.codes import rules_of
 from histocoder.data.example_files import other_cells
 from histocoder.data.examples import HELD_OUT, TRAIN, VAL, Examples
@@ -23,6 +23,7 @@ from histocoder.evaluation.checked_file import Decision, read_decisions, write_c
 from histocoder.evaluation.review_file import Columns, earlier_rounds, next_step, review
 from histocoder.evaluation.scores import named_groups
 from histocoder.evaluation.summary import percent, points, table_of_shares
+from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, files_of, training_files
 from histocoder.log import log
@@ -163,20 +164,18 @@ def _measured(coder: Coder, examples: Examples, folder: Path) -> list[Examples]:
     return [rows] if rows is not None else []
 
 
-def _apply_decisions(config: ReviewFlags, columns: Columns, *, titles: Mapping[str, str]) -> None:
+def _apply_decisions(config: ReviewFlags, columns: Columns, model: ModelConfig) -> None:
     """Write the coded table with the codes of files that a person has filled in; of several for a row, the last."""
     decisions: dict[tuple[str, str], Decision] = {}
     for path in map(Path, config.apply or ()):
-        decisions |= read_decisions(path, columns)
-    if not decisions:
-        raise UserError(f"No row of {', '.join(config.apply or ())} is checked. Mark the rows that are right with x.")
+        decisions |= read_decisions(path, columns, set(model.codes) - {MISSING})
     output = Path(config.output)
     num_rows = write_checked(
         Path(config.predictions),
         output,
         decisions,
         columns,
-        titles=titles,
+        titles=model.descriptions,
         sheet=config.sheet,
         raw=config.raw,
         overwrite=config.overwrite,
@@ -199,7 +198,7 @@ def run_review(config: ReviewFlags) -> None:
         run_language_col=settings.get("language_col"),
     )
     if config.apply:
-        _apply_decisions(config, columns, titles=read_model_config(folder).descriptions)
+        _apply_decisions(config, columns, read_model_config(folder))
         return
     how = {name: getattr(config, name) for name in ("budget", "overwrite", "sheet", "raw")}
     rounds = earlier_rounds(output, run_of(folder))

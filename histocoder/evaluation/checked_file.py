@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -11,12 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from histocoder.data.codes import column_of
 from histocoder.data.crosswalk import Classes
-from histocoder.data.example_files import CHECKED_COL
+from histocoder.data.example_files import CHECKED_COL, checked_tables
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
-from histocoder.errors import UserError
+from histocoder.errors import UserError, shown
 from histocoder.evaluation.review_file import Columns, answer_columns, language_column, open_coded
+from histocoder.log import log
 from histocoder.tables.output import Form, check_kept, check_output, write_table
 from histocoder.tables.table import CHUNK_ROWS, TableFile, open_table, strings
 
@@ -37,36 +40,45 @@ class Decision:
         return self.codes[number] if number < len(self.codes) else None
 
 
-def read_decisions(path: Path, columns: Columns) -> dict[tuple[str, str], Decision]:
+def read_decisions(path: Path, columns: Columns, known: Collection[str]) -> dict[tuple[str, str], Decision]:
     """Read the checked rows of a file that `histocoder review` wrote and a person has filled in.
 
-    `columns` are those of the file: `run_input_col`, `run_language_col` and `target_cols`.
+    `columns` are those of the file: `run_input_col`, `run_language_col` and `target_cols`; `known` are the codes of the
+    model, beside which cells are read as in training. A checked row without a code has no occupation, and a row without
+    a language counts for all.
 
-    Raises UserError if a column is missing, or a checked row has no code.
+    Raises UserError if a column is missing, no row is checked, or a checked cell holds no code.
     """
     text_col = columns.run_input_col or columns.input_col
     lang_col = columns.run_language_col or columns.language_col or "lang"
     file = open_table(path, [text_col, CHECKED_COL, columns.target_cols[0]], optional=(lang_col, "who"))
     code_cols = [name for name in columns.target_cols if file.has(name)]
     optional_cols = [name for name in (lang_col, "who") if file.has(name)]
-    table = file.read([text_col, CHECKED_COL, *code_cols, *optional_cols])
-    cells = {name: column.to_pylist() for name, column in table.columns.items()}
-    keys = description_keys(table.columns[text_col].fill_null(""))
+    tables = list(checked_tables(file, [text_col, *code_cols, *optional_cols], log.info))
+    written = Counter(cell for table in tables for name in code_cols for cell in table.columns[name].to_pylist())
+    del written[None]
+    code_column = column_of(written, known=known)
 
     decisions: dict[tuple[str, str], Decision] = {}
-    for row, mark in enumerate(cells[CHECKED_COL]):
-        if mark is None or cells[text_col][row] is None:
-            continue
-        codes = tuple(cell for name in code_cols if (cell := cells[name][row]) is not None)
-        if not codes:
-            line = table.lines(np.array([row]))[0]
-            raise UserError(
-                f"{path}, line {line}: the row is checked and has no code. Write one, -1 for no occupation, "
-                "or remove its mark."
-            )
-        lang = cells[lang_col][row] if lang_col in cells else None
-        key = keys[row], str(Language(lang)) if lang is not None else ANY_LANGUAGE
-        decisions[key] = Decision(codes, who=cells["who"][row] if "who" in cells else None)
+    for table in tables:
+        cells = {name: column.to_pylist() for name, column in table.columns.items()}
+        keys = description_keys(table.columns[text_col].fill_null(""))
+        langs = cells.get(lang_col) or [None] * len(table)
+        whos = cells.get("who") or [None] * len(table)
+        for row, key in enumerate(keys):
+            if not key:  # the row has no description
+                continue
+            codes: list[str] = []
+            for name in code_cols:
+                cell = code_column.read(cells[name][row] or "")
+                if cell.problem:
+                    where = f"{path}, line {table.lines(np.array([row]))[0]}, column {name!r}"
+                    raise UserError(
+                        f"{where}: {shown(cells[name][row])} {cell.problem}. Correct it, or remove the mark."
+                    )
+                codes += cell.codes
+            lang = str(Language(langs[row] or "unk"))
+            decisions[key, ANY_LANGUAGE if lang == "unk" else lang] = Decision(tuple(codes), who=whos[row])
     return decisions
 
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from archives import read
 from conftest import mistake, write
@@ -87,12 +86,22 @@ def test_review_applies_what_is_checked(coded: Path, tmp_path: Path, monkeypatch
     assert read(tmp_path / "final.csv")["hisco_1"].tolist() == ["61115", "77610", "61110", ""]
 
 
-def test_checked_rows_without_code_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], coded: Path):
-    rows = pd.DataFrame({"occ1": ["smed"], "lang": ["da"], "checked": ["x"], "hisco_1": [""]})
-    rows.to_csv(tmp_path / "review.csv", index=False)
-    with pytest.raises(UserError, match=r"review\.csv, line 2: the row is checked and has no code"):
-        read_decisions(tmp_path / "review.csv", COLUMNS)
-    rows.assign(checked="").to_csv(tmp_path / "review.csv", index=False)
+def test_cells_of_decisions_are_read_as_in_training(tmp_path: Path):
+    lines = ("occ1,lang,checked,hisco_1,hisco_2", 'a,da,x,"61110,0",-', "b,,x,,", "c,da,,x,", "d,unk,ja,77610 & 61110,")
+    path = write(tmp_path / "review.csv", *lines)
+    decisions = read_decisions(path, COLUMNS, known={"61110", "77610"})
+    assert {key: decision.codes for key, decision in decisions.items()} == {
+        ("a", "da"): ("61110",),
+        ("b", ANY_LANGUAGE): (),
+        ("d", ANY_LANGUAGE): ("77610", "61110"),
+    }
+    write(path, "occ1,checked,hisco_1", "a,x,61.110")
+    with pytest.raises(UserError, match=r"review\.csv, line 2, column 'hisco_1': '61\.110' has a mark of thousands"):
+        read_decisions(path, COLUMNS, known={"61110", "77610"})
+
+
+def test_a_file_in_which_nothing_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], coded: Path):
     model = save_tiny_model(tmp_path / "model")
-    flags = ("--predictions", coded, "--apply", tmp_path / "review.csv", "--output", tmp_path / "final.csv")
-    assert "No row of" in mistake(capsys, "review", "--model", model, *flags)
+    review = write(tmp_path / "review.csv", "occ1,lang,checked,hisco_1", "smed,da,,61110")
+    flags = ("--predictions", coded, "--apply", review, "--output", tmp_path / "final.csv")
+    assert "no row is checked" in mistake(capsys, "review", "--model", model, *flags)
