@@ -234,6 +234,7 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
     app.get("/api/files", tags=["files"])(uploads.all)
     app.get("/api/files/{file}", tags=["files"])(uploads.get)
     app.get("/api/files/{file}/preview", tags=["files"])(uploads.preview)
+    app.post("/api/files/{file}/sheet", tags=["files"])(uploads.use_sheet)
     app.post("/api/files/{file}/code", tags=["files"])(uploads.code)
     app.post("/api/sample", tags=["files"])(uploads.sample)
     app.post("/api/titles", tags=["files"])(uploads.titles)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import pandas as pd
 from anyio import open_file
-from fastapi import Request
+from fastapi import Body, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
@@ -37,13 +37,15 @@ from histocoder.files import write_text
 from histocoder.inference.predict_file import facts_of, predict_file
 from histocoder.inference.table_coder import TableCoder
 from histocoder.log import log
+from histocoder.tables.excel import sheets_of
 from histocoder.tables.header import descriptions_in
-from histocoder.tables.table import kind_of, open_table, strings
+from histocoder.tables.table import EXCEL, kind_of, open_table, strings
 
 _RECORD = "file.json"  # what is known of a file, in its folder
 _PREVIEW_ROWS, _PREVIEW_CHARACTERS, _GUESS_ROWS = 8, 120, 300
 _NAME_BYTES = 160  # maximum size of a file's name, which may have 255 bytes on disk, with what is added
-NOT_WRITTEN = {".sav": ".csv", ".xlsm": ".xlsx"}  # forms that are read only -> those in which they come back
+NOT_WRITTEN = {".sav": ".csv", ".xlsm": ".xlsx", ".xls": ".xlsx", ".ods": ".xlsx"}
+"""Forms that are only read -> those in which they come back."""
 _FAILED = "The program failed; the output of histocoder serve says why."
 
 
@@ -80,7 +82,8 @@ class File(BaseModel):
     sent: float
     use: Literal["code", "train", "classes"] = "code"
     is_sample: bool = False  # whether it was made to try the desk with
-    sheet: str | None = None  # sheet of an Excel workbook; by default the only one that holds anything
+    sheet: str | None = None  # sheet of a workbook that is used
+    sheets: list[str] = []  # sheets that it may be, where there are several
     state: Literal["new", "queued", "running", "done", "failed", "cancelled"] = "new"  # "cancelled": formerly
     options: Options | None = None
     target_cols: list[str] = []  # columns of codes of the model that coded it
@@ -132,6 +135,7 @@ class Uploads:
                 async for part in request.stream():
                     await saved.write(part)
             self._files[file.id] = file
+            await run_in_threadpool(self._choose_sheet, file)
             await run_in_threadpool(self.preview, file.id)  # a table that can't be read is not kept
             self._set(file)
         except BaseException as error:
@@ -141,6 +145,35 @@ class Uploads:
                 raise UserError(f"{name} can't be saved on the server: {error.strerror or error}.") from error
             raise
         return file
+
+    def _choose_sheet(self, file: File) -> None:
+        """Choose the likeliest sheet of a workbook that has several, unless one is named."""
+        if file.sheet is not None or self._path(file).suffix.lower() not in EXCEL:
+            return
+        sheets = sheets_of(self._path(file), self._wanted_columns())
+        if len(sheets.names) > 1:
+            file.sheet = sheets.likeliest
+            file.sheets = sheets.names
+
+    def use_sheet(self, file: str, sheet: Annotated[str, Body(embed=True, max_length=300)]) -> Preview:
+        """Use another sheet of a workbook, and return its first rows."""
+        sent = self.get(file)
+        if sent.state in ("queued", "running") or sheet not in sent.sheets:
+            raise UserError(f"{sent.name} is being coded, or has no sheet {sheet}.")
+        earlier = sent.sheet
+        sent.sheet = sheet
+        try:
+            preview = self.preview(file)  # a sheet that can't be read is not used
+            self._set(sent)
+        except BaseException:
+            sent.sheet = earlier
+            raise
+        return preview
+
+    def _wanted_columns(self) -> list[str]:
+        """Return names that columns of descriptions and languages probably have."""
+        named = (self._models.settings.get(name) for name in ("input_col", "language_col"))
+        return [*filter(None, named), "occ1", "lang"]
 
     def sample(self) -> list[File]:
         """Make two files of histocoder's own titles: a coded table to train on, and a table to code."""
@@ -172,8 +205,7 @@ class Uploads:
         if sent.use == "classes":
             Crosswalk(self._path(sent), ClassOptions())  # raises an error if it is none
         input_col, language_col = (self._models.settings.get(name) for name in ("input_col", "language_col"))
-        wanted = [*filter(None, (input_col, language_col)), "occ1", "lang"]
-        table = open_table(self._path(sent), {}, optional=wanted, sheet=sent.sheet)
+        table = open_table(self._path(sent), {}, optional=self._wanted_columns(), sheet=sent.sheet)
         chunk = next(iter(table.chunks(chunk_rows=_GUESS_ROWS)))
         texts_of = (strings(column).fill_null("").to_pylist() for column in chunk.columns)
         columns = dict(zip(table.header, texts_of, strict=True))  # of several with one name, the last

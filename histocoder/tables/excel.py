@@ -6,7 +6,7 @@ import zipfile
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -136,23 +136,61 @@ def read_workbook(path: Path, name: str | None, columns: Collection[str], option
     Raises UserError if the file is damaged, too large when unpacked or protected by a password, if several sheets
     could be meant, or if one of `columns` and `optional` has formulas without values.
     """
-    try:
-        with ExitStack() as stack:
-            headers = {sheet: _header(sheet, columns) for sheet in _sheets(path, stack)}
-            sheet = _choose(path, headers, name, columns)
-            book = _read(path, sheet, headers[sheet], {*columns, *optional})
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:  # readers raise errors of all types if a file is damaged
-        raise UserError(
-            f"{path} can't be read as a workbook: it is damaged, protected by a password or of another kind. "
-            "Save it again as .xlsx without a password."
-        ) from error
+    with _reading(path), ExitStack() as stack:
+        headers = {sheet: _header(sheet, columns) for sheet in _sheets(path, stack)}
+        sheet = _choose(path, headers, name, columns)
+        book = _read(path, sheet, headers[sheet], {*columns, *optional})
     others = [other for other in headers if headers[other].names and other is not sheet]
     if others and name is None:
         titles = ", ".join(shown(other.title) for other in others)
         book.notices.append(f"{path}: the sheet {shown(sheet.title)} is read, and others are not: {titles}.")
     return book
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what readers raise for damaged files, which are errors of all types, into a sentence."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{path} can't be read as a workbook: it is damaged, protected by a password or of another kind. "
+            "Save it again as .xlsx without a password."
+        ) from error
+
+
+class Sheets(NamedTuple):
+    """The sheets of a workbook that have content, and which of them is probably meant."""
+
+    names: list[str]
+    likeliest: str
+
+
+def sheets_of(path: Path, columns: Collection[str]) -> Sheets:
+    """Return the sheets of a workbook that are shown, or all if none is; the likeliest has most of the `columns`.
+
+    Raises UserError if the workbook is empty or can't be read.
+    """
+    with _reading(path), ExitStack() as stack:
+        headers = {sheet: _header(sheet, columns) for sheet in _sheets(path, stack)}
+        found = _num_columns(path, headers, columns)
+    return Sheets([sheet.title for sheet in found], _likeliest(found, headers).title)
+
+
+def _num_columns(path: Path, headers: Mapping[Any, "_Header"], columns: Collection[str]) -> dict[Any, int]:
+    """Return how many of the columns each sheet with content has, of those that are shown if there are any."""
+    with_content = [sheet for sheet in headers if headers[sheet].names]
+    if not with_content:
+        raise UserError(f"{path} is empty.")
+    visible = [sheet for sheet in with_content if not sheet.is_hidden] or with_content
+    return {sheet: sum(bool(named(n, headers[sheet].names.values())) for n in columns) for sheet in visible}
+
+
+def _likeliest(found: Mapping[Any, int], headers: Mapping[Any, "_Header"]) -> Any:
+    """Return the sheet that has most of the columns, and of several the one with most columns at all."""
+    return max(found, key=lambda sheet: (found[sheet], len(headers[sheet].names)))
 
 
 def _sheets(path: Path, stack: ExitStack) -> list[Any]:
@@ -200,17 +238,13 @@ def _choose(path: Path, headers: Mapping[Any, "_Header"], name: str | None, colu
             near = nearest(name, titles)
             raise UserError(f"{path} has no sheet {shown(name)}; it has: {names}.", **({"sheet": near} if near else {}))
         return titles[alike[0]]
-    with_content = [sheet for sheet in headers if headers[sheet].names]
-    if not with_content:
-        raise UserError(f"{path} is empty.")
-    visible = [sheet for sheet in with_content if not sheet.is_hidden] or with_content
-    found = {sheet: sum(bool(named(n, headers[sheet].names.values())) for n in columns) for sheet in visible}
+    found = _num_columns(path, headers, columns)
     has_flag = isinstance(columns, Mapping)
     meant = [sheet for sheet in found if found[sheet] == (len(columns) if has_flag else max(found.values()))]
     if len(found) == 1 or len(meant) == 1:
         return (meant or [*found])[0]
     way = "Name one with --sheet." if has_flag else "Keep the one to read, or save it as a file of its own."
-    best = max(found, key=lambda sheet: (found[sheet], len(headers[sheet].names))).title.strip()
+    best = _likeliest(found, headers).title.strip()
     raise UserError(f"{path} has several sheets ({names}). {way}", **({"sheet": best} if has_flag else {}))
 
 

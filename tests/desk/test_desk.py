@@ -215,14 +215,21 @@ def test_names_in_capitals_tell_the_form(client: TestClient):
 
 
 def test_sheets_of_workbooks_are_chosen(client: TestClient):
-    book, sent = openpyxl.Workbook(), io.BytesIO()
-    for sheet in (book.active, book.create_sheet("people")):
-        sheet.append(["occ1"])
-        sheet.append(["smed"])
-    book.save(sent)
-    refused = client.post("/api/files?name=a.xlsx", content=sent.getvalue())
-    assert refused.status_code == 422 and refused.json()["detail"].startswith("a.xlsx has several sheets")
-    assert code(client, send(client, "a.xlsx", sent.getvalue(), sheet="people"))["rows_done"] == 1
+    book, content = openpyxl.Workbook(), io.BytesIO()
+    book.active.append(["note"])
+    for name in ("people", "more people"):
+        sheet = book.create_sheet(name)
+        for row in (["occ1", name], ["smed", "x"], *([["baker", "y"]] if name == "people" else [])):
+            sheet.append(row)
+    book.save(content)
+    file = client.post("/api/files?name=a.xlsx", content=content.getvalue()).json()
+    assert (file["sheets"], file["sheet"]) == (["Sheet", "people", "more people"], "people")
+    other = client.post(f"/api/files/{file['id']}/sheet", json={"sheet": "more people"}).json()
+    assert other["columns"] == ["occ1", "more people"] and len(other["rows"]) == 1
+    assert client.post(f"/api/files/{file['id']}/sheet", json={"sheet": "none"}).status_code == 422
+    assert code(client, file["id"])["rows_done"] == 1
+    chosen = client.post("/api/files?name=a.xlsx&sheet=people", content=content.getvalue()).json()
+    assert chosen["sheets"] == [] and code(client, chosen["id"])["rows_done"] == 2
 
 
 def test_interrupted_files_go_on_and_deleted_do_not(coder: tuple[Coder, Path], tmp_path: Path, monkeypatch):

@@ -33,7 +33,7 @@ export function dropZone({ id, use, title, hint, then }) {
 }
 
 // XMLHttpRequest, since fetch does not tell how much is sent; nothing is returned if it was cancelled.
-export function upload(file, use, show, sheet = "") {
+export function upload(file, use, show) {
   if (file.size > MOST_BYTES) throw new Error(`${file.name} is larger than 2 GB; use it with histocoder in a terminal instead.`);
   const request = new XMLHttpRequest();
   const stop = el("button", { type: "button", onclick: () => request.abort() }, "Cancel");
@@ -46,11 +46,9 @@ export function upload(file, use, show, sheet = "") {
     request.onload = () => {
       const body = JSON.parse(request.responseText || "{}");
       if (request.status === 201) return resolve(body);
-      const named = body.detail?.includes("--sheet") && prompt(body.detail, sheet); // of a workbook with several
-      if (named) return resolve(upload(file, use, show, named));
       return reject(new Error(body.detail || `The server answered ${request.status}.`));
     };
-    request.open("POST", `/api/files?use=${use}&name=${encodeURIComponent(file.name)}${sheet && `&sheet=${encodeURIComponent(sheet)}`}`);
+    request.open("POST", `/api/files?use=${use}&name=${encodeURIComponent(file.name)}`);
     request.send(file);
   });
 }
@@ -67,6 +65,24 @@ export function firstRows(preview) {
     table.replaceChildren(el("thead", {}, row("th", preview.columns)), el("tbody", {}, preview.rows.map((cells) => row("td", cells))));
   };
   return [el("div", { id, class: "scroll", tabindex: "0", role: "region", "aria-label": "First rows" }, table), mark];
+}
+
+// A list of a workbook's sheets, where there are several; `then` shows the file again with the one that was chosen.
+export function sheetChoice(file, then) {
+  if (!file.sheets?.length) return null;
+  const select = el("select", {}, file.sheets.map((name) => option(name, file.sheet)));
+  select.onchange = doing(async (event) => {
+    event.stopPropagation(); // the form would ask about the columns of the earlier sheet
+    try {
+      await api(`files/${file.id}/sheet`, { json: { sheet: select.value } });
+      file.sheet = select.value;
+      await then(file);
+    } catch (error) {
+      select.value = file.sheet;
+      throw error;
+    }
+  });
+  return el("label", {}, "Sheet ", select);
 }
 
 export const previewOf = (file) => api(`files/${file.id}/preview`);
