@@ -92,7 +92,10 @@ def write_program(path: Path, text: str, *, interpreter: str = "/usr/bin/env bas
     ("", "", "1 on the CPU (there is no NVIDIA GPU)", "finetune.py"),
     ("5 --device=cpu", None, "5 on the CPU (--device cpu)", "--nproc_per_node=5"),
 )
-def test_launch_training_counts_gpus(programs: dict, args: str, visible: str | None, devices: str, launcher: str):
+def test_launch_training_counts_gpus(
+    programs: dict, monkeypatch: pytest.MonkeyPatch, args: str, visible: str | None, devices: str, launcher: str
+):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # by which the other tests take no GPU
     env = programs if visible is None else {**programs, "CUDA_VISIBLE_DEVICES": visible}
     printed = program("bash", LAUNCH, *args.split(), env=environment(**env, OMP_NUM_THREADS="")).stdout
     assert f"processes  {devices}\n" in printed

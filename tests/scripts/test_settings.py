@@ -106,15 +106,16 @@ def test_rows_of_a_step_decide_on_its_rates(rows: int):
 
 
 ALWAYS = set(  # settings that mean something in every run; others say what they need
-    "dataset target_cols save_path language language_col block_size use_within_block_sep share_val split_by key titles "
-    "corrections sheet file_encoding prepare_only input_col attribute_cols drop_bad_labels blank_means_no_occupation "
-    "zero_pad_codes allow_codes_shorter_than_block_size encoder initial_checkpoint only_encoder freeze_encoder max_len "
-    "text_normalization dropout decoder_dim_feedforward recipe by_recipe num_epochs min_steps max_steps batch_size "
-    "max_epoch_steps gradient_accumulation_steps learning_rate flat_loss flat_head repeats warmup_pct weight_decay "
-    "max_grad_norm precision max_skipped_steps seed save_interval save_each_epoch keep_checkpoints resume overwrite "
-    "save_format log_interval eval_interval no_report no_experts log_tensorboard log_wandb device distributed "
-    "rank_timeout local_rank world_size num_workers pin_memory deterministic gradient_checkpointing fsdp no_refit "
-    "compile bf16_gradients train_data val_data save_dir formatter".split()
+    "dataset target_cols save_path language language_col block_size use_within_block_sep share_val split_by key "
+    "titles corrections sheet file_encoding code_sep prepare_only input_col attribute_cols drop_bad_labels "
+    "blank_means_no_occupation zero_pad_codes allow_codes_shorter_than_block_size encoder initial_checkpoint "
+    "only_encoder freeze_encoder max_len text_normalization dropout decoder_dim_feedforward recipe by_recipe "
+    "num_epochs min_steps max_steps batch_size max_epoch_steps gradient_accumulation_steps learning_rate "
+    "flat_loss flat_head repeats warmup_pct weight_decay max_grad_norm precision max_skipped_steps seed "
+    "save_interval save_each_epoch keep_checkpoints resume overwrite save_format log_interval eval_interval "
+    "no_report no_experts log_tensorboard log_wandb device distributed rank_timeout local_rank world_size "
+    "num_workers pin_memory deterministic gradient_checkpointing fsdp no_refit compile bf16_gradients train_data "
+    "val_data save_dir formatter".split()
 )
 
 
