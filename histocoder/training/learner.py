@@ -152,6 +152,8 @@ class Learner:
         self.model.load_state_dict(weights)
         if optimizer is not None:
             self.optimizer.load_state_dict(optimizer)
+            for group in self.optimizer.param_groups:  # the state may come from a machine that fuses no step
+                group["fused"] = self.optimizer.defaults["fused"]
 
     def restart(self, weights: dict[str, Tensor], *, share: float, total_steps: int) -> None:
         """Train from weights, whole on every rank, at a share of the peak learning rate that falls to 0."""
