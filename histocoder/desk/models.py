@@ -291,7 +291,7 @@ class Models:
         """Train in a process that ends with this one; return its status, and what it has said."""
         flags = ("--save-path", str(self._folder / model.id), "--log-interval", "20", "--save-each-epoch")
         device = ("--device", self._device.partition(":")[0])  # without the number of a GPU
-        command = [sys.executable, "-m", "histocoder.cli.trainer", *model.words, *flags, *device]
+        command = [sys.executable, "-m", "histocoder.cli.desk_run", *model.words, *flags, *device]
         with self._log(model.id).open("wb") as output, self._lock:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
         status = self._process.wait()
