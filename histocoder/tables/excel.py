@@ -36,8 +36,12 @@ _MAX_BLANKS_PER_CELL = 50
 _MAX_BLANK_ROWS = 10_000  # largest number of blank rows that are kept where most are blank
 NO_VALUE = object()  # content of a formula that was not computed
 _ZEROS = re.compile(r"0+")
-_REPEATED_ROWS = re.compile(rb'[^>]*number-rows-repeated="(\d+)"')
+_REPEATED_ROWS = re.compile(rb'\A[^>]*number-rows-repeated="(\d+)"')
 _REPEATED_CELLS = re.compile(rb'number-columns-repeated="(\d+)"')
+_ROW = re.compile(rb"<table:table-row(?=[\s/>])")
+_CELL = re.compile(rb"<table:(?:covered-)?table-cell(?=[\s/>])([^>]*)>")
+_SPANNED_ROWS = re.compile(rb'number-rows-spanned="(\d+)"')
+_SPANNED_COLUMNS = re.compile(rb'number-columns-spanned="(\d+)"')
 
 
 class Workbook(NamedTuple):
@@ -107,7 +111,7 @@ class _Sheet:
 class _OldSheet:
     """A sheet of an .xls or .ods file."""
 
-    def __init__(self, path: Path, sheet: Any, *, is_hidden: bool) -> None:
+    def __init__(self, path: Path, sheet: Any, *, is_hidden: bool, content: bytes) -> None:
         self.path = path
         self._sheet = sheet
         self.title: str = sheet.name
@@ -117,6 +121,7 @@ class _OldSheet:
             CellRange(min_row=top + 1, min_col=left + 1, max_row=bottom + 1, max_col=right + 1)
             for (top, left), (bottom, right) in ranges
         ]
+        self.merged += _merged_ranges(content)  # of .ods, of which calamine gives none
 
     def rows(self) -> Iterator[_Row]:
         """Yield the rows with content."""
@@ -195,19 +200,25 @@ def _likeliest(found: Mapping[Any, int], headers: Mapping[Any, "_Header"]) -> An
 
 def _sheets(path: Path, stack: ExitStack) -> list[Any]:
     """Open the sheets of a workbook."""
+    content = b""  # of an .ods file
     if path.suffix.lower() != ".xls":
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
-            is_sparse = path.suffix.lower() == ".ods" and _area(archive.read("content.xml")) > _MAX_AREA
-        if size > _MAX_BYTES or size > max(_SMALL, _MAX_RATIO * path.stat().st_size) or is_sparse:
+            is_large = size > _MAX_BYTES or size > max(_SMALL, _MAX_RATIO * path.stat().st_size)
+            if path.suffix.lower() == ".ods" and not is_large:
+                content = archive.read("content.xml")
+        if is_large or _area(content) > _MAX_AREA:
             raise UserError(f"{path} would unpack to more than memory may hold; save the sheet as CSV (UTF-8).")
     if path.suffix.lower() in (".xls", ".ods"):
         old = stack.enter_context(CalamineWorkbook.from_path(path))
-        kinds = [form for form in old.sheets_metadata if form.typ == SheetTypeEnum.WorkSheet]
-        return [
-            _OldSheet(path, old.get_sheet_by_name(form.name), is_hidden=form.visible != SheetVisibleEnum.Visible)
-            for form in kinds
-        ]
+        contents = content.split(b"<table:table ")[1:]
+        sheets: list[Any] = []
+        for i, form in enumerate(old.sheets_metadata):
+            if form.typ == SheetTypeEnum.WorkSheet:
+                part = contents[i] if i < len(contents) else b""
+                is_hidden = form.visible != SheetVisibleEnum.Visible
+                sheets.append(_OldSheet(path, old.get_sheet_by_name(form.name), is_hidden=is_hidden, content=part))
+        return sheets
     book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     stack.callback(book.close)
     return [_Sheet(path, sheet) for sheet in book.worksheets]
@@ -220,13 +231,35 @@ def _area(content: bytes) -> int:
         num_rows = height = width = 0
         for row in sheet.split(b"<table:table-row")[1:]:
             cells = row[: row.rfind(b"</text:p>") + 1]
-            num_rows += int(match[1]) if (match := _REPEATED_ROWS.match(row)) else 1
+            num_rows += _number(_REPEATED_ROWS, row)
             if cells:
                 repeats = map(int, _REPEATED_CELLS.findall(cells))
                 height = num_rows
                 width = max(width, cells.count(b"<table:table-cell") + sum(repeats))
         area = max(area, height * width)
     return area
+
+
+def _merged_ranges(content: bytes) -> list[CellRange]:
+    """Return the ranges of merged cells of a sheet of an .ods file."""
+    ranges: list[CellRange] = []
+    top = 1
+    for row in _ROW.split(content)[1:]:
+        left = 1
+        for cell in _CELL.findall(row):
+            bottom = top + _number(_SPANNED_ROWS, cell) - 1
+            right = left + _number(_SPANNED_COLUMNS, cell) - 1
+            if bottom > top or right > left:
+                ranges.append(CellRange(min_row=top, min_col=left, max_row=bottom, max_col=right))
+            left += _number(_REPEATED_CELLS, cell)
+        top += _number(_REPEATED_ROWS, row)
+    return ranges
+
+
+def _number(attribute: re.Pattern[bytes], tag: bytes) -> int:
+    """Return the number that an attribute of a tag gives, 1 by default."""
+    match = attribute.search(tag)
+    return int(match[1]) if match else 1
 
 
 def _choose(path: Path, headers: Mapping[Any, "_Header"], name: str | None, columns: Collection[str]) -> Any:

@@ -362,6 +362,22 @@ def write_ods(path: Path, rows: list[list[str]], *, repeats: int = 1, cell_repea
     return path
 
 
+def test_merged_cells_of_ods_are_read(tmp_path: Path):
+    path = write_ods(tmp_path / "t.ods", [["occ1", "h"], ["smith", "SPAN"], ["baker", "HIDDEN"], ["cook", "53130"]])
+    with zipfile.ZipFile(path) as archive:
+        content = archive.read("content.xml").decode()
+    cell = '<table:table-cell office:value-type="string"><text:p>{}</text:p></table:table-cell>'
+    span = cell.format("83110").replace("<table:table-cell", '<table:table-cell table:number-rows-spanned="2"')
+    content = content.replace(cell.format("SPAN"), span).replace(cell.format("HIDDEN"), "<table:covered-table-cell/>")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
+        archive.writestr("content.xml", content)
+        archive.writestr("META-INF/manifest.xml", '<?xml version="1.0"?><manifest/>')
+    file = open_table(path, ["occ1"])
+    assert file.read(["h"]).columns["h"].to_pylist() == ["83110", "83110", "53130"]
+    assert "cells are merged (B2:B3)" in file.notices[0]
+
+
 def test_old_workbooks_are_read(tmp_path: Path):
     write_ods(
         tmp_path / "t.ods", [["occ1", "h", "n"], ["smith", "83110", "0.5"], ["", "", "1"], ["baker", "77610", "2"]]
