@@ -62,8 +62,8 @@ class StataFile:
     def _tell_labels(self, has_labels: bool) -> None:
         if has_labels and not self.notices:
             self.notices.append(
-                f"{self._path}: value labels are not read, but the numbers. Save descriptions as a variable of text "
-                "(in Stata: decode; in SPSS: VALUELABEL)."
+                f"{self._path}: value labels are not read, but the numbers. Save descriptions and languages as "
+                "variables of text (in Stata: decode; in SPSS: VALUELABEL)."
             )
 
 
