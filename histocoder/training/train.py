@@ -237,15 +237,20 @@ def seen_notice(config: RunConfig, data: RunData) -> str | None:
 
 
 def codes_not_learned(train_rows: Examples, val_rows: Examples) -> str:
-    """Return a notice if most validation rows have a code that no training row has; an empty text otherwise."""
-    learned = {*train_rows.code_table}
+    """Return a notice if validation rows have a code that no training row has; an empty text otherwise."""
+    learned = {*train_rows.code_table, MISSING}
+    codes = [code for code in val_rows.code_table if code not in learned]
+    if not codes:
+        return ""
     is_new = np.array([False, *(code not in learned for code in val_rows.code_table)])  # index 0: no code
     num_rows = int(is_new[val_rows.code_index].any(axis=1).sum())
-    if 2 * num_rows <= len(val_rows):
-        return ""
+    consequence = "so these rows count as wrong."
+    if 2 * num_rows > len(val_rows):
+        consequence = "so its accuracy is low. Add rows with them."
+    more = ", …" if codes[5:] else ""
     return (
         f"Notice: {counted(num_rows, 'validation row has', 'validation rows have')} a code that no training row has, "
-        f"of {len(val_rows):,}. The model can't learn these codes, so its accuracy is low. Add rows with them."
+        f"of {len(val_rows):,}: {', '.join(codes[:5])}{more}. The model can't learn these codes, {consequence}"
     )
 
 
