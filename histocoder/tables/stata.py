@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.errors import UserError
+from histocoder.errors import UserError, shown
 
 _BLOCK_ROWS = 20_000
 _LONGEST_TEXT = 2045  # number of bytes from which Stata needs its type strL
@@ -46,6 +46,8 @@ class StataFile:
                 return
             import pyreadstat
 
+            _, settings = pyreadstat.read_sav(str(self._path), user_missing=True, metadataonly=True)
+            self._tell_user_missing([*settings.missing_ranges])
             blocks = pyreadstat.read_file_in_chunks(pyreadstat.read_sav, str(self._path), chunksize=_BLOCK_ROWS)
             for frame, form in blocks:
                 self._tell_labels(bool(form.variable_value_labels))
@@ -60,11 +62,17 @@ class StataFile:
             raise UserError(f"{self._path} can't be read as a {kind} file ({why}). Save it again or as CSV.") from error
 
     def _tell_labels(self, has_labels: bool) -> None:
-        if has_labels and not self.notices:
-            self.notices.append(
-                f"{self._path}: value labels are not read, but the numbers. Save descriptions and languages as "
-                "variables of text (in Stata: decode; in SPSS: VALUELABEL)."
-            )
+        notice = (
+            f"{self._path}: value labels are not read, but the numbers. Save descriptions and languages as "
+            "variables of text (in Stata: decode; in SPSS: VALUELABEL)."
+        )
+        if has_labels and notice not in self.notices:
+            self.notices.append(notice)
+
+    def _tell_user_missing(self, columns: list[str]) -> None:
+        notice = f"{self._path}: user-missing values are read as blank, in {', '.join(map(shown, columns))}."
+        if columns and notice not in self.notices:
+            self.notices.append(notice)
 
 
 def write_stata(path: Path, table: pa.Table) -> bool:

@@ -149,6 +149,15 @@ def test_stata_and_spss_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(file.notices) == 1 and "value labels are not read" in file.notices[0]
 
 
+def test_user_missing_values_of_spss_are_told(tmp_path: Path):
+    frame = pd.DataFrame({"occ1": ["boss", "cook"], "h": [99999, 53130]})
+    path = tmp_path / "t.sav"
+    pytest.importorskip("pyreadstat").write_sav(frame, path, missing_ranges={"h": [99999]})
+    file = open_table(path, ["occ1", "h"])
+    assert file.read(["h"]).columns["h"].to_pylist() == [None, "53130"]
+    assert file.notices == [f"{path}: user-missing values are read as blank, in 'h'."]
+
+
 def test_codes_are_texts_in_stata(tmp_path: Path):
     path, long = tmp_path / "o.dta", "å" * 1500
     table = pa.table({"hisco 1": ["02000", "-1", None], "note": [long, "", None], "ok": [True, None, False]})
