@@ -73,6 +73,22 @@ def test_parquet_is_copied_or_refused(model: Path, tmp_path: Path):
     assert found["n"].isna().tolist() == [True, False] and found["half"].isna().all()
 
 
+@pytest.mark.parametrize("suffix", [".dta", ".sav"])
+def test_labelled_values_are_kept_as_stored(model: Path, tmp_path: Path, suffix: str):
+    path = tmp_path / f"in{suffix}"
+    frame = pd.DataFrame({"occ1": ["farmer", "baker"], "lang": ["en", "en"], "sex": [2, 1]})
+    labels = {"sex": {1: "male", 2: "female"}}
+    if suffix == ".dta":
+        frame.to_stata(path, write_index=False, value_labels=labels)
+    else:
+        pytest.importorskip("pyreadstat").write_sav(frame, path, variable_value_labels=labels)
+    lines: list[str] = []
+    coder = Coder(load_model(model), "cpu")
+    predict_file(coder, config(path, tmp_path / "out.csv"), model_id="m", say=lines.append)
+    assert read(tmp_path / "out.csv")["sex"].tolist() == ["2", "1"]
+    assert any("value labels are not read, but the numbers" in line for line in lines)
+
+
 @pytest.mark.parametrize(("name", "suffix"), [("x", ".parquet"), ("x", ".dta"), ("", ".parquet")])
 def test_columns_of_one_name_need_csv_or_excel(model: Path, tmp_path: Path, name: str, suffix: str):
     (tmp_path / "in.csv").write_text(f"occ1,lang,{name},{name}\nfarmer,en,1,2\n")
