@@ -434,7 +434,7 @@ class _Attention(torch.autograd.Function):
                 kept = CudaTensor(shares.bernoulli() / (1 - p), query.index)
         ctx.scale = scale
         ctx.save_for_backward(query, key, value, mask, kept)
-        return CudaTensor(_attended(*plain((query, key, value, mask, kept)), scale=scale), query.index)
+        return CudaTensor(_laid_out(_attended(*plain((query, key, value, mask, kept)), scale=scale)), query.index)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
@@ -449,8 +449,17 @@ class _Attention(torch.autograd.Function):
             out = _attended(*leaves, scale=ctx.scale)
         wanted = [leaf for leaf, need in zip(leaves, needs, strict=True) if need]
         found = iter(torch.autograd.grad(out, wanted, plain(grad)))
-        grads = [CudaTensor(next(found), grad.index) if need else None for need in needs[:4]]
+        grads = [CudaTensor(_laid_out(next(found)), grad.index) if need else None for need in needs[:4]]
         return (*grads, None, None)
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """Return `x` (B, heads, L, dim) in the layout of CUDA's kernels, in which the heads of a position are neighbours.
+
+    PyTorch's flash and memory-efficient kernels allocate outputs and gradients as (B, L, heads, dim) and return them
+    transposed, so that putting the heads side by side is a view, and no copy.
+    """
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Any, kept: Any, *, scale: float) -> Tensor:

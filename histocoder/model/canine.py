@@ -23,6 +23,7 @@ from histocoder.model.layers import (
     dropout,
     layer_norm,
     linear,
+    linear_beside,
     padded,
     reusable,
 )
@@ -214,24 +215,25 @@ class CanineLayer(TransformerLayer):
         hidden_p, attention_p = config.hidden_dropout_prob, config.attention_probs_dropout_prob
         if not self.training:
             hidden_p = attention_p = 0.0
-        weights = Weights(x.dtype, self)
-        sources = self._sources(x, weights)
+        weights = Weights(x.dtype, self, joined=[*self.attention["self"].values()])
+        x, sources = self._sources(x, weights)
         if real is not None:
             sources = [padded(torch.cat(sources, dim=-1), real, (len(mask), mask.shape[-1]))]
         mixed = attention(*sources, num_heads=config.num_attention_heads, mask=mask, dropout_p=attention_p)
         mixed = mixed if real is None else mixed.flatten(0, 1).index_select(0, real)
         x = add_norm(x, linear(mixed, update.dense, weights), update.LayerNorm, hidden_p, weights)
-        wide = F.gelu(linear(x, self.intermediate.dense, weights))
+        dense = self.intermediate.dense
+        x, wide = linear_beside(x, weights[dense.weight], weights[dense.bias])
+        wide = F.gelu(wide)
         return add_norm(x, linear(wide, self.output.dense, weights), self.output.LayerNorm, hidden_p, weights)
 
-    def _sources(self, x: Tensor, weights: Weights) -> list[Tensor]:
-        """Return queries, keys and values of `x`; on a GPU side by side, by one product."""
+    def _sources(self, x: Tensor, weights: Weights) -> tuple[Tensor, list[Tensor]]:
+        """Return `x`, and its queries, keys and values; on a GPU side by side, by one product."""
         projections = self.attention["self"].values()
         if x.device.type == "cpu":
-            return [linear(x, projection, weights) for projection in projections]
-        weight = torch.cat([weights[projection.weight] for projection in projections])
-        bias = torch.cat([weights[projection.bias] for projection in projections])
-        return [F.linear(x, weight, bias)]
+            return x, [linear(x, projection, weights) for projection in projections]
+        x, source = linear_beside(x, *weights.of_joined())
+        return x, [source]
 
 
 def _apply(layers: Any, x: Tensor, mask: Tensor) -> Tensor:

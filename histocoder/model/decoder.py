@@ -21,6 +21,7 @@ from histocoder.model.layers import (
     attention,
     dropout,
     linear,
+    linear_beside,
     reusable,
     scaled_dot_product,
 )
@@ -61,14 +62,16 @@ class Attention(nn.Module):
         mixed = scaled_dot_product(queries, keys, values, mask)
         return mixed.transpose(1, 2).flatten(2)
 
-    def forward(self, x: Tensor, source: Tensor | None, mask: Tensor | None, weights: Weights) -> Tensor:
-        """Return the attention of `x` (B, L, dim) to `source` (B, S, dim), or to itself, of shape (B, L, dim)."""
+    def forward(self, x: Tensor, source: Tensor | None, mask: Tensor | None, weights: Weights) -> tuple[Tensor, Tensor]:
+        """Return `x` (B, L, dim), and its attention to `source` (B, S, dim), or to itself, of the same shape."""
         if source is None:
-            sources = [F.linear(x, weights[self.in_proj_weight], weights[self.in_proj_bias])]
+            x, product = linear_beside(x, weights[self.in_proj_weight], weights[self.in_proj_bias])
+            sources = [product]
         else:
             of_queries, of_source = self.projections(weights)
-            sources = [F.linear(x, *of_queries), F.linear(source, *of_source)]
-        return linear(attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj, weights)
+            x, queries = linear_beside(x, *of_queries)
+            sources = [queries, F.linear(source, *of_source)]
+        return x, linear(attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj, weights)
 
 
 class DecoderLayer(TransformerLayer):
@@ -91,9 +94,12 @@ class DecoderLayer(TransformerLayer):
         `causal` (L, L) and `memory_mask` (B, 1, 1, S) are masks as `attention` takes them.
         """
         weights, p = Weights(x.dtype, self), self.dropout.p if self.training else 0.0
-        x = add_norm(x, self.self_attn(x, None, causal, weights), self.norm1, p, weights)
-        x = add_norm(x, self.multihead_attn(x, memory, memory_mask, weights), self.norm2, p, weights)
-        update = linear(dropout(F.relu(linear(x, self.linear1, weights)), p), self.linear2, weights)
+        x, update = self.self_attn(x, None, causal, weights)
+        x = add_norm(x, update, self.norm1, p, weights)
+        x, update = self.multihead_attn(x, memory, memory_mask, weights)
+        x = add_norm(x, update, self.norm2, p, weights)
+        x, wide = linear_beside(x, weights[self.linear1.weight], weights[self.linear1.bias])
+        update = linear(dropout(F.relu(wide), p), self.linear2, weights)
         return add_norm(x, update, self.norm3, p, weights)
 
 

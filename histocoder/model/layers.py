@@ -57,17 +57,32 @@ class Weights:
     """Weights of modules in the precision of their products.
 
     On a GPU all of them are cast by one kernel, and their gradients by another: what a step takes there is the launches
-    of its kernels, of which casts of single weights would be a quarter.
+    of its kernels, of which casts of single weights would be a quarter. Those of linear layers that are `joined`, which
+    have one input, lie one below the other then.
     """
 
-    def __init__(self, dtype: torch.dtype, *modules: nn.Module) -> None:
+    def __init__(self, dtype: torch.dtype, *modules: nn.Module, joined: Sequence[nn.Linear] = ()) -> None:
         self._dtype = dtype
+        self._joined = joined
         self._casts: dict[Tensor, Tensor] = {}
+        self._joined_casts: tuple[Tensor, ...] = ()
         if torch.compiler.is_compiling():  # which fuses casts itself
             return
-        parameters = [parameter for module in modules for parameter in module.parameters()]
+        together = [*(layer.weight for layer in joined), *(layer.bias for layer in joined)]
+        apart = [parameter for module in modules for parameter in module.parameters()]
+        apart = [parameter for parameter in apart if all(parameter is not other for other in together)]
+        parameters = [*together, *apart]
         if parameters and parameters[0].device.type != "cpu" and parameters[0].dtype != dtype:
-            self._casts = dict(zip(parameters, _CastFunction.apply(dtype, *parameters), strict=True))
+            casts = _CastFunction.apply(dtype, len(joined), *parameters)
+            self._joined_casts = casts[:2] if joined else ()
+            self._casts = dict(zip(apart, casts[len(self._joined_casts) :], strict=True))
+
+    def of_joined(self) -> tuple[Tensor, ...]:
+        """Return weight and bias of the joined layers, as of one layer that has the outputs of all."""
+        if self._joined_casts:
+            return self._joined_casts
+        weight = torch.cat([self[layer.weight] for layer in self._joined])
+        return weight, torch.cat([self[layer.bias] for layer in self._joined])
 
     def __getitem__(self, parameter: Tensor) -> Tensor:
         cast = self._casts.get(parameter)
@@ -75,17 +90,30 @@ class Weights:
 
 
 class _CastFunction(torch.autograd.Function):
-    """Casts of several tensors at once."""
+    """Casts of several tensors at once, of which the first are the weights and then the biases of joined layers."""
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, dtype: torch.dtype, num_joined: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.dtype = tensors[0].dtype
-        return _cast(tensors, dtype)
+        ctx.sizes = [[len(tensor) for tensor in tensors[i : i + num_joined]] for i in (0, num_joined)]
+        if not num_joined:
+            return _cast(tensors, dtype)
+
+        # what is joined is cast into parts of one tensor
+        weights, biases = tensors[:num_joined], tensors[num_joined : 2 * num_joined]
+        weight = weights[0].new_empty((sum(ctx.sizes[0]), *weights[0].shape[1:]), dtype=dtype)
+        bias = biases[0].new_empty(sum(ctx.sizes[1]), dtype=dtype)
+        apart = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors[2 * num_joined :]]
+        torch._foreach_copy_([*weight.split(ctx.sizes[0]), *bias.split(ctx.sizes[1]), *apart], [*tensors])
+        return weight, bias, *apart
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *_cast(grads, ctx.dtype)
+        if not ctx.sizes[0]:
+            return None, None, *_cast(grads, ctx.dtype)
+        joined = [part for grad, sizes in zip(grads, ctx.sizes, strict=False) for part in grad.split(sizes)]
+        return None, None, *_cast([*joined, *grads[2:]], ctx.dtype)
 
 
 def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -98,6 +126,33 @@ def linear(x: Tensor, module: nn.Linear, weights: Weights | None = None) -> Tens
     """Apply a linear layer to `x` (…, in) in the precision of `x`, that of the `weights` if they are given."""
     weights = weights or Weights(x.dtype)
     return F.linear(x, weights[module.weight], weights[module.bias])
+
+
+def linear_beside(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `x` (…, in), for a residual connection, and its product by a linear layer, of shape (…, out).
+
+    On a GPU the gradients that reach `x` on both ways are joined by the product that computes one of them.
+    """
+    if x.device.type == "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return x, F.linear(x, weight, bias)
+    return _LinearBesideFunction.apply(x, weight, bias)
+
+
+class _LinearBesideFunction(torch.autograd.Function):
+    """A linear layer beside a residual connection."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, weight)
+        return x.view_as(x), F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_residual: Tensor, grad_product: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        rows, grad_rows = x.flatten(0, -2), grad_product.flatten(0, -2)
+        grad = torch.addmm(grad_residual.flatten(0, -2), grad_rows, weight)
+        return grad.view_as(x), grad_rows.t() @ rows, grad_rows.sum(0)
 
 
 def layer_norm(x: Tensor, norm: nn.LayerNorm, weights: Weights | None = None) -> Tensor:
