@@ -68,7 +68,7 @@ def read(name: str, folder: Path) -> pd.DataFrame:
     return table.assign(**{CODE: codes, KEY: description_keys(table[TEXT].tolist())})
 
 
-def split(table: pd.DataFrame, *, seed: int, size: int | None, by: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+def split(table: pd.DataFrame, *, seed: int, size: int | None, by: str = KEY) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the rows to train on, and those to test on, split by a column."""
     digests = (hashlib.sha256(f"{seed} {text}".encode()).digest() for text in table[by])
     is_test = np.array([int.from_bytes(digest[:8], "big") / 2**64 < 0.2 for digest in digests])
