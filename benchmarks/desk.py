@@ -162,7 +162,7 @@ def compare(folder: Path, held_out: pd.DataFrame, reviewed: pd.Series, language:
     of_before, of_after = (shares(right, texts) for right in rights)
     for kind, number in (("rows", len(texts)), ("texts", len(set(texts)))):
         found = difference_interval(rights[1], rights[0], texts)[kind]
-        ends = ", ".join(f"{end} {100 * value:+.1f}" for end, value in found.items())
+        ends = ", ".join(f"{end} {100 * value:+.1f}" for end, value in found.items() if value is not None)
         print(f"not reviewed, {number} {kind}: {100 * of_before[kind]:.1f} % -> {100 * of_after[kind]:.1f} % ({ends})")
 
 
