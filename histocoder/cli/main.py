@@ -55,6 +55,9 @@ def _main(words: list[str]) -> None:
         script = import_module(f"histocoder.cli.{words[0].replace('-', '_')}")
         script.main(words[1:], prog=f"histocoder {words[0]}")
         return
+    if not words:
+        build_parser().print_help()
+        return
     args = build_parser().parse(words)
     module, kind = _COMMANDS[args.command]
     with importing():

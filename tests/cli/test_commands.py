@@ -84,7 +84,6 @@ def test_output_that_is_closed_or_full(model: Path, monkeypatch: pytest.MonkeyPa
     (("forecast",), "invalid choice: 'forecast'"),
     (("finetune", "--epochs", "3"), "flag --epochs. Did you mean '--num-epochs'? See histocoder finetune --help"),
     (("predict", "--model", "x", "--moda=flat"), "--moda. Did you mean '--mode'? See histocoder predict --help"),
-    ((), "required: COMMAND"),
     (("convert", "--from-occcanine", "nowhere", "--output", "o", "--formatter", "hisco"), "There is no nowhere"),
     (("convert", "--output", "o"), "either --from-occcanine or --to-occcanine"),
 )
@@ -228,3 +227,9 @@ def test_the_doctor_describes_the_machine(tmp_path: Path):
     assert {"versions", "devices", "precision", "kernels", "memory", "disk", "hub"} <= set(marks)
     assert marks["hub"] == "note" and f"torch {torch.__version__}" in said and f"free in {tmp_path}" in said
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command_alone_prints_its_help(capsys: pytest.CaptureFixture[str]):
+    main([])
+    printed = capsys.readouterr().out
+    assert "usage: histocoder" in printed and "predict" in printed
