@@ -1,5 +1,6 @@
 """The model to train, with new weights or another model's, and the recipe of a run: defaults by what it starts from."""
 
+import difflib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -66,6 +67,7 @@ def choose_encoder(config: FinetuneConfig | MixerConfig, device: torch.device) -
     """
 
     def choose() -> EncoderChoice:
+        _refuse_misspelt_preset(config.encoder)
         if config.encoder != AUTO:
             return EncoderChoice(config.encoder)
         if config.initial_checkpoint is not None:  # `fill_in` names a model's own; OccCANINE's files have CANINE-s
@@ -75,6 +77,16 @@ def choose_encoder(config: FinetuneConfig | MixerConfig, device: torch.device) -
         return _suitable_encoder(config, device)
 
     return distributed.broadcast_from_primary(choose, doing="choosing the encoder")
+
+
+def _refuse_misspelt_preset(encoder: str) -> None:
+    """Raise a UserError for a name that is nearly a preset's, before a table is prepared for it."""
+    presets = (AUTO, *PRESETS)
+    if encoder in presets or Path(encoder).exists():
+        return
+    near = difflib.get_close_matches(encoder, presets, n=1, cutoff=0.75)
+    if near:
+        raise UserError(f"There is no encoder {encoder!r}. Did you mean --encoder {near[0]}?", encoder=near[0])
 
 
 def _suitable_encoder(config: RunConfig, device: torch.device) -> EncoderChoice:

@@ -27,6 +27,7 @@ CASES = [
     ("--save-path /proc/out", r"Can't write to /proc/out: .*Choose another folder"),
     ("--encoder google/canine-x", r"Could not load the encoder.*--encoder PATH.*--encoder ngram"),
     ("--distributed", r"needs a launcher: torchrun --nproc_per_node=2"),
+    ("--encoder ngrams --prepare-only", r"There is no encoder 'ngrams'. Did you mean --encoder ngram\?"),
     ("--encoder ngram --fsdp full_shard", r"n-gram encoder"),
     ("--encoder ngram --freeze-encoder", r"--encoder ngram is trained from scratch; frozen, it stays random"),
     ("--device cuda", r"no GPU here|built without CUDA"),
