@@ -19,7 +19,7 @@ from histocoder.data.languages import chosen_language
 from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.baselines import Baselines, run_rows
-from histocoder.evaluation.checked_file import Decision, read_decisions, write_checked
+from histocoder.evaluation.checked_file import DecidedCodes, read_decisions, write_checked
 from histocoder.evaluation.review_file import Columns, earlier_rounds, next_step, review
 from histocoder.evaluation.scores import named_groups
 from histocoder.evaluation.summary import percent, points, table_of_shares
@@ -166,7 +166,7 @@ def _measured(coder: Coder, examples: Examples, folder: Path) -> list[Examples]:
 
 def _apply_decisions(config: ReviewFlags, columns: Columns, model: ModelConfig) -> None:
     """Write the coded table with the codes of files that a person has filled in; of several for a row, the last."""
-    decisions: dict[tuple[str, str], Decision] = {}
+    decisions: dict[tuple[str, str], DecidedCodes] = {}
     for path in map(Path, config.apply or ()):
         decisions |= read_decisions(path, columns, set(model.codes) - {MISSING})
     output = Path(config.output)

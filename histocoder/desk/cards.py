@@ -174,7 +174,7 @@ class Cards:
                 for table, column in (("draws", "source"), ("cards", "source"), ("sources", "id")):
                     db.execute(f"DELETE FROM {table} WHERE {column} = ?", (source,))
 
-            # what is deleted stands in free pages, and in the write-ahead log, until these are written anew
+            # what is deleted stands in free pages, and in the write-ahead log, until both are rewritten
             self._db.execute("VACUUM")
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             for path in self._exports:
@@ -381,14 +381,14 @@ class Cards:
 
     def decided(
         self, target_cols: Sequence[str], *, of_sample: bool = False
-    ) -> dict[tuple[str, str], checked_file.Decision]:
+    ) -> dict[tuple[str, str], checked_file.DecidedCodes]:
         """Return the settled decisions by description and language, the last of each; see `settled`."""
         cards = self.settled(target_cols, of_sample=of_sample)
         keys = description_keys([card.text for card in cards])
         decisions = {}
         for key, card in zip(keys, cards, strict=True):
             at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(card.at))
-            decisions[key, card.lang] = checked_file.Decision(tuple(card.codes or ()), who=card.who, at=at)
+            decisions[key, card.lang] = checked_file.DecidedCodes(tuple(card.codes or ()), who=card.who, at=at)
         return decisions
 
     def settled_of(self, source: Number) -> list[Card]:

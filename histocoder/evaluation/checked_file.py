@@ -24,11 +24,11 @@ from histocoder.tables.output import Form, check_kept, check_output, write_table
 from histocoder.tables.table import CHUNK_ROWS, TableFile, open_table, strings
 
 ANY_LANGUAGE = ""  # language of a decision that counts for a description in all languages
-Decided: TypeAlias = Mapping[tuple[str, str], "Decision"]  # (key of the description, language) -> decision
+Decided: TypeAlias = Mapping[tuple[str, str], "DecidedCodes"]  # (key of the description, language) -> decision
 
 
 @dataclass(frozen=True)
-class Decision:
+class DecidedCodes:
     """Codes that a person has given a description."""
 
     codes: tuple[str, ...]
@@ -40,7 +40,7 @@ class Decision:
         return self.codes[number] if number < len(self.codes) else None
 
 
-def read_decisions(path: Path, columns: Columns, known: Collection[str]) -> dict[tuple[str, str], Decision]:
+def read_decisions(path: Path, columns: Columns, known: Collection[str]) -> dict[tuple[str, str], DecidedCodes]:
     """Read the checked rows of a file that `histocoder review` wrote and a person has filled in.
 
     `columns` are those of the file: `run_input_col`, `run_language_col` and `target_cols`; `known` are the codes of the
@@ -59,7 +59,7 @@ def read_decisions(path: Path, columns: Columns, known: Collection[str]) -> dict
     del written[None]
     code_column = column_of(written, known=known)
 
-    decisions: dict[tuple[str, str], Decision] = {}
+    decisions: dict[tuple[str, str], DecidedCodes] = {}
     for table in tables:
         cells = {name: column.to_pylist() for name, column in table.columns.items()}
         keys = description_keys(table.columns[text_col].fill_null(""))
@@ -78,7 +78,7 @@ def read_decisions(path: Path, columns: Columns, known: Collection[str]) -> dict
                     )
                 codes += cell.codes
             lang = str(Language(langs[row] or "unk"))
-            decisions[key, ANY_LANGUAGE if lang == "unk" else lang] = Decision(tuple(codes), who=whos[row])
+            decisions[key, ANY_LANGUAGE if lang == "unk" else lang] = DecidedCodes(tuple(codes), who=whos[row])
     return decisions
 
 
@@ -166,7 +166,7 @@ class _Writer:
             block = block.append_column(self._free(f"model_{answer.code}"), codes)
         return block
 
-    def _decided(self, block: pa.Table) -> list[Decision | None]:
+    def _decided(self, block: pa.Table) -> list[DecidedCodes | None]:
         """Return the decision on each row's description: one in its language, else one for all languages."""
         keys = description_keys(pc.fill_null(strings(block[self._text_col]).combine_chunks(), ""))
         langs = ["unk"] * len(block)

@@ -157,3 +157,4 @@ def test_training_ends_with_a_killed_server(tmp_path: Path):
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         wait_until(lambda: not is_alive(trainer))
+        assert not (tmp_path / "desk" / "models" / model / ".lock").exists()  # it has saved, and let go of its run

@@ -11,7 +11,7 @@ from histocoder.cli.main import main
 from histocoder.config.prediction import ClassOptions
 from histocoder.data.crosswalk import classes_of
 from histocoder.errors import UserError
-from histocoder.evaluation.checked_file import ANY_LANGUAGE, Decision, read_decisions, write_checked
+from histocoder.evaluation.checked_file import ANY_LANGUAGE, DecidedCodes, read_decisions, write_checked
 from histocoder.evaluation.review_file import Columns
 
 CODED = (
@@ -32,8 +32,8 @@ def coded(tmp_path: Path) -> Path:
 
 def test_decisions_replace_codes_and_keep_the_models(coded: Path, tmp_path: Path):
     decisions = {
-        ("smed", "da"): Decision(("83110", "77610"), "Anna", "2026-01-02"),
-        ("baker", "en"): Decision(("77610",)),
+        ("smed", "da"): DecidedCodes(("83110", "77610"), "Anna", "2026-01-02"),
+        ("baker", "en"): DecidedCodes(("77610",)),
     }
     assert write_checked(coded, tmp_path / "out.csv", decisions, COLUMNS, titles=TITLES) == 2
     table = read(tmp_path / "out.csv")
@@ -54,7 +54,7 @@ def test_decisions_replace_codes_and_keep_the_models(coded: Path, tmp_path: Path
 
 
 def test_a_decision_without_language_counts_for_all(coded: Path, tmp_path: Path):
-    decisions = {("smed", ANY_LANGUAGE): Decision(("83110",)), ("smed", "se"): Decision(("77610",))}
+    decisions = {("smed", ANY_LANGUAGE): DecidedCodes(("83110",)), ("smed", "se"): DecidedCodes(("77610",))}
     write_checked(coded, tmp_path / "out.csv", decisions, COLUMNS, titles={})
     assert read(tmp_path / "out.csv")["hisco_1"].tolist() == ["83110", "77610", "77610", ""]
 
@@ -64,14 +64,14 @@ def test_classes_are_those_of_the_decided_codes(tmp_path: Path):
     lines = ("occ1,hisco_1,prob_1,conf,hisclass,hisclass_prob", "smed,61110,0.9,0.9,8,0.8", "baker,77610,0.9,0.9,6,0.7")
     coded = write(tmp_path / "coded.csv", *lines)
     classes = classes_of(["hisco_1"], ClassOptions(), str(table), codes=None, prefix="", expect=False)
-    decisions = {("smed", ANY_LANGUAGE): Decision(("83110",))}
+    decisions = {("smed", ANY_LANGUAGE): DecidedCodes(("83110",))}
     write_checked(coded, tmp_path / "out.csv", decisions, Columns(), titles={}, classes=classes)
     written = read(tmp_path / "out.csv")[["hisco_1", "hisclass", "hisclass_prob"]]
     assert written.to_numpy().tolist() == [["83110", "7", ""], ["77610", "6", "0.7"]]
 
 
 def test_more_codes_than_columns_are_refused(coded: Path, tmp_path: Path):
-    decisions = {("smed", "da"): Decision(("83110", "77610", "61110"))}
+    decisions = {("smed", "da"): DecidedCodes(("83110", "77610", "61110"))}
     with pytest.raises(UserError, match=r"was given 3 codes, and .* has 2 columns of codes"):
         write_checked(coded, tmp_path / "out.csv", decisions, COLUMNS, titles={})
     assert not (tmp_path / "out.csv").exists()
