@@ -37,6 +37,7 @@ from histocoder.formatters import MISSING, CodeSystem, Formatter, build_formatte
 from histocoder.tables.table import Table, TableFile
 
 _NUM_EXAMPLES = 3
+HISCO_DIGITS = 5
 _LONGEST_CODE = 10  # characters; longer ones are numbered
 _MOST, _NEARLY_ALL = 0.5, 0.9  # shares of cells: with codes, so that words are mistakes; that a block must hold
 _LEAST_HISCO = 1 / 2  # share of numbers such as 641-00 that are HISCO's, so that all are
@@ -98,28 +99,24 @@ def column_of(
     HISCO or OCC1950. `has_commas` says that commas separate the tokens within a code.
     """
     known = frozenset(known) - {""}
-    texts: Counter[str] = Counter()
-    for cell, count in counts.items():
-        text = bare(cell)
-        if text and text not in known and not is_missing(text):
-            texts[text] += count
+    texts = _texts(counts, known)
+    known_once = Counter(dict.fromkeys(known, 1))
 
     # several codes in one cell are counted each
-    num_digits = _usual_length(Counter(dict.fromkeys(known, 1)) or texts)
-    separator = code_sep or _separator(texts, known, num_digits, has_commas=has_commas)
+    separator = code_sep or _separator(texts, known, _usual_length(known_once or texts), has_commas=has_commas)
     parts: Counter[str] = Counter()
     for text, count in texts.items():
         for part in text.split(separator) if separator else (text,):
             parts[part.strip()] += count
 
     # whether codes have digits, or are words
-    examples = Counter(dict.fromkeys(known, 1)) or parts
+    examples = known_once or parts
     codes = [text for text in examples if not means_blank_among_numbers(text) and not spoilt(text)]
     with_digits = [text for text in codes if any(map(str.isdigit, text))]
     numbers = {text: number for text in with_digits if (number := number_in(text)) is not None}
-    num_codes, num_with_digits, num_numbers = (
-        sum(examples[text] for text in some) for some in (codes, with_digits, numbers)
-    )
+    num_codes = sum(examples[text] for text in codes)
+    num_with_digits = sum(examples[text] for text in with_digits)
+    num_numbers = sum(examples[text] for text in numbers)
     has_form = system is not None and system.name != "general"
     has_digits = has_form or (num_with_digits > 0 and num_with_digits >= _MOST * num_codes)
     is_numeric = has_form or (has_digits and num_numbers >= _NEARLY_ALL * num_with_digits)
@@ -128,27 +125,47 @@ def column_of(
     # marks in numbers: of HISCO as printed, of thousands, of decimals
     in_cells = {number for text in parts if (number := number_in(text)) is not None}
     loose = {number: digits for number in in_cells if (digits := loose_hisco(number)) is not None}
-    is_hisco = not all(map(WHOLE_NUMBER.fullmatch, loose)) and (
-        (has_form and num_digits == 5)
-        or any(digits in known for digits in loose.values())
-        or (not known and sum(d in hisco_codes() for d in loose.values()) >= _LEAST_HISCO * len(loose))
-    )
-    decimal = [text for text in with_digits if has_own_decimals(numbers.get(text, text))]
-    has_loose_decimals = not is_hisco and not known and not all(map(WHOLE_NUMBER.fullmatch, loose))
+    has_marks = not all(map(WHOLE_NUMBER.fullmatch, loose))
+    is_hisco = has_marks and _are_hisco(loose.values(), known, has_form=has_form and num_digits == HISCO_DIGITS)
+    has_decimal_codes = any(has_own_decimals(numbers.get(text, text)) for text in with_digits)
+    has_loose_decimals = has_marks and not is_hisco and not known
+
+    # a lone 0 is a code where codes of zeros, or others of one digit, are
     wholes = {match[1] for number in {*in_cells, *known} if (match := WHOLE_NUMBER.fullmatch(number))}
+    has_short_codes = any(len(whole) == 1 and whole != "0" for whole in wholes)
     column = CodeColumn(
         known=known,
         has_digits=has_digits,
         is_numeric=is_numeric,
         num_digits=num_digits,
-        has_decimals=bool(decimal) or has_loose_decimals,
+        has_decimals=has_decimal_codes or has_loose_decimals,
         has_commas=has_commas,
         has_thousands=any(map(has_thousands, in_cells)),
         is_hisco=is_hisco,
-        zero_is_code="0" * num_digits in wholes or any(len(whole) == 1 and whole != "0" for whole in wholes),
+        zero_is_code="0" * num_digits in wholes or has_short_codes,
         separator=separator,
     )
     return replace(column, spellings=_spellings(column, counts))
+
+
+def _texts(counts: Mapping[str, int], known: Collection[str]) -> Counter[str]:
+    """Count the texts of cells that are neither blank nor known codes."""
+    texts: Counter[str] = Counter()
+    for cell, count in counts.items():
+        text = bare(cell)
+        if text and text not in known and not is_missing(text):
+            texts[text] += count
+    return texts
+
+
+def _are_hisco(codes: Collection[str], known: Collection[str], *, has_form: bool) -> bool:
+    """Return whether numbers with marks are HISCO's; `codes` are their digits.
+
+    The form of the data, the codes of a model or, where neither is known, HISCO itself tells.
+    """
+    if has_form or any(code in known for code in codes):
+        return True
+    return not known and sum(code in hisco_codes() for code in codes) >= _LEAST_HISCO * len(codes)
 
 
 def column_of_few(cells: Sequence[str], *, known: Collection[str], system: CodeSystem) -> CodeColumn:
