@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from histocoder.training.finish import finish
 from histocoder.training.tracking import open_tracker
 from histocoder.training.trainer import Trainer
 
+_AnyConfig: TypeAlias = FinetuneConfig | MixerConfig
 MOST_CATEGORIES, FEW_ROWS = 1_000, 5  # of a column of attributes; rows of a category that is hardly learned
 
 
@@ -127,13 +128,13 @@ def fit(
 ) -> None:
     """Build the model and the data, and fit; resumes from a checkpoint if there is one."""
     checkpoint = run.checkpoint(config.resume, overwrite=config.overwrite)
-    if checkpoint is not None and "--repeats" not in checkpoint.settings:  # of an earlier version
-        config = replace(config, repeats="all", label_smoothing=0.0, flat_head="linear")
-    # an earlier version's recipe had another form, which its model goes on reading
-    if checkpoint is not None and "text_normalization" in (config.by_recipe or ()):
-        config = replace(config, text_normalization=checkpoint.model_config.text_normalization)
+    config = _as_begun(config, checkpoint)
+
+    # the data, and what follows from them
     data = open_data(config, files, run)
-    train_rows, val_rows = data.open(TRAIN, *({TITLES} & {*data.splits})), data.to_validate_on()
+    splits = (TRAIN, TITLES) if TITLES in data.splits else (TRAIN,)
+    train_rows = data.open(*splits)
+    val_rows = data.to_validate_on()
     all_val_rows = data.open(VAL, SEEN)
     key = data.files.key or Key.from_codes({*train_rows.code_table, *all_val_rows.code_table} - {MISSING})
     attributes = attribute_categories((train_rows, all_val_rows))
@@ -142,6 +143,8 @@ def fit(
     own = own_languages(languages) if isinstance(config, MixerConfig) else ""
     for notice in filter(None, (codes_not_learned(train_rows, val_rows), own)):
         log.info(notice)
+
+    # settings are compared before a model is built
     num_examples = data.record["num_distinct"][TRAIN] if config.repeats == "once" else len(train_rows)
     scaled = config.for_rows(num_examples, distributed.world_size())
     rows = {
@@ -154,17 +157,7 @@ def fit(
     model = seeded_model(config, data.files, checkpoint, key=key, languages=languages, attributes=attributes)
     if checkpoint is None:
         record_descriptions(model, train_rows, before=trained_before(config))
-    train_data = OccupationDataset(
-        train_rows,
-        formatter=build_formatter(**model.config.formatter),
-        classes=key.codes,
-        max_len=config.max_len,
-        attributes=model.config.attributes,
-        tokenizer=model.tokenizer,
-        pad_to=model.config.pad_to,
-        once=config.repeats == "once",
-    )
-    train_data.augmenter = augmenter_of(config, train_data)
+    train_data = _dataset(config, model, train_rows, key)
     val_data = train_data.of(val_rows, augmenter=None)
     if checkpoint is None and (config.initial_checkpoint is None or config.only_encoder):
         set_directions(model, train_data, device)
@@ -172,6 +165,7 @@ def fit(
     start_step = 0 if checkpoint is None else checkpoint.state.step
     check_steps(start_step, trainer.total_steps, run.path)
 
+    # nothing in the run's folder is replaced before all checks are passed
     def begin() -> None:
         """Prepare the run's folder, after all checks."""
         run.begin(recorded(config), checkpoint)
@@ -182,6 +176,8 @@ def fit(
     encoder = f"{config.encoder}: {why_encoder}" if why_encoder else config.encoder
     sentences = notices(config, data, trainer)
     log_banner(trainer, encoder=encoder, num_distinct=data.record["num_distinct"], notices=sentences)
+
+    # training itself
     tracker = open_tracker(config, run, start_step=start_step, system=model.config.system)
     try:
         if checkpoint is not None:
@@ -192,6 +188,35 @@ def fit(
     finally:
         tracker.close()
     finish(config, trainer, data)
+
+
+def _as_begun(config: _AnyConfig, checkpoint: Checkpoint | None) -> _AnyConfig:
+    """Return settings with what a checkpoint of an earlier version was trained with, where defaults have changed."""
+    if checkpoint is None:
+        return config
+    if "--repeats" not in checkpoint.settings:
+        config = replace(config, repeats="all", label_smoothing=0.0, flat_head="linear")
+    if "text_normalization" in (config.by_recipe or ()):
+        config = replace(config, text_normalization=checkpoint.model_config.text_normalization)
+    return config
+
+
+def _dataset(
+    config: FinetuneConfig | MixerConfig, model: MixerModel, train_rows: Examples, key: Key
+) -> OccupationDataset:
+    """Return the training rows as a model reads them, altered as the settings say."""
+    dataset = OccupationDataset(
+        train_rows,
+        formatter=build_formatter(**model.config.formatter),
+        classes=key.codes,
+        max_len=config.max_len,
+        attributes=model.config.attributes,
+        tokenizer=model.tokenizer,
+        pad_to=model.config.pad_to,
+        once=config.repeats == "once",
+    )
+    dataset.augmenter = augmenter_of(config, dataset)
+    return dataset
 
 
 def record_descriptions(model: MixerModel, train_rows: Examples, *, before: np.ndarray | None) -> None:
