@@ -178,6 +178,8 @@ def _prepare(
 ) -> None:
     """Write the tables, all or none of them, and add their numbers of rows and codes to the record."""
     _refuse_to_replace(config, folder)
+
+    # the form of the codes: by the key, a model that is trained further, or the table itself
     num_digits = config.block_size if config.zero_pad_codes else 0
     key = read_key(config.key, num_digits=num_digits) if config.key else None
     own = [code for one in (key, known) if one is not None for code in one.codes]
@@ -190,6 +192,7 @@ def _prepare(
         )
     corrections = read_corrections(config, files, own) if config.corrections else None
     with temporary_folder(folder / "prepared") as scratch:
+        # each row is checked once, and what is noticed is said once
         rows = _screen(files, config, scratch / _ROWS_FILE)
         num_spelt, num_joined = joined_spellings(rows)
         if num_spelt:
@@ -203,20 +206,24 @@ def _prepare(
                 f"{config.dataset} has only one code ({''.join(codes) or 'none'}) in "
                 f"{', '.join(config.target_cols)}; there is nothing to learn. Check --target-cols."
             )
+
+        # the key has all codes that occur, titles' among them
         beside = corrections.keys if corrections else ()
         titles = titles_to_learn(config, rows, files, key=key, beside=beside)
         if titles is not None:
             codes |= set(titles[f"{CODES}{config.target_cols[0]}"].to_pylist())
         key = _whole_key(key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
-        how: dict[str, Any] = {"text_normalization": text_normalization, "trained_on": trained_on}
-        writer = store.ExampleWriter(scratch / store.EXAMPLES_FILE, files, **how)
+
+        # the rows as the model reads them, and the tables that people read
+        form: dict[str, Any] = {"text_normalization": text_normalization, "trained_on": trained_on}
+        writer = store.ExampleWriter(scratch / store.EXAMPLES_FILE, files, **form)
         is_val = _to_validate_on(rows, config, trained_on)
         num_rows = _write_split(scratch, rows, is_val, config, writer, corrections=corrections, titles=titles)
         left_out = [rows] if corrections is None else [rows, corrections.rejected]
         num_rows["rejected"] = sum(len(part) - part["reason"].null_count for part in left_out)
         record |= {"rows": num_rows, "codes": len(key.codes)}
-        source = store.made_from(prepared_files(scratch, record, key), **how)
+        source = store.made_from(prepared_files(scratch, record, key), **form)
         record["examples"] = store.examples_record(writer.path, source)
         write_table(scratch / REJECTED_FILE, rejected_rows(left_out, config))
         table, number = conflicts(rows, config)
@@ -224,6 +231,8 @@ def _prepare(
             write_table(scratch / CONFLICTS_FILE, [table])
             descriptions = counted(number, "description has", "descriptions have")
             log.info(f"{descriptions} different codes in different rows; {folder / CONFLICTS_FILE} lists them.")
+
+        # only now is anything in the folder replaced
         del rows, left_out, table  # which keep their file open
         store.set_aside(folder, (*PREPARED_TABLES, store.PREPARED_FILE))
         # so that half a folder is not taken as prepared
