@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import DEADLINE, ROOT, cases, environment
+from conftest import DEADLINE, ROOT, cases, environment, slow
 from jobs import STEPS, assert_same_end, assert_same_weights, training, two_ranks
 
 from histocoder import distributed
@@ -189,8 +189,15 @@ run_script(main)
 """
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
-@pytest.mark.parametrize(("error", "status"), [("mistake", 2), ("stopped", 138), ("KeyError", 1), ("Out of memory", 2)])
+ERRORS = {"mistake": 2, "stopped": 138, "KeyError": 1, "Out of memory": 2}  # what ends a rank -> its status
+
+
+@cases(
+    ("error", "status", "rank"),
+    *((error, status, "0") for error, status in ERRORS.items()),
+    ("mistake", 2, "1"),
+    *(slow(error, status, "1") for error, status in ERRORS.items() if error != "mistake"),
+)
 def test_a_failing_rank_ends_waiting_ones(rank: str, error: str, status: int):
     ended = two_ranks(["-c", ENDING, rank, error], status=status)
     assert (ended[0].stderr + ended[1].stderr).count(error) == 1

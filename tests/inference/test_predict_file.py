@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from archives import code, config, read, write_archive
-from conftest import cases, mistake, refused, run, spied, write
+from conftest import cases, mistake, refused, run, slow, spied, write
 from jobs import faulty, two_ranks
 
 from histocoder.checkpoints.model_files import load_model
@@ -181,7 +181,7 @@ def interrupt(model: Path, source: Path, output: Path, **changes: Any) -> None:
         predict_file(Coder(load_model(model), "cpu"), settings, say=lambda _: None, progress=progress, **how)
 
 
-@pytest.mark.parametrize("mode", ["greedy", "full"])
+@pytest.mark.parametrize("mode", ["greedy", slow("full")])
 def test_interrupted_coding_is_resumed(model: Path, tmp_path: Path, coded: list[str], mode: str):
     source, output, parts = tmp_path / "in.csv", tmp_path / "out.csv", tmp_path / ".out.csv.parts"
     write_archive(source, 100)

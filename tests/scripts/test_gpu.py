@@ -26,7 +26,7 @@ PRETENDED = "pretended"
 def on_devices(*cases: Any, gpu_only: tuple[Any, ...] = (), real_only: tuple[Any, ...] = ()) -> list[Any]:
     on_gpu = [pytest.param("cuda", case, marks=GPU) for case in (*cases, *gpu_only)]
     on_pretended_gpu = [slow(PRETENDED, case) for case in (*cases, *gpu_only) if case not in real_only]
-    return [*(("cpu", case) for case in cases), *on_gpu, *on_pretended_gpu]
+    return [*(slow("cpu", case) for case in cases), *on_gpu, *on_pretended_gpu]
 
 
 def on(device: str, args: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import cases, slow
 from models import config_of
 from pretended_gpu import Log, pretended_gpu
 from pretrained import model_of, save_pretrained
@@ -68,8 +69,18 @@ def losses(folder: Path, table: Path, encoder: str, device: torch.device, log: L
     return values
 
 
-@pytest.mark.parametrize("encoder", ["tiny", "ngram", "bert", "tiny, frozen"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@cases(
+    ("encoder", "precision"),
+    ("tiny", "bf16"),
+    ("ngram", "fp32"),
+    ("ngram", "fp16"),
+    ("bert", "bf16"),
+    ("tiny, frozen", "fp32"),
+    *(slow("tiny", precision) for precision in ("fp32", "fp16")),
+    slow("ngram", "bf16"),
+    *(slow("bert", precision) for precision in ("fp32", "fp16")),
+    *(slow("tiny, frozen", precision) for precision in ("bf16", "fp16")),
+)
 def test_steps_never_wait_and_learn_alike(tmp_path: Path, table: Path, encoder: str, precision: str):
     options = {"gradient_accumulation_steps": 2, "batch_size": 4}
     expected = losses(tmp_path / "cpu", table, encoder, CPU, precision="fp32", **options)
