@@ -1,4 +1,6 @@
-"""What setup.cfg can't say: that there is C to compile, on x86-64 once for each kind of processor."""
+"""What setup.cfg can't say: that there is C to compile, on x86-64 once for each kind of
+processor.
+"""
 
 import platform
 

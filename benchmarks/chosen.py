@@ -1,9 +1,11 @@
-"""How much too high a report is, since the vote's weights, the mode and thresholds are chosen on the rows it scores.
+"""How much too high a report is, since the vote's weights, the mode and thresholds are chosen on
+the rows it scores.
 
-A run is trained as in `accuracy.py`, and a part of the rows that it has not seen, as large as its validation data, is
-scored twice, each description once: with weights and mode as the run chose them, on its validation data, and with
-weights and mode chosen on these rows themselves. The difference is what a report's figure has too much. Likewise the
-share of right ones among those coded above a threshold for 95 %, which is 95 % on the rows that it is chosen on.
+A run is trained as in `accuracy.py`, and a part of the rows that it has not seen, as large as its
+validation data, is scored twice, each description once: with weights and mode as the run chose
+them, on its validation data, and with weights and mode chosen on these rows themselves. The
+difference is what a report's figure has too much. Likewise the share of right ones among those
+coded above a threshold for 95 %, which is 95 % on the rows that it is chosen on.
 
 Usage: python benchmarks/chosen.py [--data english swedish dutch] [--size 2000] [--seeds 0 1 2]
 """
@@ -32,7 +34,9 @@ MODES = ("combined", "flat")
 
 def chosen_mode(coder: Coder, examples: Examples) -> tuple[str, float]:
     """Return the mode that a run would choose on examples, and its accuracy on them."""
-    right = {mode: float(right_rows(coder, examples, mode=mode, progress=False).mean()) for mode in MODES}
+    right = {
+        mode: float(right_rows(coder, examples, mode=mode, progress=False).mean()) for mode in MODES
+    }
     mode = best_mode(right, num_rows=len(examples))
     return mode, right[mode]
 
@@ -44,21 +48,44 @@ def examples_of(rows: pd.DataFrame, language: str) -> Examples:
 
 
 def measure(table: pd.DataFrame, language: str, *, size: int, seed: int) -> dict[str, float]:
-    """Train on some rows, and score others with what was chosen there and with what is chosen on themselves."""
+    """Train on some rows, and score others with what was chosen there and with what is chosen on
+    themselves.
+    """
     train, test = split(table, seed=seed, size=size, by=KEY)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         train.drop(columns=KEY).to_csv(folder / "train.csv", index=False)
-        data = ("--dataset", folder / "train.csv", "--target-cols", CODE, "--language", language, "--zero-pad-codes")
-        flags = ("--titles", "none", "--seed", seed, "--no-report", "--no-refit", "--save-path", folder / "out")
+        data = (
+            "--dataset",
+            folder / "train.csv",
+            "--target-cols",
+            CODE,
+            "--language",
+            language,
+            "--zero-pad-codes",
+        )
+        flags = (
+            "--titles",
+            "none",
+            "--seed",
+            seed,
+            "--no-report",
+            "--no-refit",
+            "--save-path",
+            folder / "out",
+        )
         run("finetune.py", *data, "--encoder", "ngram", *flags)
         coder = Coder.from_pretrained(folder / "out")
         val = pd.read_csv(folder / "out" / "data_val.csv", dtype=str, keep_default_na=False)
         num_train = len(train) - len(val)
         val = val.drop_duplicates(TEXT, ignore_index=True)
         found = coder.predict(val[TEXT].tolist(), language)
-        threshold = lowest_confidence(found["conf"].to_numpy(), (found[CODE] == val[CODE]).to_numpy())
-    asked = examples_of(test.sample(frac=1, random_state=seed), language).take(np.arange(min(len(val), NUM_GREEDY)))
+        threshold = lowest_confidence(
+            found["conf"].to_numpy(), (found[CODE] == val[CODE]).to_numpy()
+        )
+    asked = examples_of(test.sample(frac=1, random_state=seed), language).take(
+        np.arange(min(len(val), NUM_GREEDY))
+    )
     answers = coder.predict(asked.texts, language)
     is_coded = answers["conf"].to_numpy() >= threshold
     is_right = answers[CODE].to_numpy() == asked.codes[CODE].to_numpy()
@@ -75,8 +102,12 @@ def measure(table: pd.DataFrame, language: str, *, size: int, seed: int) -> dict
 
 def main() -> None:
     """Print a line of JSON for each table and seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the tables")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--shared", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the tables"
+    )
     parser.add_argument("--data", nargs="+", choices=tuple(TABLES), default=list(TABLES))
     parser.add_argument("--size", type=int, default=2_000, help="rows to train and validate on")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -84,7 +115,9 @@ def main() -> None:
     for data, seed in itertools.product(args.data, args.seeds):
         found = measure(read(data, args.shared), TABLES[data][1], size=args.size, seed=seed)
         rounded = {name: round(value, 4) for name, value in found.items()}
-        print(json.dumps({"benchmark": "chosen", "data": data, "seed": seed, **rounded}), flush=True)
+        print(
+            json.dumps({"benchmark": "chosen", "data": data, "seed": seed, **rounded}), flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Training data at scale: speed and memory of each stage on a generated file; prints one line of JSON.
+"""Training data at scale: speed and memory of each stage on a generated file; prints one line of
+JSON.
 
-Each stage runs in its own process. `anonymous_mb` is its peak of anonymous memory (RssAnon, sampled), which includes
-`imported_mb`, used by torch and the package before the stage began. `max_rss_mb` also counts memory-mapped files.
+Each stage runs in its own process. `anonymous_mb` is its peak of anonymous memory (RssAnon,
+sampled), which includes `imported_mb`, used by torch and the package before the stage began.
+`max_rss_mb` also counts memory-mapped files.
 
 Usage: python benchmarks/data.py [--rows N] [--dir DIR]
 """
@@ -46,9 +48,18 @@ BATCH_SIZE, NUM_BATCHES, MAX_LEN = 128, 500, 128
 
 def main() -> None:
     """Generate a file, and run each stage on it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the generated file (default: 1,000,000)")
-    parser.add_argument("--dir", help="where to put it, 250 bytes a row (default: the system's temporary folder)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        default=1_000_000,
+        help="rows of the generated file (default: 1,000,000)",
+    )
+    parser.add_argument(
+        "--dir", help="where to put it, 250 bytes a row (default: the system's temporary folder)"
+    )
     parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -59,7 +70,9 @@ def main() -> None:
         generate(Path(name) / "table.csv", args.rows)
         stages = {stage: run_stage(stage, Path(name)) for stage in STAGES}
     machine = platform.processor() or platform.machine()
-    print(json.dumps({"benchmark": "data", "rows": args.rows, "stages": stages, "machine": machine}))
+    print(
+        json.dumps({"benchmark": "data", "rows": args.rows, "stages": stages, "machine": machine})
+    )
 
 
 def generate(path: Path, num_rows: int) -> None:
@@ -128,7 +141,9 @@ def training_files(folder: Path) -> ExampleFiles:
     """Return the prepared training rows, as finetune.py reads them."""
     rules, key = LabelRules(allow_short=True), read_key(folder / "out" / KEY_FILE)
     formatter = build_formatter("general", num_blocks=1)
-    return ExampleFiles((folder / "out" / TRAIN_FILE,), ("hisco_1",), formatter, key=key, rules=rules)
+    return ExampleFiles(
+        (folder / "out" / TRAIN_FILE,), ("hisco_1",), formatter, key=key, rules=rules
+    )
 
 
 def prepare_table(folder: Path) -> dict[str, float]:
@@ -139,16 +154,24 @@ def prepare_table(folder: Path) -> dict[str, float]:
 
 
 def store(folder: Path) -> dict[str, float]:
-    """Read and check the prepared rows, and write them to `examples.arrow`, as train_mixer.py does."""
+    """Read and check the prepared rows, and write them to `examples.arrow`, as train_mixer.py
+    does.
+    """
     started = now()
     store_examples(folder / "stored", {TRAIN: training_files(folder)}, text_normalization="none")
     path = folder / "stored" / EXAMPLES_FILE
     num_rows, num_bytes = len(Examples.open(path, TRAIN)), path.stat().st_size
-    return {**rate(num_rows, started), "examples_mb": round(num_bytes / 1e6), "bytes_per_row": num_bytes // num_rows}
+    return {
+        **rate(num_rows, started),
+        "examples_mb": round(num_bytes / 1e6),
+        "bytes_per_row": num_bytes // num_rows,
+    }
 
 
 def start_again(folder: Path) -> dict[str, float]:
-    """Do what a second run does before its first batch: find and check the prepared data and the arrays."""
+    """Do what a second run does before its first batch: find and check the prepared data and the
+    arrays.
+    """
     started = time.perf_counter()
     prepare(config(folder), folder / "out")
     data = dataset(folder, augment=True)
@@ -184,18 +207,25 @@ def collate(folder: Path, *, augment: bool) -> dict[str, float]:
 def dataset(folder: Path, *, augment: bool) -> OccupationDataset:
     """Return the training data, with the scripts' default noise if asked for."""
     examples = Examples.open(folder / "out" / EXAMPLES_FILE, TRAIN)
-    form: dict[str, Any] = {"formatter": build_formatter("general", num_blocks=1), "max_len": MAX_LEN}
+    form: dict[str, Any] = {
+        "formatter": build_formatter("general", num_blocks=1),
+        "max_len": MAX_LEN,
+    }
     data = OccupationDataset(examples, classes=read_key(folder / "out" / KEY_FILE).codes, **form)
     if augment:
         words = WordList.from_texts(some_descriptions(data))
-        data.augmenter = Augmenter(words, augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25)
+        data.augmenter = Augmenter(
+            words, augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25
+        )
     return data
 
 
 def sampler(data: OccupationDataset, *, num_replicas: int = 1) -> BucketSampler:
     """Return rank 0's sampler of batches of 128 rows per rank."""
     size = BATCH_SIZE * num_replicas
-    return BucketSampler(data.lengths, data.num_target_blocks, batch_size=size, seed=0, num_replicas=num_replicas)
+    return BucketSampler(
+        data.lengths, data.num_target_blocks, batch_size=size, seed=0, num_replicas=num_replicas
+    )
 
 
 STAGES: dict[str, Callable[[Path], dict[str, float]]] = {

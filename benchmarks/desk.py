@@ -1,10 +1,11 @@
 """The work cycle of `histocoder serve` in a browser: train, code, review, train again, compare.
 
-A fifth of the distinct descriptions of a table is held out, as in accuracy.py. A script then uses the page as a person
-would, from an empty workspace on: it trains on the others, uploads the held-out descriptions, reviews the first cards
-by keyboard with the true codes, and trains again with the decisions. Both models code the held-out rows that were not
-reviewed. At the end it counts in how many of 2,000 random samples the page's interval contains the true share. Run
-`make test-browser` first, which installs the browser.
+A fifth of the distinct descriptions of a table is held out, as in accuracy.py. A script then uses
+the page as a person would, from an empty workspace on: it trains on the others, uploads the
+held-out descriptions, reviews the first cards by keyboard with the true codes, and trains again
+with the decisions. Both models code the held-out rows that were not reviewed. At the end it counts
+in how many of 2,000 random samples the page's interval contains the true share. Run `make
+test-browser` first, which installs the browser.
 
 python benchmarks/desk.py --data english --cards 100 --folder desk-walk
 """
@@ -49,7 +50,9 @@ class Hands:
         for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
             options.add_argument(flag)
         options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
-        self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+        self.driver = webdriver.Chrome(
+            options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))
+        )
         self.driver.implicitly_wait(60)
         self.keys = self.clicks = 0
         self.driver.get(address)
@@ -71,17 +74,23 @@ class Hands:
 
     def sees(self, selector: str) -> bool:
         """Whether the page has such an element now; find_elements would wait a minute for one."""
-        return self.driver.execute_script("return document.querySelector(arguments[0]) !== null", selector)
+        return self.driver.execute_script(
+            "return document.querySelector(arguments[0]) !== null", selector
+        )
 
     def text(self, selector: str) -> str:
-        return self.driver.execute_script("return document.querySelector(arguments[0])?.textContent || ''", selector)
+        return self.driver.execute_script(
+            "return document.querySelector(arguments[0])?.textContent || ''", selector
+        )
 
     def wait(self, until: Any) -> None:
         WebDriverWait(self.driver, _PATIENCE, poll_frequency=0.05).until(lambda _: until())
 
 
 def train(hands: Hands, path: Path, *, quick: bool) -> str:
-    """Train a model on a table, with what the page guesses and offers to correct; return the model's figures."""
+    """Train a model on a table, with what the page guesses and offers to correct; return the
+    model's figures.
+    """
     hands.clicks += 2  # on the page and in the browser's file dialog
     hands.driver.find_element(By.CSS_SELECTOR, "#coded-table").send_keys(str(path))
     hands.wait(lambda: hands.text("#train-form .good, #train-form .notice"))
@@ -101,9 +110,16 @@ def code_file(hands: Hands, path: Path, language: str) -> None:
     hands.clicks += 2  # on the page and in the browser's file dialog
     hands.driver.find_element(By.CSS_SELECTOR, "#file").send_keys(str(path))
     hands.wait(lambda: hands.text("#file-form table"))
-    if hands.driver.execute_script("return document.querySelector('#file-language').value") != language:
+    if (
+        hands.driver.execute_script("return document.querySelector('#file-language').value")
+        != language
+    ):
         hands.choose("#file-language", language)
-    hands.wait(lambda: hands.driver.find_element(By.CSS_SELECTOR, "#file-form button.primary").is_displayed())
+    hands.wait(
+        lambda: hands.driver.find_element(
+            By.CSS_SELECTOR, "#file-form button.primary"
+        ).is_displayed()
+    )
     hands.click("#file-form button.primary")
     hands.wait(lambda: "Coded." in hands.text("#sent .file"))
 
@@ -154,7 +170,10 @@ def _model(folder: Path, number: int) -> Path:
 def compare(folder: Path, held_out: pd.DataFrame, reviewed: pd.Series, language: str) -> None:
     before = Coder.from_pretrained(_model(folder, 1), "cpu").predict(held_out[TEXT], language)[CODE]
     share = (before == held_out[CODE])[reviewed].mean()
-    print(f"reviewed cards stand for {reviewed.sum():,} of {len(held_out):,} rows, right before: {100 * share:.1f} %")
+    print(
+        f"reviewed cards stand for {reviewed.sum():,} of {len(held_out):,} rows, right "
+        f"before: {100 * share:.1f} %"
+    )
     rest = held_out[~reviewed]
     texts, true = rest[TEXT].tolist(), rest[CODE].to_numpy()
     later = Coder.from_pretrained(_model(folder, 2), "cpu").predict(texts, language)[CODE]
@@ -162,16 +181,29 @@ def compare(folder: Path, held_out: pd.DataFrame, reviewed: pd.Series, language:
     of_before, of_after = (shares(right, texts) for right in rights)
     for kind, number in (("rows", len(texts)), ("texts", len(set(texts)))):
         found = difference_interval(rights[1], rights[0], texts)[kind]
-        ends = ", ".join(f"{end} {100 * value:+.1f}" for end, value in found.items() if value is not None)
-        print(f"not reviewed, {number} {kind}: {100 * of_before[kind]:.1f} % -> {100 * of_after[kind]:.1f} % ({ends})")
+        ends = ", ".join(
+            f"{end} {100 * value:+.1f}" for end, value in found.items() if value is not None
+        )
+        print(
+            f"not reviewed, {number} {kind}: {100 * of_before[kind]:.1f} % -> "
+            f"{100 * of_after[kind]:.1f} % ({ends})"
+        )
 
 
-def coverage(folder: Path, held_out: pd.DataFrame, language: str, *, num_samples: int = 2000) -> None:
-    """Print how good the page's estimate is after some cards, with the true codes, over many random samples."""
+def coverage(
+    folder: Path, held_out: pd.DataFrame, language: str, *, num_samples: int = 2000
+) -> None:
+    """Print how good the page's estimate is after some cards, with the true codes, over many random
+    samples.
+    """
     coded = Coder.from_pretrained(_model(folder, 1), "cpu").predict(held_out[TEXT], language)
     coded = coded.assign(text=held_out[TEXT], times=1, right=coded[CODE] == held_out[CODE])
-    cards = coded.groupby("text").agg({"times": "sum", "conf": "first", "right": lambda right: right.mean() >= 0.5})
-    cards = cards.assign(worth=cards["times"] * (1 - cards["conf"])).sort_values("worth", ascending=False)
+    cards = coded.groupby("text").agg(
+        {"times": "sum", "conf": "first", "right": lambda right: right.mean() >= 0.5}
+    )
+    cards = cards.assign(worth=cards["times"] * (1 - cards["conf"])).sort_values(
+        "worth", ascending=False
+    )
     times, right = cards["times"].to_numpy(), cards["right"].to_numpy()
     true = times @ right / times.sum()
     for num_decided in (number for number in (100, 200, 400) if number < len(times)):
@@ -179,17 +211,24 @@ def coverage(folder: Path, held_out: pd.DataFrame, language: str, *, num_samples
         for seed in range(num_samples):
             _, draws = order_of_review(times, seed)
             share = share_right([bool(right[card]) for due, card in draws if due < num_decided])
-            found.append((share.low <= true <= share.high, abs(share.mean - true), share.high - share.low))
+            found.append(
+                (share.low <= true <= share.high, abs(share.mean - true), share.high - share.low)
+            )
         covered, error, width = 100 * np.mean(found, axis=0)
         print(
-            f"{num_decided} cards: {covered:.1f} % contain the truth; mean error {error:.1f}, width {width:.1f} points"
+            f"{num_decided} cards: {covered:.1f} % contain the truth; mean error "
+            f"{error:.1f}, width {width:.1f} points"
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", choices=TABLES, default="english")
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the tables")
+    parser.add_argument(
+        "--shared", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the tables"
+    )
     parser.add_argument("--folder", type=Path, default=Path("desk-walk"))
     parser.add_argument("--cards", type=int, default=100)
     parser.add_argument("--quick", action="store_true", help="the page's quick trial: three epochs")
@@ -209,24 +248,43 @@ def main() -> None:
 
     shutil.rmtree(folder / "desk", ignore_errors=True)
     rows.to_csv(folder / "coded.csv", index=False)
-    command = ["-m", "histocoder", "serve", "--workspace", folder / "desk", "--no-browser", "--port", 0]
+    command = [
+        "-m",
+        "histocoder",
+        "serve",
+        "--workspace",
+        folder / "desk",
+        "--no-browser",
+        "--port",
+        0,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     server = subprocess.Popen(
-        [sys.executable, *map(str, command)], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+        [sys.executable, *map(str, command)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=ROOT,
     )
     try:
         assert server.stdout is not None
-        hands = Hands(next(line for line in server.stdout if line.startswith("Open ")).split()[1], folder)
+        hands = Hands(
+            next(line for line in server.stdout if line.startswith("Open ")).split()[1], folder
+        )
         passed("start the server and the browser")
         print(train(hands, folder / "coded.csv", quick=args.quick))
         passed(f"train on {len(rows):,} rows, {hands.clicks} clicks")
         code_file(hands, folder / "archive.csv", language)
-        passed(f"code {len(held_out):,} rows, {hands.clicks} clicks and {hands.keys} keys since the start")
+        passed(
+            f"code {len(held_out):,} rows, {hands.clicks} clicks and {hands.keys} keys "
+            "since the start"
+        )
         begin_review(hands)
         keys, clicks = hands.keys, hands.clicks
         reviewed, ways = review(hands, truth, args.cards)
         passed(
-            f"review {args.cards} cards, {(hands.keys - keys) / args.cards:.2f} keys and {hands.clicks - clicks} clicks"
+            f"review {args.cards} cards, {(hands.keys - keys) / args.cards:.2f} keys and "
+            f"{hands.clicks - clicks} clicks"
         )
         print(dict(ways), hands.text("#trust"))
         print(improve(hands))

@@ -1,9 +1,10 @@
 """Rows per second of CPU time of a model in torch, and exported; prints one line of JSON.
 
-The sides take turns on the same distinct descriptions; the figures are medians of the rounds. `right` is the percentage
-of rows of --data for which exactly the right codes are predicted.
+The sides take turns on the same distinct descriptions; the figures are medians of the rounds.
+`right` is the percentage of rows of --data for which exactly the right codes are predicted.
 
-Usage: python benchmarks/exported.py --model out/best --data test.csv [--language en] [--rounds N] [--threads N]
+Usage: python benchmarks/exported.py --model out/best --data test.csv [--language en] [--rounds N]
+[--threads N]
 """
 
 from __future__ import annotations
@@ -40,16 +41,23 @@ def right(side: Any, examples: Examples, mode: str) -> float:
     table = side.predict(examples.texts, examples.langs, mode=mode)
     found = table[list(code_columns(table))].to_numpy(dtype=object)
     pairs = zip(found, examples.codes.to_numpy(dtype=object), strict=True)
-    same = [{c for c in ours if isinstance(c, str)} == {c for c in true if isinstance(c, str)} for ours, true in pairs]
+    same = [
+        {c for c in ours if isinstance(c, str)} == {c for c in true if isinstance(c, str)}
+        for ours, true in pairs
+    ]
     return round(100 * sum(same) / len(same), 2)
 
 
 def main() -> None:
     """Export the model, then measure all sides."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", required=True, help="folder of a run or a checkpoint")
     parser.add_argument("--data", required=True, help="CSV of descriptions (occ1) and codes")
-    parser.add_argument("--language", default="en", help="language of all descriptions (default: en)")
+    parser.add_argument(
+        "--language", default="en", help="language of all descriptions (default: en)"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds (default: 5)")
     parser.add_argument("--threads", type=int, default=1, help="threads per side (default: 1)")
     args = parser.parse_args()
@@ -61,7 +69,10 @@ def main() -> None:
         plain = Path(folder, "exported")
         export(coder, plain, examples.texts, examples.langs)
         size = sum(one.stat().st_size for one in plain.rglob("*") if one.is_file())
-        sides: dict[str, Any] = {"torch": coder, "exported": OnnxCoder(plain, num_threads=args.threads)}
+        sides: dict[str, Any] = {
+            "torch": coder,
+            "exported": OnnxCoder(plain, num_threads=args.threads),
+        }
         modes = {}
         for mode in MODES:
             rates: dict[str, list[float]] = {name: [] for name in sides}
@@ -73,7 +84,9 @@ def main() -> None:
                     side.predict(texts, args.language, mode=mode)
                     rates[name].append(len(texts) / (time.process_time() - started))
             modes[mode] = {
-                "rows_per_cpu_s": {name: round(statistics.median(found), 1) for name, found in rates.items()},
+                "rows_per_cpu_s": {
+                    name: round(statistics.median(found), 1) for name, found in rates.items()
+                },
                 "right": {name: right(side, examples, mode) for name, side in sides.items()},
             }
     print(

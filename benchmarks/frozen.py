@@ -1,8 +1,9 @@
-"""Rows per second of training with a frozen encoder, run in each step or once before training; prints one line of JSON.
+"""Rows per second of training with a frozen encoder, run in each step or once before training;
+prints one line of JSON.
 
-The model has CANINE-s's sizes and random weights; the rows are those of `english_occupations.csv` (or data/train.csv if
-that is missing), without augmentation. One `Trainer` takes steps with and without kept outputs in turns; the
-figures are medians.
+The model has CANINE-s's sizes and random weights; the rows are those of `english_occupations.csv`
+(or data/train.csv if that is missing), without augmentation. One `Trainer` takes steps with and
+without kept outputs in turns; the figures are medians.
 
 Usage: python benchmarks/frozen.py [--batch-size N] [--steps N] [--rounds N]
 """
@@ -50,18 +51,28 @@ def measure(folder: Path, device: torch.device, args: argparse.Namespace) -> dic
 
 def main() -> None:
     """Measure, and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batch-size", type=int, default=64, help="rows per step (default: 64)")
     parser.add_argument(
-        "--steps", type=int, default=4, help="steps per round, 8 times as many with kept outputs (default: 4)"
+        "--steps",
+        type=int,
+        default=4,
+        help="steps per round, 8 times as many with kept outputs (default: 4)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model on a hundred rows, to try the program")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model on a hundred rows, to try the program"
+    )
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as name:
         measured = measure(Path(name), device, args)
-    machine = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, {device.type}"
+    machine = (
+        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
+        f"{device.type}"
+    )
     result = {"benchmark": "frozen", "batch_size": args.batch_size, **measured}
     print(json.dumps({**result, "machine": machine, "torch": torch.__version__}))
 

@@ -1,7 +1,9 @@
-"""Operators that the host launches on a GPU in a training step and for a batch to code, and how often it waits.
+"""Operators that the host launches on a GPU in a training step and for a batch to code, and how
+often it waits.
 
-They are counted on the pretended GPU of the tests, and no GPU is needed. "canine-s" has CANINE-s's layers, in small:
-what a step launches depends on the number of layers alone. Prints a line of JSON for each step and each mode.
+They are counted on the pretended GPU of the tests, and no GPU is needed. "canine-s" has CANINE-s's
+layers, in small: what a step launches depends on the number of layers alone. Prints a line of JSON
+for each step and each mode.
 
 Usage: python benchmarks/launches.py
 """
@@ -27,7 +29,10 @@ ENCODERS, PRECISIONS = ("canine-s", "tiny", "ngram", "bert"), ("fp32", "bf16", "
 
 
 def show(log: Log, **case: object) -> None:
-    print(json.dumps({**case, "launches": log.launches.total(), "waits": log.waits.total()}), flush=True)
+    print(
+        json.dumps({**case, "launches": log.launches.total(), "waits": log.waits.total()}),
+        flush=True,
+    )
 
 
 def count_steps() -> None:

@@ -1,8 +1,10 @@
-"""Linear machines by themselves: the kernel's after some passes over the rows, and scikit-learn's LinearSVC.
+"""Linear machines by themselves: the kernel's after some passes over the rows, and scikit-learn's
+LinearSVC.
 
-A fifth of the distinct descriptions is held out, as in accuracy.py; each row counts once, and titles of codes are left
-out. Prints a line of JSON for each: seconds, and the share of held-out rows whose code is right. `--exact` also fits
-LinearSVC, one class against the rest in one thread, which takes minutes on large tables.
+A fifth of the distinct descriptions is held out, as in accuracy.py; each row counts once, and
+titles of codes are left out. Prints a line of JSON for each: seconds, and the share of held-out
+rows whose code is right. `--exact` also fits LinearSVC, one class against the rest in one thread,
+which takes minutes on large tables.
 
 python benchmarks/linear_svm.py --data english --seed 0 --passes 4 6 12 --exact
 """
@@ -26,8 +28,12 @@ from histocoder.training.svm import MAX_WEIGHTS
 
 def main() -> None:
     """Fit the machines of one split in turns."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the tables")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--shared", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the tables"
+    )
     parser.add_argument("--data", default="english", choices=tuple(TABLES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--passes", nargs="+", type=int, default=[4, 6, 12])
@@ -36,22 +42,39 @@ def main() -> None:
     train, test = split(read(args.data, args.shared), seed=args.seed, size=None)
     classes, class_ids = np.unique(train[CODE].to_numpy(dtype=str), return_inverse=True)
     vectorizer = TfidfVectorizer(
-        analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True, max_features=MAX_WEIGHTS // len(classes)
+        analyzer="char_wb",
+        ngram_range=(1, 5),
+        sublinear_tf=True,
+        max_features=MAX_WEIGHTS // len(classes),
     )
     features, asked = vectorizer.fit_transform(train[TEXT]), vectorizer.transform(test[TEXT])
     ones = np.ones(len(train))
-    members = csr_matrix((ones, (class_ids, np.arange(len(train)))), shape=(len(classes), len(train)))
+    members = csr_matrix(
+        (ones, (class_ids, np.arange(len(train)))), shape=(len(classes), len(train))
+    )
 
     def report(method: str, seconds: float, decisions: np.ndarray) -> None:
         right = (classes[decisions.argmax(1)] == test[CODE].to_numpy()).mean()
         values = {"rows": len(train), "classes": len(classes), "right": round(float(right), 3)}
-        print(json.dumps({"data": args.data, "seed": args.seed, "method": method, "seconds": seconds, **values}))
+        print(
+            json.dumps(
+                {
+                    "data": args.data,
+                    "seed": args.seed,
+                    "method": method,
+                    "seconds": seconds,
+                    **values,
+                }
+            )
+        )
 
     for passes in args.passes:
         started = time.monotonic()
         found = kernels.fit_machines(features, members, ones, passes=passes)
         seconds = round(time.monotonic() - started, 1)
-        report(f"kernel, {passes} passes", seconds, asked.astype(np.float32) @ found[:-1] + found[-1])
+        report(
+            f"kernel, {passes} passes", seconds, asked.astype(np.float32) @ found[:-1] + found[-1]
+        )
     if args.exact:
         started = time.monotonic()
         machines = LinearSVC(tol=0.1, random_state=0).fit(features, train[CODE])

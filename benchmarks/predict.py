@@ -1,9 +1,11 @@
-"""Rows per second of prediction, compared with the same model run as OccCANINE runs it; prints one line of JSON.
+"""Rows per second of prediction, compared with the same model run as OccCANINE runs it; prints one
+line of JSON.
 
-The model has CANINE-s's sizes, random weights and 1,919 codes; all descriptions are distinct. The reference pads inputs
-to 128 positions, computes in fp32, decodes the whole prefix again at each step, and searches the trie one node at a
-time. Both sides take turns within the run; the figures are medians. `with_repeats` uses the rows of the file with their
-repeats: histocoder computes each distinct description once, the reference all rows.
+The model has CANINE-s's sizes, random weights and 1,919 codes; all descriptions are distinct. The
+reference pads inputs to 128 positions, computes in fp32, decodes the whole prefix again at each
+step, and searches the trie one node at a time. Both sides take turns within the run; the figures
+are medians. `with_repeats` uses the rows of the file with their repeats: histocoder computes each
+distinct description once, the reference all rows.
 
 Usage: python benchmarks/predict.py [--precision fp32] [--rows N] [--modes flat greedy topk full]
 """
@@ -36,7 +38,9 @@ NUM_CODES, REFERENCE_BATCH = 1919, 32
 
 
 def codes() -> tuple[str, ...]:
-    """Return 1,919 codes: HISCO's if its list is available, else generated ones of a similar distribution."""
+    """Return 1,919 codes: HISCO's if its list is available, else generated ones of a similar
+    distribution.
+    """
     path = SHARED / "reference" / "hisco_codes.csv"
     if path.exists():
         return tuple(pd.read_csv(path, dtype=str)["hisco"])
@@ -45,7 +49,9 @@ def codes() -> tuple[str, ...]:
 
 
 def descriptions(num_rows: int, *, distinct: bool = True) -> list[str]:
-    """Return real descriptions, or those of the sample data; only distinct ones, or with repeats."""
+    """Return real descriptions, or those of the sample data; only distinct ones, or with
+    repeats.
+    """
     path = SHARED / "data" / "english_occupations.csv"
     texts = pd.read_csv(path if path.exists() else ROOT / "data" / "train.csv", dtype=str)["occ1"]
     texts = texts.drop_duplicates() if distinct else texts
@@ -53,7 +59,9 @@ def descriptions(num_rows: int, *, distinct: bool = True) -> list[str]:
 
 
 def build_coder(precision: str, *, tiny: bool) -> Coder:
-    """Return a coder with a model of CANINE-s's sizes, or a tiny one with a hundred codes, and random weights."""
+    """Return a coder with a model of CANINE-s's sizes, or a tiny one with a hundred codes, and
+    random weights.
+    """
     torch.manual_seed(0)
     formatter = build_formatter("hisco", num_blocks=5)
     config = ModelConfig(
@@ -86,7 +94,9 @@ class Reference:
     def flat(self, texts: list[str]) -> None:
         """Predict with the flat head."""
         for i in range(0, len(texts), REFERENCE_BATCH):
-            self.model.linear_decoder(self.encode(texts[i : i + REFERENCE_BATCH])[1]).sigmoid().cpu()
+            self.model.linear_decoder(
+                self.encode(texts[i : i + REFERENCE_BATCH])[1]
+            ).sigmoid().cpu()
 
     @torch.no_grad()
     def greedy(self, texts: list[str]) -> None:
@@ -95,7 +105,9 @@ class Reference:
             memory, _ = self.encode(texts[i : i + REFERENCE_BATCH])
             tokens = torch.full((len(memory), 1), BOS, device=self.device)
             for _ in range(26):
-                best = self.model.decoder(tokens, memory)[:, -1].softmax(-1).argmax(-1, keepdim=True)
+                best = (
+                    self.model.decoder(tokens, memory)[:, -1].softmax(-1).argmax(-1, keepdim=True)
+                )
                 tokens = torch.cat([tokens, best], dim=1)
             tokens.cpu()
 
@@ -103,7 +115,9 @@ class Reference:
     def full(self, texts: list[str]) -> None:
         """Compute each node of the trie, one after the other."""
         memory, _ = self.encode(texts)
-        nodes = sorted({tuple(block[:depth]) for block in self.blocks for depth in range(len(block))})
+        nodes = sorted(
+            {tuple(block[:depth]) for block in self.blocks for depth in range(len(block))}
+        )
         for prefix in nodes:
             tokens = torch.tensor([[BOS, *prefix]], device=self.device).expand(len(memory), -1)
             self.model.decoder(tokens, memory)[:, -1].softmax(-1).cpu()
@@ -146,16 +160,32 @@ def compare(coder: Coder, mode: str, args: argparse.Namespace) -> dict[str, floa
 
 def main() -> None:
     """Compare both sides in each mode."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=256, help="descriptions per round (default: 256)")
-    parser.add_argument("--full-rows", type=int, default=2, help="rows of the reference's full search (default: 2)")
-    parser.add_argument("--repeating-rows", type=int, default=12_000, help="rows with repeats (default: 12,000, all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows", type=int, default=256, help="descriptions per round (default: 256)"
+    )
+    parser.add_argument(
+        "--full-rows", type=int, default=2, help="rows of the reference's full search (default: 2)"
+    )
+    parser.add_argument(
+        "--repeating-rows",
+        type=int,
+        default=12_000,
+        help="rows with repeats (default: 12,000, all)",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
     parser.add_argument(
-        "--precision", default="auto", choices=PRECISIONS, help="histocoder's precision (default: auto)"
+        "--precision",
+        default="auto",
+        choices=PRECISIONS,
+        help="histocoder's precision (default: auto)",
     )
     parser.add_argument("--modes", nargs="+", default=["flat", "greedy", "topk", "full"])
-    parser.add_argument("--tiny", action="store_true", help="a tiny model with a hundred codes, to try the program")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model with a hundred codes, to try the program"
+    )
     args = parser.parse_args()
     coder = build_coder(args.precision, tiny=args.tiny)
     results = {mode: compare(coder, mode, args) for mode in args.modes}

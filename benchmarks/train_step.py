@@ -1,12 +1,14 @@
-"""Rows per second of training at CANINE-s's sizes, compared with other ways of training; prints one line of JSON.
+"""Rows per second of training at CANINE-s's sizes, compared with other ways of training; prints one
+line of JSON.
 
-`ours` trains as `finetune.py` does by default, augmentation included; `torch` leaves out the C kernels. `reference`
-trains in fp32 with all inputs padded to 128 positions, batches in random order, rows tokenized one by one, an unfused
-AdamW, and the loss read in each step. `trainer` is Hugging Face's Trainer with bf16, rows grouped by length, and
-trimmed batches. All have random weights, the same losses, and the rows of `english_occupations.csv` (or data/train.csv
-if that is missing) with the same noise. They take turns within the run, each in its own process and warmed up; the
-figures are medians. The peak is the fastest of several 2048³ products (on a GPU 8192³) in the precision of `ours`;
-their median shows how steady the machine was.
+`ours` trains as `finetune.py` does by default, augmentation included; `torch` leaves out the C
+kernels. `reference` trains in fp32 with all inputs padded to 128 positions, batches in random
+order, rows tokenized one by one, an unfused AdamW, and the loss read in each step. `trainer` is
+Hugging Face's Trainer with bf16, rows grouped by length, and trimmed batches. All have random
+weights, the same losses, and the rows of `english_occupations.csv` (or data/train.csv if that is
+missing) with the same noise. They take turns within the run, each in its own process and warmed up;
+the figures are medians. The peak is the fastest of several 2048³ products (on a GPU 8192³) in the
+precision of `ours`; their median shows how steady the machine was.
 
 Usage: python benchmarks/train_step.py [--batch-size N] [--against reference trainer torch]
 """
@@ -64,7 +66,9 @@ def train_config(batch_size: int, **changes: Any) -> TrainConfig:
 
 
 class Data:
-    """Training data, prepared as `finetune.py` prepares them, and the model's sizes; a hundred rows if `tiny`."""
+    """Training data, prepared as `finetune.py` prepares them, and the model's sizes; a hundred rows
+    if `tiny`.
+    """
 
     def __init__(self, folder: Path, *, tiny: bool = False) -> None:
         source = ENGLISH if ENGLISH.exists() else ROOT / "data" / "train.csv"
@@ -76,13 +80,27 @@ class Data:
                 with source.open(encoding="utf-8") as file:
                     table.write_text("".join(itertools.islice(file, 101)), encoding="utf-8")
             source = table
-        config = PrepareConfig(str(source), ("hisco_1",), language="en", titles="none", zero_pad_codes=True)
+        config = PrepareConfig(
+            str(source), ("hisco_1",), language="en", titles="none", zero_pad_codes=True
+        )
         prepare(config, folder)
-        self.formatter, self.key = build_formatter("general", num_blocks=1), read_key(folder / "key.csv")
-        form: dict[str, Any] = {"formatter": self.formatter, "classes": self.key.codes, "max_len": 128}
+        self.formatter, self.key = (
+            build_formatter("general", num_blocks=1),
+            read_key(folder / "key.csv"),
+        )
+        form: dict[str, Any] = {
+            "formatter": self.formatter,
+            "classes": self.key.codes,
+            "max_len": 128,
+        }
         self.plain = OccupationDataset(Examples.open(folder / EXAMPLES_FILE, TRAIN), **form)
         texts = self.plain.descriptions(np.arange(len(self.plain)))
-        noise = Augmenter(WordList.from_texts(texts), augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25)
+        noise = Augmenter(
+            WordList.from_texts(texts),
+            augmentation_prob=0.3,
+            num_transformations=3,
+            unk_lang_prob=0.25,
+        )
         self.noisy = replace(self.plain, augmenter=noise)
 
     def model(self) -> MixerModel:
@@ -103,7 +121,13 @@ class Ours:
     """Training with histocoder's `Trainer`."""
 
     def __init__(
-        self, data: Data, config: TrainConfig, device: torch.device, folder: Path, *, freeze_encoder: bool = False
+        self,
+        data: Data,
+        config: TrainConfig,
+        device: torch.device,
+        folder: Path,
+        *,
+        freeze_encoder: bool = False,
     ) -> None:
         model = data.model()
         if freeze_encoder:
@@ -136,7 +160,9 @@ class Ours:
         return gflops(self.trainer.device, self.trainer.model.dtype, count)
 
     def flops_per_row(self, count: int) -> float:
-        """Count the operations of matrix products, forward and backward, by repeating the last steps."""
+        """Count the operations of matrix products, forward and backward, by repeating the last
+        steps.
+        """
         attention = _CountedAttention
         attention.flops, kernels.AttentionKernel = 0, attention
         with FlopCounterMode(display=False) as counter:
@@ -170,13 +196,19 @@ class PlainModel(nn.Module):
     def __init__(self, model: MixerModel) -> None:
         super().__init__()
         model.encoder = canine_of_transformers(model.encoder)
-        self.model = model  # without an attribute `config`, which transformers' Trainer would change
+        self.model = (
+            model  # without an attribute `config`, which transformers' Trainer would change
+        )
 
     def forward(self, input_ids: Tensor, targets: Tensor, *, masked: bool) -> MixerOutput:
-        """Compute the logits of decoder and flat head; the decoder attends to padding unless `masked`."""
+        """Compute the logits of decoder and flat head; the decoder attends to padding unless
+        `masked`.
+        """
         mask = input_ids.ne(0)
         encoded = self.model.encoder(input_ids=input_ids, attention_mask=mask.float())
-        logits = self.model.decoder(targets[:, :-2], encoded.last_hidden_state, mask if masked else None)
+        logits = self.model.decoder(
+            targets[:, :-2], encoded.last_hidden_state, mask if masked else None
+        )
         return MixerOutput(logits, self.model.classify(encoded.pooler_output))
 
 
@@ -184,7 +216,12 @@ class Reference:
     """Training as the reference does it."""
 
     def __init__(self, data: Data, config: TrainConfig, device: torch.device) -> None:
-        self.data, self.config, self.batch_size, self.device = data, config, config.batch_size, device
+        self.data, self.config, self.batch_size, self.device = (
+            data,
+            config,
+            config.batch_size,
+            device,
+        )
         self.model = PlainModel(data.model().to(device)).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-5, foreach=False)
         self.rng = np.random.default_rng(0)
@@ -196,8 +233,13 @@ class Reference:
             rows = self.rng.permutation(len(self.data.noisy))[: self.batch_size]
             batch = _share(self.data.noisy, rows).to(self.device)
             texts = self.data.noisy.examples.inputs(rows)
-            ids = [tokenize([text], max_len=128).pad(np.arange(1), max_len=128, num_positions=128) for text in texts]
-            output = self.model(torch.from_numpy(np.concatenate(ids)).to(self.device), batch.targets, masked=False)
+            ids = [
+                tokenize([text], max_len=128).pad(np.arange(1), max_len=128, num_positions=128)
+                for text in texts
+            ]
+            output = self.model(
+                torch.from_numpy(np.concatenate(ids)).to(self.device), batch.targets, masked=False
+            )
             loss = mixed_loss(output, batch, self.model.model.config, self.config)
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -228,7 +270,9 @@ class HuggingFace:
         class MixerTrainer(Trainer):
             def compute_loss(self, model: nn.Module, inputs: dict[str, Any], **_: Any) -> Tensor:
                 batch: Batch = inputs["batch"].to(inputs["device_of"].device)
-                return mixed_loss(model(batch.input_ids, batch.targets, masked=True), batch, model_config, config)
+                return mixed_loss(
+                    model(batch.input_ids, batch.targets, masked=True), batch, model_config, config
+                )
 
         noisy = self.data.noisy
         trainer = MixerTrainer(
@@ -280,7 +324,9 @@ def _share(data: OccupationDataset, rows: np.ndarray) -> Batch:
 
 def gflops(device: torch.device, dtype: torch.dtype, count: int) -> list[float]:
     """Return the GFLOP/s of `count` matrix products."""
-    size = 8192 if device.type == "cuda" else 2048  # large, so that the launch takes a negligible part
+    size = (
+        8192 if device.type == "cuda" else 2048
+    )  # large, so that the launch takes a negligible part
     a = torch.randn(size, size, device=device).to(dtype)
 
     def once() -> float:
@@ -292,12 +338,16 @@ def gflops(device: torch.device, dtype: torch.dtype, count: int) -> list[float]:
 
 
 class Side:
-    """One of the ways of training in its own process, since memory allocation differs between processes."""
+    """One of the ways of training in its own process, since memory allocation differs between
+    processes.
+    """
 
     def __init__(self, name: str, args: argparse.Namespace, folder: Path) -> None:
         context = multiprocessing.get_context("spawn")
         self._end, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, name, args, folder), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(other, name, args, folder), daemon=True
+        )
         self._process.start()
 
     def ask(self, what: str, count: int) -> Any:
@@ -324,24 +374,40 @@ def _serve(end: Connection, name: str, args: argparse.Namespace, folder: Path) -
             what, count = end.recv()
         except EOFError:  # the other side has ended
             return
-        end.send(torch.cuda.max_memory_allocated() / 1e9 if what == "peak_gpu_gb" else getattr(side, what)(count))
+        end.send(
+            torch.cuda.max_memory_allocated() / 1e9
+            if what == "peak_gpu_gb"
+            else getattr(side, what)(count)
+        )
 
 
 def main() -> None:
     """Measure all sides in turns."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batch-size", type=int, default=64, help="rows per step (default: 64)")
     parser.add_argument(
-        "--steps", type=int, default=16, help="steps per side and round, 1 of the reference (default: 16)"
+        "--steps",
+        type=int,
+        default=16,
+        help="steps per side and round, 1 of the reference (default: 16)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
     parser.add_argument("--precision", default="auto", help="precision of `ours` (default: auto)")
     parser.add_argument(
-        "--against", nargs="*", default=["reference", "trainer"], choices=("reference", "trainer", "torch")
+        "--against",
+        nargs="*",
+        default=["reference", "trainer"],
+        choices=("reference", "trainer", "torch"),
     )
-    parser.add_argument("--tiny", action="store_true", help="a tiny model on a hundred rows, to try the program")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model on a hundred rows, to try the program"
+    )
     args = parser.parse_args()
-    counts = {"ours": args.steps} | {side: 1 if side == "reference" else args.steps for side in args.against}
+    counts = {"ours": args.steps} | {
+        side: 1 if side == "reference" else args.steps for side in args.against
+    }
     rates: dict[str, list[float]] = {name: [] for name in counts}
     first_s: dict[str, float] = {}
     products: list[float] = []
@@ -363,7 +429,9 @@ def main() -> None:
         "benchmark": "train_step",
         "batch_size": args.batch_size,
         "rows_per_s": {side: round(rate, 1) for side, rate in median.items()},
-        "ratio": {side: round(median["ours"] / rate, 2) for side, rate in median.items() if side != "ours"},
+        "ratio": {
+            side: round(median["ours"] / rate, 2) for side, rate in median.items() if side != "ours"
+        },
         "first_two_steps_s": {side: round(seconds, 1) for side, seconds in first_s.items()},
         "gflop_per_row": round(flops / 1e9, 2),
         "gpu_memory_gb": {side: round(gb, 2) for side, gb in memory.items()},

@@ -1,8 +1,9 @@
 """Makes the sample data, train.csv and val.csv, from titles.csv.
 
-Each row begins as one title, or two, and is then roughened as archives are: misspelt, misread, abbreviated, with a
-note that the person was dead or retired, or with a place. About half of the rows stay clean or nearly so. The titles
-of validation never occur in training. The same seed always gives the same files.
+Each row begins as one title, or two, and is then roughened as archives are: misspelt, misread,
+abbreviated, with a note that the person was dead or retired, or with a place. About half of the
+rows stay clean or nearly so. The titles of validation never occur in training. The same seed always
+gives the same files.
 """
 
 import argparse
@@ -20,14 +21,23 @@ SHARE_VAL = 0.1  # of the titles of each code
 SHARE_CLEAN = 0.5  # of the rows
 SHARE_TWO = 0.12  # of the rows, with two occupations
 
-# The most frequent codes first: farmers, day labourers, servants, sailors, shoemakers, tailors and so on. The n-th of
-# them comes as often as 1 / (n + 2) says, each of the others as RARE says.
+# The most frequent codes first: farmers, day labourers, servants, sailors, shoemakers, tailors and
+# so on. The n-th of them comes as often as 1 / (n + 2) says, each of the others as RARE says.
 COMMON = (
-    "61110 99920 54010 98135 80110 79100 95410 62105 83110 58340 41025 75400 77610 61115 64100 41030 98620 14120 71105 "
-    "93120 77310 81930 39310 77120 75220 51050 62740 13020 76145 58220 79510 56010 53100 81120 80320 57030 99930 81925"
+    "61110 99920 54010 98135 80110 79100 95410 62105 83110 58340 41025 75400 77610 "
+    "61115 64100 41030 98620 14120 71105 "
+    "93120 77310 81930 39310 77120 75220 51050 62740 13020 76145 58220 79510 56010 "
+    "53100 81120 80320 57030 99930 81925"
 ).split()
 RARE = 0.005
-LANGUAGES = {"en": 4, "da": 3, "se": 2, "nl": 2, "fr": 2, "ge": 2}  # how often each comes, others once
+LANGUAGES = {
+    "en": 4,
+    "da": 3,
+    "se": 2,
+    "nl": 2,
+    "fr": 2,
+    "ge": 2,
+}  # how often each comes, others once
 
 AND = {
     "en": ["and", "&"],
@@ -102,7 +112,19 @@ EMPLOYERS = {
 CRAFTS = ("7", "8", "9")  # how the codes begin of those who may have an employer named
 
 SWAPS = {"c": "k", "k": "c", "v": "w", "w": "v", "i": "j", "j": "i"}
-MISREAD = {"a": "o", "b": "h", "e": "c", "h": "k", "l": "t", "m": "n", "n": "u", "o": "a", "r": "v", "t": "l", "u": "n"}
+MISREAD = {
+    "a": "o",
+    "b": "h",
+    "e": "c",
+    "h": "k",
+    "l": "t",
+    "m": "n",
+    "n": "u",
+    "o": "a",
+    "r": "v",
+    "t": "l",
+    "u": "n",
+}
 PLAIN = {"æ": "ae", "ø": "o", "å": "aa", "ß": "ss", "ð": "d", "þ": "th", "œ": "oe"}
 
 
@@ -115,8 +137,8 @@ def read_titles(path):
 def split_titles(titles, rng):
     """Split titles into those of training and of validation, code by code.
 
-    Titles that differ only in case, or in language, stay together. A code with fewer than four titles is for training
-    only, so that each code of validation can be learned.
+    Titles that differ only in case, or in language, stay together. A code with fewer than four
+    titles is for training only, so that each code of validation can be learned.
     """
     together = defaultdict(list)
     for entry in titles:
@@ -136,7 +158,9 @@ def split_titles(titles, rng):
 
 
 def change_one(text, rng, changes):
-    """Apply one of some changes of a letter at a random place; `changes` maps a letter to another."""
+    """Apply one of some changes of a letter at a random place; `changes` maps a letter to
+    another.
+    """
     places = [i for i, letter in enumerate(text) if i and letter in changes]
     if not places:
         return text
@@ -175,7 +199,9 @@ def old_spelling(text, rng):
 
 def long_s(text, rng):
     """Read each long s, one that does not end a word, as f."""
-    return "".join("f" if a == "s" and b.isalpha() else a for a, b in zip(text, text[1:] + " ", strict=True))
+    return "".join(
+        "f" if a == "s" and b.isalpha() else a for a, b in zip(text, text[1:] + " ", strict=True)
+    )
 
 
 def lose_diacritics(text, rng):
@@ -184,7 +210,16 @@ def lose_diacritics(text, rng):
     return "".join(a for a in unicodedata.normalize("NFD", text) if not unicodedata.combining(a))
 
 
-SPELLINGS = [double_letter, drop_letter, swap_neighbours, misread, misread, old_spelling, old_spelling, long_s]
+SPELLINGS = [
+    double_letter,
+    drop_letter,
+    swap_neighbours,
+    misread,
+    misread,
+    old_spelling,
+    old_spelling,
+    long_s,
+]
 
 
 def misspell(text, lang, rng):
@@ -213,7 +248,14 @@ def change_case(text, lang, rng):
 
 def add_blanks(text, lang, rng):
     """Put blanks where none belong."""
-    return rng.choice([f" {text}", f"{text} ", f"{text}  ", text.replace(" ", "  ") if " " in text else f" {text} "])
+    return rng.choice(
+        [
+            f" {text}",
+            f"{text} ",
+            f"{text}  ",
+            text.replace(" ", "  ") if " " in text else f" {text} ",
+        ]
+    )
 
 
 def add_note(text, lang, rng):
@@ -251,7 +293,8 @@ def roughen(text, lang, steps, rng):
 def make_row(entry, partners, rng):
     """Make one row: a description, its language and its codes.
 
-    `entry` is the title it is of; `partners` are titles of the same side and language, of which a second may come.
+    `entry` is the title it is of; `partners` are titles of the same side and language, of which a
+    second may come.
     """
     title, lang, code = entry
     codes = [code]
@@ -276,7 +319,9 @@ def key_of(text):
 
 
 def weigh(titles):
-    """How often each title comes: by its code and its language, with which the titles of both share alike."""
+    """How often each title comes: by its code and its language, with which the titles of both share
+    alike.
+    """
     alike = Counter((code, lang) for _, lang, code in titles)
     rank = {code: n for n, code in enumerate(COMMON)}
     often = {code: 1 / (rank[code] + 2) if code in rank else RARE for _, _, code in titles}
@@ -311,10 +356,18 @@ def write_rows(path, rows):
 def parse_args(argv=None):
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Make train.csv and val.csv from titles.csv.")
-    parser.add_argument("--seed", type=int, default=1, help="seed of all chance (default: %(default)s)")
-    parser.add_argument("--train-rows", type=int, default=12_000, help="rows of train.csv (default: %(default)s)")
-    parser.add_argument("--val-rows", type=int, default=1_200, help="rows of val.csv (default: %(default)s)")
-    parser.add_argument("--out-dir", type=Path, default=HERE, help="folder to write to (default: this script's)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of all chance (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--train-rows", type=int, default=12_000, help="rows of train.csv (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--val-rows", type=int, default=1_200, help="rows of val.csv (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out-dir", type=Path, default=HERE, help="folder to write to (default: this script's)"
+    )
     return parser.parse_args(argv)
 
 
@@ -328,8 +381,14 @@ def main(argv=None):
     args.out_dir.mkdir(parents=True, exist_ok=True)
     write_rows(args.out_dir / "train.csv", train)
     write_rows(args.out_dir / "val.csv", val)
-    print(f"{len(train):,} rows of {len(train_titles):,} titles to train on, in {args.out_dir / 'train.csv'}")
-    print(f"{len(val):,} rows of {len(val_titles):,} titles to validate on, in {args.out_dir / 'val.csv'}")
+    print(
+        f"{len(train):,} rows of {len(train_titles):,} titles to train on, in "
+        f"{args.out_dir / 'train.csv'}"
+    )
+    print(
+        f"{len(val):,} rows of {len(val_titles):,} titles to validate on, in "
+        f"{args.out_dir / 'val.csv'}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Write the table of docs/data.md on how cells of codes are read: make docs, or python -m docs.cells.
+"""Write the table of docs/data.md on how cells of codes are read: make docs, or python -m
+docs.cells.
 
 A test reads each of these cells at each entrance, and compares what it finds.
 """
@@ -35,27 +36,52 @@ class Kind(NamedTuple):
         if entrance == "desk" and self.desk:
             return self.desk
         # zeros may be lost in all rows, which are not compared without them
-        leaves_out = entrance in ("known", "agreement") and self.result == REFUSED and self.name != "lost zeros"
+        leaves_out = (
+            entrance in ("known", "agreement")
+            and self.result == REFUSED
+            and self.name != "lost zeros"
+        )
         return LEFT_OUT if leaves_out else self.result
 
 
 KINDS = (
     Kind("a code", ("61110", " 61110 "), "61110"),
-    Kind("marks of programs", ("NA", "NaN", "NULL", "\\N", "<NA>", "#N/A", "n/a"), NONE, predict=NOTICED),
+    Kind(
+        "marks of programs",
+        ("NA", "NaN", "NULL", "\\N", "<NA>", "#N/A", "n/a"),
+        NONE,
+        predict=NOTICED,
+    ),
     Kind("marks of people", ("-", "--", "–", "—", "−", "?", ".", "..", "…"), NONE, predict=NOTICED),
     Kind("words for none", ("none", "NONE", "na", "n.a.", "x", "X"), NONE),
     Kind("a lone zero", ("0", "0.0", "0,0"), NONE),
     Kind("decimals", ("61110.0", "61110,0", "61110,00"), "61110"),
-    Kind("formulas and quotation marks", ('="61110"', "'61110", '"61110"', "“61110”", "’61110", "«61110»"), "61110"),
-    Kind("blanks and marks nobody sees", ("61110\u00a0", "\u200b61110", "\ufeff61110\u200e"), "61110"),
+    Kind(
+        "formulas and quotation marks",
+        ('="61110"', "'61110", '"61110"', "“61110”", "’61110", "«61110»"),
+        "61110",
+    ),
+    Kind(
+        "blanks and marks nobody sees", ("61110\u00a0", "\u200b61110", "\ufeff61110\u200e"), "61110"
+    ),
     Kind("signs around a code", ("61110.", "61110,", "*61110", "61110?", "(61110)"), "61110"),
     Kind("digits of full width", ("６１１１０",), "61110"),
     Kind("minus signs", ("-1", "−1", "–1", "- 1", "-1.0"), "-1"),
     Kind("HISCO as printed", ("6-11.10", "611-10", "6.11.10", "611.10", "6-11-10"), "61110"),
     Kind("several codes", ("61110/77610", "61110 / 77610"), "61110 77610"),
-    Kind("marks of thousands", ("61.110", "61'110", "61’110", "61 110", "61\u00a0110", "61,110"), REFUSED, "thousands"),
+    Kind(
+        "marks of thousands",
+        ("61.110", "61'110", "61’110", "61 110", "61\u00a0110", "61,110"),
+        REFUSED,
+        "thousands",
+    ),
     Kind("lost zeros", ("1110", "1110.0"), REFUSED, "fewer than 5"),
-    Kind("made by a spreadsheet", ("6.111E+04", "1-Nov", "2024-11-01"), REFUSED, "spreadsheet has turned"),
+    Kind(
+        "made by a spreadsheet",
+        ("6.111E+04", "1-Nov", "2024-11-01"),
+        REFUSED,
+        "spreadsheet has turned",
+    ),
     Kind("errors", ("#REF!", "#VALUE!"), REFUSED, "turned into an error", predict=NOTICED),
     Kind("words", ("farmer", "not known"), REFUSED, "five digits|contains|fewer|longer"),
 )
@@ -79,7 +105,9 @@ def _lines() -> Iterator[str]:
 def _shown(cell: str) -> str:
     """Return a cell with what nobody sees as its code point."""
     cell = cell.strip(" ")
-    return "".join(char if char == " " or char.isprintable() else f"U+{ord(char):04X} " for char in cell)
+    return "".join(
+        char if char == " " or char.isprintable() else f"U+{ord(char):04X} " for char in cell
+    )
 
 
 if __name__ == "__main__":

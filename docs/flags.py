@@ -1,4 +1,6 @@
-"""Write the tables of docs/configuration.md from the programs' own parsers: make docs, or python -m docs.flags."""
+"""Write the tables of docs/configuration.md from the programs' own parsers: make docs, or python -m
+docs.flags.
+"""
 
 from __future__ import annotations
 
@@ -71,10 +73,14 @@ def _recipes() -> Iterator[str]:
     """The defaults that depend on what a run starts from."""
     yield "### Recipes\n"
     yield (
-        'Where the tables above say "chosen for you", the default depends on what a run starts from.\n'
-        "A flag that is set overrides the recipe: `--learning-rate` alone applies to all weights, and with\n"
-        "`--num-epochs` or `--max-steps` there is no minimum number of steps. A run that continues a trained model\n"
-        "keeps its flat loss, pooling and text normalization. `train_mixer.py` has its own batch sizes and numbers\n"
+        'Where the tables above say "chosen for you", the default depends on what a run '
+        "starts from.\n"
+        "A flag that is set overrides the recipe: `--learning-rate` alone applies to all "
+        "weights, and with\n"
+        "`--num-epochs` or `--max-steps` there is no minimum number of steps. A run that "
+        "continues a trained model\n"
+        "keeps its flat loss, pooling and text normalization. `train_mixer.py` has its own "
+        "batch sizes and numbers\n"
         "of epochs.\n"
     )
     for number, kind in enumerate(RECIPES, 1):
@@ -96,7 +102,8 @@ def _groups(parser: argparse.ArgumentParser) -> dict[str, list[Flag]]:
         str(group.title).capitalize(): [
             _flag(action)
             for action in group._group_actions
-            if action.dest not in ("help", "help_all", "version") and action.help != argparse.SUPPRESS
+            if action.dest not in ("help", "help_all", "version")
+            and action.help != argparse.SUPPRESS
         ]
         for group in parser._action_groups
     }
@@ -105,14 +112,24 @@ def _groups(parser: argparse.ArgumentParser) -> dict[str, list[Flag]]:
 
 def _commands(parser: Parser) -> dict[str, argparse.ArgumentParser]:
     assert parser._subparsers is not None
-    return next(action.choices for action in parser._subparsers._group_actions if isinstance(action.choices, dict))
+    return next(
+        action.choices
+        for action in parser._subparsers._group_actions
+        if isinstance(action.choices, dict)
+    )
 
 
 def _flag(action: argparse.Action) -> Flag:
-    """What a parser says of a flag; its default as its help words it, where that says more than the value."""
+    """What a parser says of a flag; its default as its help words it, where that says more than the
+    value.
+    """
     names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{action.metavar}`"
     if action.nargs != 0 and action.option_strings:
-        value = "|".join(map(str, action.choices)) if action.choices else str(action.metavar or action.dest.upper())
+        value = (
+            "|".join(map(str, action.choices))
+            if action.choices
+            else str(action.metavar or action.dest.upper())
+        )
         # no bar: in a table's code, GitHub needs a backslash before it, which the site shows
         names = f"{names[:-1]} {value.replace('|', ' or ')}{' …' if action.nargs == '+' else ''}`"
     text = action.help or ""
@@ -137,7 +154,11 @@ def _merged(ours: Iterable[Flag], theirs: Iterable[Flag]) -> Iterator[Flag]:
             yield flag._replace(meaning=f"{flag.meaning}; in `train_mixer.py`: {other.meaning}")
         else:
             is_same = other.default == flag.default
-            yield flag if is_same else flag._replace(default=f"{flag.default}<br>`train_mixer.py`: {other.default}")
+            yield (
+                flag
+                if is_same
+                else flag._replace(default=f"{flag.default}<br>`train_mixer.py`: {other.default}")
+            )
     for flag in others.values():
         yield flag._replace(meaning=f"{flag.meaning}; `train_mixer.py` alone")
 

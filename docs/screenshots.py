@@ -1,6 +1,7 @@
 """Take the pictures of docs/pictures from the demo, in chromium: make screenshots.
 
-The steps are those of docs/teamwork.md: a file is coded, two people review it, and the desk offers to train on that.
+The steps are those of docs/teamwork.md: a file is coded, two people review it, and the desk offers
+to train on that.
 """
 
 from __future__ import annotations
@@ -39,9 +40,17 @@ class Page:
     def __init__(self) -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
-        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        for flag in (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+        ):
             options.add_argument(flag)
-        self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+        self.driver = webdriver.Chrome(
+            options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))
+        )
         self.driver.implicitly_wait(60)
 
     def one(self, selector: str) -> Any:
@@ -66,12 +75,28 @@ class Page:
 
 @contextmanager
 def desk(folder: Path) -> Iterator[str]:
-    """Serve a copy of the demo's model, so that no decision of its user is shown or changed; yield the address."""
-    shutil.copytree(ROOT / "demo", folder / "demo", ignore=shutil.ignore_patterns("checkpoints", "desk"))
+    """Serve a copy of the demo's model, so that no decision of its user is shown or changed; yield
+    the address.
+    """
+    shutil.copytree(
+        ROOT / "demo", folder / "demo", ignore=shutil.ignore_patterns("checkpoints", "desk")
+    )
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = [sys.executable, "-m", "histocoder", "serve", "--model", "demo/best", "--no-browser", "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "histocoder",
+        "serve",
+        "--model",
+        "demo/best",
+        "--no-browser",
+        "--port",
+        "0",
+    ]
     environment = os.environ | {"PATH": programs, "PYTHONPATH": str(ROOT)}
-    server = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert server.stdout is not None
         yield next(line for line in server.stdout if line.startswith("Open ")).split()[1]
@@ -95,7 +120,10 @@ def review_as_second(address: str, truth: dict[str, list[str]]) -> None:
         for one in ask(f"review/{source}/cards?who={who.replace(' ', '%20')}&count=20"):
             card = one["card"]
             codes = truth.get(card["text"].strip(), card["predicted"])
-            ask(f"review/cards/{card['id']}", {"who": who, "version": card["version"], "codes": codes})
+            ask(
+                f"review/cards/{card['id']}",
+                {"who": who, "version": card["version"], "codes": codes},
+            )
             done += 1
 
 

@@ -9,12 +9,21 @@ if TYPE_CHECKING:
     from histocoder.inference.coder import Coder, load_occcanine
     from histocoder.inference.onnx_coder import OnnxCoder
 
-# Set before torch is imported: how often OpenMP's threads check for the others before they sleep. The default, 300,000
-# times, takes the processor from the threads they wait for if another program is running.
+# Set before torch is imported: how often OpenMP's threads check for the others before they sleep.
+# The default, 300,000 times, takes the processor from the threads they wait for if another program
+# is running.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-__all__ = ["Coder", "FinetuneConfig", "MixerConfig", "OccupationClassifier", "OnnxCoder", "load_occcanine", "train"]
+__all__ = [
+    "Coder",
+    "FinetuneConfig",
+    "MixerConfig",
+    "OccupationClassifier",
+    "OnnxCoder",
+    "load_occcanine",
+    "train",
+]
 __version__ = "1.0.0"
 
 _MODULES = {

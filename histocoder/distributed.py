@@ -1,7 +1,7 @@
 """The processes of a run: a program calls `start` once, and `stop` at its end.
 
-Launchers are torchrun, `python -m torch.distributed.launch`, `accelerate launch` and `srun`. Without a launcher, each
-helper does its work in this process alone.
+Launchers are torchrun, `python -m torch.distributed.launch`, `accelerate launch` and `srun`.
+Without a launcher, each helper does its work in this process alone.
 """
 
 import json
@@ -50,7 +50,9 @@ class _Group:
 
     store: dist.Store
     control: dist.ProcessGroup  # gloo, for CPU tensors
-    is_adopted: bool  # whether someone else, such as Ray Train, has initialized the default group, and will destroy it
+    # Whether someone else, such as Ray Train, has initialized the default group, and will destroy
+    # it
+    is_adopted: bool
     num_calls: int = 0  # of `run_on_primary` and `barrier`, the same on every rank
 
 
@@ -65,7 +67,9 @@ class _Place:
 
 _launch = Launch()
 _store: dist.Store | None = None
-"""Messages between ranks from the time on that they have met; they may end before they have a group."""
+"""Messages between ranks from the time on that they have met; they may end before they have a
+group.
+"""
 _group: _Group | None = None
 
 
@@ -88,16 +92,26 @@ def backend() -> str | None:
 
 
 def read_launch(env: Mapping[str, str] = os.environ, *, local_rank: int | None = None) -> Launch:
-    """Read `RANK` and other variables of torchrun and similar launchers, or those of a SLURM job step.
+    """Read `RANK` and other variables of torchrun and similar launchers, or those of a SLURM job
+    step.
 
-    `local_rank`, from the `--local_rank` flag of older launchers, is used if the environment has none.
+    `local_rank`, from the `--local_rank` flag of older launchers, is used if the environment has
+    none.
     """
     if "RANK" in env and "WORLD_SIZE" in env:
         here = int(env.get("LOCAL_RANK", local_rank or 0))
-        return Launch(int(env["RANK"]), int(env["WORLD_SIZE"]), here, int(env.get("LOCAL_WORLD_SIZE", 1)), True)
+        return Launch(
+            int(env["RANK"]),
+            int(env["WORLD_SIZE"]),
+            here,
+            int(env.get("LOCAL_WORLD_SIZE", 1)),
+            True,
+        )
     if "SLURM_STEP_NUM_TASKS" in env:  # set by srun, even for one task
         total, nodes = int(env["SLURM_STEP_NUM_TASKS"]), int(env.get("SLURM_STEP_NUM_NODES", 1))
-        return Launch(int(env["SLURM_PROCID"]), total, int(env["SLURM_LOCALID"]), -(-total // nodes), True)
+        return Launch(
+            int(env["SLURM_PROCID"]), total, int(env["SLURM_LOCALID"]), -(-total // nodes), True
+        )
     return Launch()
 
 
@@ -107,18 +121,26 @@ def restarts() -> int:
 
 
 def start(
-    *, device: str = "auto", grouped: bool = False, local_rank: int | None = None, rank_timeout: float = RANK_TIMEOUT
+    *,
+    device: str = "auto",
+    grouped: bool = False,
+    local_rank: int | None = None,
+    rank_timeout: float = RANK_TIMEOUT,
 ) -> torch.device:
-    """Initialize the process group if a launcher started several processes, and choose this one's device.
+    """Initialize the process group if a launcher started several processes, and choose this one's
+    device.
 
-    A process group that is initialized already, such as Ray Train's, is used. `local_rank` is the flag of older
-    launchers; a single process has a group if `grouped`, as FSDP needs; collectives fail after `rank_timeout` seconds.
+    A process group that is initialized already, such as Ray Train's, is used. `local_rank` is the
+    flag of older launchers; a single process has a group if `grouped`, as FSDP needs; collectives
+    fail after `rank_timeout` seconds.
     """
     global _launch, _group
     _launch = read_launch(local_rank=local_rank)
     is_adopted = dist.is_initialized()
     if is_adopted:
-        _launch = replace(_launch, rank=dist.get_rank(), world_size=dist.get_world_size(), launched=True)
+        _launch = replace(
+            _launch, rank=dist.get_rank(), world_size=dist.get_world_size(), launched=True
+        )
     show_lines(is_primary())
     chosen = choose_device(device, _launch)
     if device == "auto" and chosen.type == "cpu" and is_primary() and shutil.which("nvidia-smi"):
@@ -135,7 +157,9 @@ def stop() -> None:
     global _group, _store
     if _group is not None and not _group.is_adopted:
         with suppress(RuntimeError):  # another rank has ended
-            dist.monitored_barrier(_group.control, timeout=timedelta(seconds=5))  # rank 0 may hold the store
+            dist.monitored_barrier(
+                _group.control, timeout=timedelta(seconds=5)
+            )  # rank 0 may hold the store
         dist.destroy_process_group()
     _group = _store = None
 
@@ -152,11 +176,14 @@ def choose_device(name: str, launch: Launch) -> torch.device:
     if name != "cuda":
         return torch.device(name)
     gpus = torch.cuda.device_count()
-    if gpus == 1:  # of this process alone, as srun gives each task one; if not, `_check_places` says so
+    if (
+        gpus == 1
+    ):  # of this process alone, as srun gives each task one; if not, `_check_places` says so
         return torch.device("cuda", 0)
     if (processes := max(launch.local_world_size, launch.local_rank + 1)) > gpus:
         raise UserError(
-            f"{processes} processes were started here, but there are {gpus} GPUs. Start one process per GPU "
+            f"{processes} processes were started here, but there are {gpus} GPUs. Start "
+            "one process per GPU "
             f"(--nproc_per_node={gpus}), or add --device cpu."
         )
     return torch.device("cuda", launch.local_rank)
@@ -177,7 +204,8 @@ def missing_gpu() -> str:
 
 
 def master_address(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Return where ranks meet; by default the first host of a SLURM step, and a port that is the same on all its hosts.
+    """Return where ranks meet; by default the first host of a SLURM step, and a port that is the
+    same on all its hosts.
 
     Examples
     --------
@@ -203,37 +231,55 @@ def _connect(device: torch.device, timeout: timedelta, *, is_adopted: bool) -> _
         else:
             url = "env://" if "RANK" in os.environ else f"tcp://{host}:{port}"
             store = next(iter(rendezvous(url, rank(), world_size(), timeout=timeout)))[0]
-            # torchrun keeps its store when it restarts processes, except in an elastic rendezvous of several nodes
-            is_kept = _launch.local_world_size == _launch.world_size or os.environ.get("TORCHELASTIC_RUN_ID") == "none"
+            # torchrun keeps its store when it restarts processes, except in an elastic rendezvous
+            # of several nodes
+            is_kept = (
+                _launch.local_world_size == _launch.world_size
+                or os.environ.get("TORCHELASTIC_RUN_ID") == "none"
+            )
             store = dist.PrefixStore(f"attempt/{restarts() if is_kept else 0}", store)
         _store = dist.PrefixStore("histocoder", store)
         _check_places(device, _store)
-        if _launch.local_world_size < _launch.world_size and (interface := _interface_towards(host)):
-            # by default gloo uses the address of the host's name, such as 127.0.1.1, which others may not reach
+        if _launch.local_world_size < _launch.world_size and (
+            interface := _interface_towards(host)
+        ):
+            # by default gloo uses the address of the host's name, such as 127.0.1.1, which others
+            # may not reach
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         if not is_adopted:
-            place: dict[str, Any] = {"rank": rank(), "world_size": world_size(), "device_id": device_id}
-            dist.init_process_group("nccl" if device_id else "gloo", store=store, timeout=timeout, **place)
+            place: dict[str, Any] = {
+                "rank": rank(),
+                "world_size": world_size(),
+                "device_id": device_id,
+            }
+            dist.init_process_group(
+                "nccl" if device_id else "gloo", store=store, timeout=timeout, **place
+            )
         control = dist.new_group(backend="gloo", timeout=timeout)
     except RuntimeError as error:
         if "Duplicate GPU" in str(error):
             raise UserError(
-                "NCCL connects no processes that compute on parts (MIG) of one GPU. Start one process per GPU, or add "
+                "NCCL connects no processes that compute on parts (MIG) of one GPU. Start "
+                "one process per GPU, or add "
                 "--device cpu."
             ) from error
         raise UserError(
-            f"The processes can't connect at {host}:{port} ({' '.join(str(error).split())[:400]}). If another run uses "
-            "that port, choose another (--master_port; for srun, export MASTER_PORT). If it is the wrong network, name "
-            "the right interface on each node: export GLOO_SOCKET_IFNAME=eth0, for GPUs NCCL_SOCKET_IFNAME=eth0 too."
+            f"The processes can't connect at {host}:{port} "
+            f"({' '.join(str(error).split())[:400]}). If another run uses "
+            "that port, choose another (--master_port; for srun, export MASTER_PORT). If "
+            "it is the wrong network, name "
+            "the right interface on each node: export GLOO_SOCKET_IFNAME=eth0, for GPUs "
+            "NCCL_SOCKET_IFNAME=eth0 too."
         ) from error
     return _Group(_store, control, is_adopted)
 
 
 def _check_places(device: torch.device, store: dist.Store) -> None:
-    """Raise a UserError, on every rank, if two ranks compute on one GPU, or only some of them on a GPU.
+    """Raise a UserError, on every rank, if two ranks compute on one GPU, or only some of them on a
+    GPU.
 
-    NCCL refuses the former without their names, and waits in vain in the latter case. UUIDs of GPUs are unique, which
-    names of hosts are not.
+    NCCL refuses the former without their names, and waits in vain in the latter case. UUIDs of GPUs
+    are unique, which names of hosts are not.
     """
     uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
     store.set(f"place/{rank()}", json.dumps([socket.gethostname(), device.type, uuid]))
@@ -243,30 +289,45 @@ def _check_places(device: torch.device, store: dist.Store) -> None:
     for number, place in enumerate(places):
         if place.device_type != places[0].device_type:
             raise UserError(
-                f"Rank 0 on {places[0].host} computes on {places[0].device_type}, but rank {number} on {place.host} on "
-                f"{place.device_type}. Run histocoder doctor there, or give all ranks the same --device."
+                f"Rank 0 on {places[0].host} computes on {places[0].device_type}, but rank "
+                f"{number} on {place.host} on "
+                f"{place.device_type}. Run histocoder doctor there, or give all ranks the "
+                "same --device."
             )
         if place.uuid and rank_of_gpu.setdefault(place.uuid, number) != number:
             num_gpus = len({other.uuid for other in places if other.host == place.host})
             raise UserError(
-                f"Ranks {rank_of_gpu[place.uuid]} and {number} compute on the same GPU of {place.host}. Start one "
-                f"process per GPU (torchrun --nproc_per_node={num_gpus}; srun with --gpus-per-task=1), or add "
+                f"Ranks {rank_of_gpu[place.uuid]} and {number} compute on the same GPU of "
+                f"{place.host}. Start one "
+                f"process per GPU (torchrun --nproc_per_node={num_gpus}; srun with "
+                "--gpus-per-task=1), or add "
                 "--device cpu."
             )
 
 
 def _interface_towards(host: str) -> str | None:
-    """Return the network interface on the route to a host, for a loopback address the default route's; Linux only."""
+    """Return the network interface on the route to a host, for a loopback address the default
+    route's; Linux only.
+    """
     with suppress(OSError):
         (address,) = struct.unpack("=I", socket.inet_aton(socket.gethostbyname(host)))
-        routes = [line.split() for line in Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]]
-        masks = {route[0]: int(route[7], 16) for route in routes if address & int(route[7], 16) == int(route[1], 16)}
+        routes = [
+            line.split()
+            for line in Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]
+        ]
+        masks = {
+            route[0]: int(route[7], 16)
+            for route in routes
+            if address & int(route[7], 16) == int(route[1], 16)
+        }
         return max(masks, key=lambda name: masks[name].bit_count(), default=None)
     return None
 
 
 def averaged_in_bf16(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-    """Average gradients in bf16: a hook of DDP, which takes torch's own function, by its name, with NCCL alone."""
+    """Average gradients in bf16: a hook of DDP, which takes torch's own function, by its name, with
+    NCCL alone.
+    """
     return bf16_compress_hook(state, bucket)
 
 
@@ -279,7 +340,9 @@ def all_reduce(values: Tensor, op: str = "sum") -> Tensor:
 
 
 def gather(values: Tensor) -> list[Tensor]:
-    """Return the tensors of all ranks, which may differ in their first dimension, in order of rank."""
+    """Return the tensors of all ranks, which may differ in their first dimension, in order of
+    rank.
+    """
     if _group is None:
         return [values]
     group = _group.control if values.device.type == "cpu" else None
@@ -294,7 +357,8 @@ def gather(values: Tensor) -> list[Tensor]:
 
 
 class DelayedMax:
-    """The largest of a number of each rank, which is exchanged while they compute: no rank waits for another.
+    """The largest of a number of each rank, which is exchanged while they compute: no rank waits
+    for another.
 
     Each call returns the result of the call before, on all ranks the same.
     """
@@ -304,7 +368,9 @@ class DelayedMax:
         self._work: dist.Work | None = None
 
     def exchange(self, value: int) -> int:
-        """Return the largest value of the last call, and send this one; without other ranks, return this one."""
+        """Return the largest value of the last call, and send this one; without other ranks, return
+        this one.
+        """
         if _group is None:
             return value
         if self._work is not None:
@@ -329,10 +395,11 @@ def broadcast(value: T) -> T:
 
 
 def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
-    """Run `work` on rank 0 while the others wait, however long it takes; return the result on rank 0, else None.
+    """Run `work` on rank 0 while the others wait, however long it takes; return the result on rank
+    0, else None.
 
-    They wait outside any collective, so that none times out. If `work` raises, every process raises: rank 0's UserError
-    or Interrupted, or a UserError that says what rank 0 was `doing`.
+    They wait outside any collective, so that none times out. If `work` raises, every process
+    raises: rank 0's UserError or Interrupted, or a UserError that says what rank 0 was `doing`.
     """
     if _group is None:
         return work()
@@ -347,7 +414,9 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
     try:
         return work()
     except BaseException as error:
-        message = f"rank 0 failed while {doing} ({type(error).__name__}); see its output for details."
+        message = (
+            f"rank 0 failed while {doing} ({type(error).__name__}); see its output for details."
+        )
         if isinstance(error, UserError | Interrupted):
             message, signum = str(error), getattr(error, "signum", 0)
         raise
@@ -356,7 +425,9 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
 
 
 def broadcast_from_primary(work: Callable[[], T], *, doing: str) -> T:
-    """Run `work` on rank 0 as `run_on_primary` does; return the result, which is not None, on every process."""
+    """Run `work` on rank 0 as `run_on_primary` does; return the result, which is not None, on every
+    process.
+    """
     return cast(T, broadcast(run_on_primary(work, doing=doing)))
 
 
@@ -370,7 +441,9 @@ def barrier() -> None:
 
 
 def _wait_until(condition: Callable[[dist.Store], bool]) -> None:
-    """Wait for what other ranks put into the store; raise a MachineError if one has announced its end."""
+    """Wait for what other ranks put into the store; raise a MachineError if one has announced its
+    end.
+    """
     while _group is not None and not condition(_group.store):
         if announced_end():
             raise MachineError("another process has ended.")
@@ -386,7 +459,9 @@ def announce_end(status: int) -> None:
 
 
 def announced_end() -> int | None:
-    """Return the status of a rank that has announced its end; 0 if none has, None if rank 0 with the store is gone."""
+    """Return the status of a rank that has announced its end; 0 if none has, None if rank 0 with
+    the store is gone.
+    """
     try:
         if _store is not None and _store.check(["end"]):
             return int(_store.get("end"))

@@ -1,4 +1,6 @@
-"""Errors and notices for users, and signals that stop a run; all other exceptions keep their traceback."""
+"""Errors and notices for users, and signals that stop a run; all other exceptions keep their
+traceback.
+"""
 
 import signal
 import threading
@@ -8,15 +10,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+STOP_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+)
 """Windows has no SIGUSR1."""
 
 
 class UserError(ValueError):
-    """Mistake that the user can fix; ends the program with exit code 2 and this message, without a traceback.
+    """Mistake that the user can fix; ends the program with exit code 2 and this message, without a
+    traceback.
 
-    `settings` that would fix it are given by name: a new value, or a mapping of a wrong name of a column to the right
-    one.
+    `settings` that would fix it are given by name: a new value, or a mapping of a wrong name of a
+    column to the right one.
     """
 
     def __init__(self, message: str, **settings: Any) -> None:
@@ -29,19 +34,27 @@ class DamagedError(UserError):
 
 
 class MachineError(Exception):
-    """Failure of the machine, such as a killed process; ends the program with exit code 1 and this message."""
+    """Failure of the machine, such as a killed process; ends the program with exit code 1 and this
+    message.
+    """
 
 
 class Notice(UserWarning):
-    """Warning about the user's data or machine that affects results; programs print it without a file and line."""
+    """Warning about the user's data or machine that affects results; programs print it without a
+    file and line.
+    """
 
 
-_notice_listener: ContextVar[Callable[[str], None] | None] = ContextVar("notice_listener", default=None)
+_notice_listener: ContextVar[Callable[[str], None] | None] = ContextVar(
+    "notice_listener", default=None
+)
 
 
 @contextmanager
 def sending_notices(say: Callable[[str], None]) -> Iterator[None]:
-    """Send this thread's notices to a function within a block; those of other threads go their own way."""
+    """Send this thread's notices to a function within a block; those of other threads go their own
+    way.
+    """
     token = _notice_listener.set(say)
     try:
         yield
@@ -50,7 +63,9 @@ def sending_notices(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def warn_user(notice: Notice) -> None:
-    """Issue a notice: to the function that this thread's are sent to, else as a warning of Python's."""
+    """Issue a notice: to the function that this thread's are sent to, else as a warning of
+    Python's.
+    """
     say = _notice_listener.get()
     if say is None:
         warnings.warn(notice, stacklevel=3)
@@ -59,19 +74,24 @@ def warn_user(notice: Notice) -> None:
 
 
 def shown(text: str) -> str:
-    """Return a text from a user's file as messages show it: quoted, on one line, shortened to 60 characters."""
+    """Return a text from a user's file as messages show it: quoted, on one line, shortened to 60
+    characters.
+    """
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 def readable(text: str) -> str:
-    """Return a text that may name files, with U+FFFD for each byte that is not in the encoding of names.
+    """Return a text that may name files, with U+FFFD for each byte that is not in the encoding of
+    names.
 
     Examples
     --------
     >>> readable("caf\\udce9.csv")
     'caf�.csv'
     """
-    return "".join("\ufffd" if "\udc80" <= character <= "\udcff" else character for character in text)
+    return "".join(
+        "\ufffd" if "\udc80" <= character <= "\udcff" else character for character in text
+    )
 
 
 def counted(number: int, one: str, many: str) -> str:
@@ -92,7 +112,9 @@ def misfit(error: RuntimeError) -> str:
 
 
 class Interrupted(Exception):
-    """End of a run that was asked to stop (Ctrl-C, SIGTERM, SIGUSR1); the program exits with 128 + `signum`."""
+    """End of a run that was asked to stop (Ctrl-C, SIGTERM, SIGUSR1); the program exits with 128 +
+    `signum`.
+    """
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
@@ -104,7 +126,9 @@ class Cancelled(Exception):
 
 
 def in_main_thread() -> bool:
-    """Return whether this is the main thread, the only one that can handle signals; Ray Train uses another."""
+    """Return whether this is the main thread, the only one that can handle signals; Ray Train uses
+    another.
+    """
     return threading.current_thread() is threading.main_thread()
 
 
@@ -130,7 +154,9 @@ class StopRequest:
 
 
 def ignore_stop_signals(_worker: int) -> None:
-    """Ignore stop signals in a loader worker, which receives those to the whole process group as well."""
+    """Ignore stop signals in a loader worker, which receives those to the whole process group as
+    well.
+    """
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     # a second SIGTERM is for this process alone

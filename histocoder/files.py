@@ -13,7 +13,9 @@ from pathlib import Path
 from histocoder.errors import UserError
 
 _OLD = ".replaced.tmp"  # end of the name of a folder that is being replaced
-_TEMPORARY = re.compile(r"\..+\.(\d+|replaced|old)\.tmp")  # names that this module and `delete_checkpoint` give
+_TEMPORARY = re.compile(
+    r"\..+\.(\d+|replaced|old)\.tmp"
+)  # names that this module and `delete_checkpoint` give
 
 
 @contextmanager
@@ -37,7 +39,9 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
-    """Give a temporary folder beside `path`, to fill and to move files from; it is deleted in the end."""
+    """Give a temporary folder beside `path`, to fill and to move files from; it is deleted in the
+    end.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
@@ -53,8 +57,8 @@ def temporary_folder(path: Path) -> Iterator[Path]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Give a temporary folder to fill; it replaces `path` on success, and is deleted on failure.
 
-    `path` is the old folder or the new one, complete and on the disk, wherever the process is killed; between the
-    renames it is missing until `remove_leftovers` puts the old one back.
+    `path` is the old folder or the new one, complete and on the disk, wherever the process is
+    killed; between the renames it is missing until `remove_leftovers` puts the old one back.
     """
     old = path.with_name(f".{path.name}{_OLD}")
     with temporary_folder(path) as temporary:
@@ -81,16 +85,20 @@ def _put_back(old: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files and folders of killed processes; no other process may be writing in the folder.
+    """Delete the temporary files and folders of killed processes; no other process may be writing
+    in the folder.
 
-    A folder whose replacement was killed is put back first. Files of other programs that end in .tmp stay.
+    A folder whose replacement was killed is put back first. Files of other programs that end in
+    .tmp stay.
     """
     for old in folder.glob(f".*{_OLD}"):
         _put_back(old)
     for path in folder.glob(".*.tmp"):
         if not _TEMPORARY.fullmatch(path.name):
             continue
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(
+            missing_ok=True
+        )
 
 
 def existing(folder: Path, names: Iterable[str]) -> Iterator[Path]:
@@ -124,7 +132,9 @@ def make_folder(path: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UserError(f"Can't write to {path}: {error.strerror or error}. Choose another folder.") from error
+        raise UserError(
+            f"Can't write to {path}: {error.strerror or error}. Choose another folder."
+        ) from error
 
 
 def is_same_file(one: str | Path, other: str | Path) -> bool:
@@ -139,7 +149,9 @@ def from_here(path: str | Path) -> str:
 
 
 def finetune_command(words: Sequence[str]) -> str:
-    """Return the line for a shell that trains with some words: `histocoder finetune` if the shell finds this one's."""
+    """Return the line for a shell that trains with some words: `histocoder finetune` if the shell
+    finds this one's.
+    """
     found = shutil.which("histocoder")
     if found and is_same_file(Path(sys.executable).parent, Path(found).parent):
         return shlex.join(["histocoder", "finetune", *words])

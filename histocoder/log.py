@@ -1,4 +1,6 @@
-"""The program's logger: lines on standard output, above progress bars, and warnings on standard error."""
+"""The program's logger: lines on standard output, above progress bars, and warnings on standard
+error.
+"""
 
 import logging
 import sys
@@ -10,11 +12,15 @@ from tqdm import tqdm
 
 from histocoder.errors import readable
 
-_line_listener: ContextVar[Callable[[str], object] | None] = ContextVar("line_listener", default=None)
+_line_listener: ContextVar[Callable[[str], object] | None] = ContextVar(
+    "line_listener", default=None
+)
 
 
 class _Console(logging.Handler):
-    """Prints records, or sends a thread's lines to its listener; an error of the stream ends the run."""
+    """Prints records, or sends a thread's lines to its listener; an error of the stream ends the
+    run.
+    """
 
     is_shown = True
 
@@ -43,7 +49,9 @@ def show_lines(is_shown: bool) -> None:
 
 @contextmanager
 def sending_lines(say: Callable[[str], object]) -> Iterator[None]:
-    """Send the lines that this thread logs, but for warnings, to a function within a block; they are not printed."""
+    """Send the lines that this thread logs, but for warnings, to a function within a block; they
+    are not printed.
+    """
     token = _line_listener.set(say)
     try:
         yield

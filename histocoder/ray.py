@@ -22,17 +22,20 @@ def code(
     compute: ActorPoolStrategy | None = None,
     **options: Any,
 ) -> Dataset:
-    """Add to a dataset the columns that `histocoder predict` adds to a file, when the returned dataset is read.
+    """Add to a dataset the columns that `histocoder predict` adds to a file, when the returned
+    dataset is read.
 
     Parameters
     ----------
     model : path
         Folder of a model that all machines see, or the name of a Hugging Face hub repo.
     num_gpus, compute : float, ray.data.ActorPoolStrategy, optional
-        GPUs per actor, by default 1 if there are any; and actors, by default up to one per GPU, or per CPU but one.
+        GPUs per actor, by default 1 if there are any; and actors, by default up to one per GPU, or
+        per CPU but one.
     precision, **options
-        See the flags of `histocoder predict`; options are `input_col`, `language_col`, `language`, `mode`, `k`,
-        `threshold`, `constrain`, `min_confidence`, `batch_size`, `columns`, `classes` and `levels`.
+        See the flags of `histocoder predict`; options are `input_col`, `language_col`, `language`,
+        `mode`, `k`, `threshold`, `constrain`, `min_confidence`, `batch_size`, `columns`, `classes`
+        and `levels`.
 
     Raises
     ------
@@ -45,7 +48,9 @@ def code(
     gpus, cpus = resources.get("GPU", 0), resources.get("CPU", 1)
     num_gpus = min(1, gpus) if num_gpus is None else num_gpus
     most = gpus / num_gpus if num_gpus else cpus - 1
-    coder = BlockCoder.of(model, header, device="cuda" if num_gpus else "cpu", precision=precision, **options)
+    coder = BlockCoder.of(
+        model, header, device="cuda" if num_gpus else "cpu", precision=precision, **options
+    )
     # Ray reads small files as one block, which it would give to one actor
     return dataset.repartition(target_num_rows_per_block=_BLOCK_ROWS).map_batches(
         BlockCoder,

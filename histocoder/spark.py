@@ -1,4 +1,6 @@
-"""Code tables on Spark: Python workers, each of which opens the model once, map the table's partitions."""
+"""Code tables on Spark: Python workers, each of which opens the model once, map the table's
+partitions.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,17 @@ def code(
     device: str = "cpu",
     **options: Any,
 ) -> DataFrame:
-    """Add to a DataFrame the columns that `histocoder predict` adds to a file, each time Spark computes it.
+    """Add to a DataFrame the columns that `histocoder predict` adds to a file, each time Spark
+    computes it.
 
     Parameters
     ----------
     model : path
         Folder of a model that all machines see, or the name of a Hugging Face hub repo.
     precision, device, **options
-        See the flags of `histocoder predict`; each worker computes on the device, and options are `input_col`,
-        `language_col`, `language`, `mode`, `k`, `threshold`, `constrain`, `min_confidence`, `batch_size`, `columns`,
-        `classes` and `levels`.
+        See the flags of `histocoder predict`; each worker computes on the device, and options are
+        `input_col`, `language_col`, `language`, `mode`, `k`, `threshold`, `constrain`,
+        `min_confidence`, `batch_size`, `columns`, `classes` and `levels`.
 
     Raises
     ------

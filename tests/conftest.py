@@ -1,4 +1,6 @@
-"""What tests share: small tables, and the scripts run in processes of their own, each with a deadline."""
+"""What tests share: small tables, and the scripts run in processes of their own, each with a
+deadline.
+"""
 
 import logging
 import os
@@ -14,7 +16,9 @@ from gpus import hiding_gpus
 
 # before torch and transformers are imported, here and in what is forked
 os.environ.update(hiding_gpus(sys.argv, os.environ))
-os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")  # tests share processors, and tiny models need but one
+os.environ.update(
+    OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"
+)  # tests share processors, and tiny models need but one
 
 import pytest
 from forked import DEADLINE, Ended, Forked
@@ -39,7 +43,16 @@ TITLES = {
     **{"farmer": "61110", "shoemaker": "80110", "baker": "77610", "tailor": "79100"},
     **{"weaver": "75400", "miner": "71105", "soldier": "58340", "carpenter": "95410"},
 }
-NOTES = ["", " (deceased)", " (retired)", "'s apprentice", " and dealer", ", journeyman", " of the parish", " master"]
+NOTES = [
+    "",
+    " (deceased)",
+    " (retired)",
+    "'s apprentice",
+    " and dealer",
+    ", journeyman",
+    " of the parish",
+    " master",
+]
 
 
 def shared(path: str) -> Path:
@@ -51,12 +64,16 @@ def shared(path: str) -> Path:
 
 
 def slow(*values: object) -> Any:
-    """Return parameters of a test with which it takes long: `make test-all` runs it, `make test` does not."""
+    """Return parameters of a test with which it takes long: `make test-all` runs it, `make test`
+    does not.
+    """
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def cases(names: str | tuple[str, ...], *rows: Any, ids: Any = None) -> pytest.MarkDecorator:
-    """Run a test once for each row, which has a value for each name; for tables too long for a line."""
+    """Run a test once for each row, which has a value for each name; for tables too long for a
+    line.
+    """
     return pytest.mark.parametrize(names, rows, ids=ids)
 
 
@@ -72,8 +89,13 @@ def logged() -> Iterator[list[str]]:
 
 
 def write_table(path: Path, *, two_codes: bool = False, copies: int = 1) -> Path:
-    """A table of 64 descriptions (times `copies`) with their codes; every fifth has a second code if asked for."""
-    lines, codes = ["occ1,lang,hisco_1,hisco_2" if two_codes else "occ1,hisco_1"], list(TITLES.values())
+    """A table of 64 descriptions (times `copies`) with their codes; every fifth has a second code
+    if asked for.
+    """
+    lines, codes = (
+        ["occ1,lang,hisco_1,hisco_2" if two_codes else "occ1,hisco_1"],
+        list(TITLES.values()),
+    )
     for i, note in enumerate(NOTES * copies):
         for j, (title, code) in enumerate(TITLES.items()):
             second = codes[(j + 1) % len(codes)] if (i + j) % 5 == 0 else ""
@@ -122,31 +144,43 @@ def environment(**extra: str) -> dict[str, str]:
     return {**env, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", **extra}
 
 
-def run(*args: object, check: bool = True, env: dict[str, str] | None = None, fresh: bool = False) -> Ended:
-    """Run a script of the project in its own process: a forked one, or a new Python interpreter if `fresh`."""
+def run(
+    *args: object, check: bool = True, env: dict[str, str] | None = None, fresh: bool = False
+) -> Ended:
+    """Run a script of the project in its own process: a forked one, or a new Python interpreter if
+    `fresh`.
+    """
     if fresh:
         return program(sys.executable, *args, check=check, env=env)
     result = Forked([*map(str, args)], cwd=ROOT, env=env or environment()).result()
     return succeeded(result) if check else result
 
 
-def program(*command: object, check: bool = True, env: dict[str, str] | None = None, **how: Any) -> Ended:
+def program(
+    *command: object, check: bool = True, env: dict[str, str] | None = None, **how: Any
+) -> Ended:
     """Run any program, by default in the project's folder; `how` is as for `subprocess.run`."""
     how = {"cwd": ROOT, "env": env or environment(), "timeout": DEADLINE, **how}
-    result = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **how)
+    result = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, check=False, **how
+    )
     return succeeded(result) if check else result
 
 
 def succeeded(result: Ended) -> Ended:
     """Return how a program ended, with status 0."""
-    assert result.returncode == 0, f"{result.args} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
+    assert result.returncode == 0, (
+        f"{result.args} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
+    )
     return result
 
 
 def refused(*args: object, env: dict[str, str] | None = None, fresh: bool = False) -> str:
     """Return what a script says that a user's mistake ends: status 2, and no traceback."""
     result = run(*args, check=False, env=env, fresh=fresh)
-    assert result.returncode == 2 and "Traceback" not in result.stderr, f"{result.returncode}: {result.stderr}"
+    assert result.returncode == 2 and "Traceback" not in result.stderr, (
+        f"{result.returncode}: {result.stderr}"
+    )
     return result.stderr
 
 
@@ -160,10 +194,16 @@ def mistake(capsys: pytest.CaptureFixture[str], *args: object) -> str:
     return said
 
 
-def spied(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, of: Callable[..., list[Any]]) -> list[Any]:
-    """Return a list that `of(*args, **kwargs)` of each call of a function is appended to from now on, one by one."""
+def spied(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, of: Callable[..., list[Any]]
+) -> list[Any]:
+    """Return a list that `of(*args, **kwargs)` of each call of a function is appended to from now
+    on, one by one.
+    """
     function, kept = getattr(owner, name), list[Any]()
-    monkeypatch.setattr(owner, name, lambda *args, **how: kept.extend(of(*args, **how)) or function(*args, **how))
+    monkeypatch.setattr(
+        owner, name, lambda *args, **how: kept.extend(of(*args, **how)) or function(*args, **how)
+    )
     return kept
 
 

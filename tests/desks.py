@@ -19,8 +19,12 @@ Served = Iterator[TestClient]
 
 
 @contextmanager
-def served(folder: Path, coder: tuple[Coder, Path] | None = None, data: Path | None = None, **options: Any) -> Served:
-    """A client of a desk with a model, by default those of its folder; `data` is to be reviewed from the start."""
+def served(
+    folder: Path, coder: tuple[Coder, Path] | None = None, data: Path | None = None, **options: Any
+) -> Served:
+    """A client of a desk with a model, by default those of its folder; `data` is to be reviewed
+    from the start.
+    """
     models = Models(folder / "models", device="cpu", precision="auto")
     if coder is None:
         models.use_again()

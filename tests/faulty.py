@@ -1,9 +1,12 @@
-"""Runs a program with something going wrong in it: `python tests/faulty.py FAULT … -- SCRIPT ARG …`, also -m and -c.
+"""Runs a program with something going wrong in it: `python tests/faulty.py FAULT … -- SCRIPT ARG
+…`, also -m and -c.
 
-Faults, each at the n-th call, counted from 1, of a function that is named by its module and its name:
+Faults, each at the n-th call, counted from 1, of a function that is named by its module and its
+name:
 
 - `kill:os.replace:3`: SIGKILL instead of the call
-- `change:best:3`: SIGKILL instead of the third change of a file or a folder whose path contains `best`
+- `change:best:3`: SIGKILL instead of the third change of a file or a folder whose path contains
+  `best`
 - `stop:os.replace:2`: SIGTERM to itself before the call
 - `sleep:os.replace:1:5`: five seconds before the call
 - `EROFS:os.replace:2`: an OSError of that kind, in this call and all later ones
@@ -30,7 +33,15 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.utime", "shutil.rmtree"}
+CHANGES = {
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.chmod",
+    "os.utime",
+    "shutil.rmtree",
+}
 
 
 def wrap(name: str, behave: Callable[..., Any]) -> None:
@@ -58,7 +69,9 @@ def break_change(part: str, number: str) -> None:
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         nonlocal left
-        is_change = event in CHANGES or (event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        is_change = event in CHANGES or (
+            event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        )
         paths = [os.fsdecode(arg) for arg in args[:2] if isinstance(arg, str | bytes | os.PathLike)]
         if is_change and any(part in path for path in paths):
             left -= 1
@@ -69,7 +82,9 @@ def break_change(part: str, number: str) -> None:
 
 
 def break_loss(kind: str, rank: str, steps: str) -> None:
-    """Multiply a rank's loss by NaN, add infinity to it, which leaves its gradients finite, or ask for a petabyte."""
+    """Multiply a rank's loss by NaN, add infinity to it, which leaves its gradients finite, or ask
+    for a petabyte.
+    """
     import torch
 
     broken = {
@@ -98,7 +113,9 @@ def break_worker(number: str, signal_name: str) -> None:
 
 
 class Service:
-    """A stand-in for W&B, as a module and a run: every call gives itself, but for one that fails."""
+    """A stand-in for W&B, as a module and a run: every call gives itself, but for one that
+    fails.
+    """
 
     __spec__ = ModuleSpec("wandb", None)
 
@@ -117,7 +134,9 @@ class Service:
 
 
 BREAKS: dict[str, Callable[..., object]] = {
-    "room": lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), resource.RLIM_INFINITY)),
+    "room": lambda size: resource.setrlimit(
+        resource.RLIMIT_FSIZE, (int(size), resource.RLIM_INFINITY)
+    ),
     "wandb": lambda call: sys.modules.update(wandb=Service(call)),
     **{kind: partial(break_loss, kind) for kind in ("nan", "inf", "memory")},
     **{"change": break_change, "worker": break_worker},

@@ -1,8 +1,10 @@
-"""The project's programs in processes of their own, that start with torch, transformers and pandas imported.
+"""The project's programs in processes of their own, that start with torch, transformers and pandas
+imported.
 
-Imports take three seconds of each start; what a program does with a tiny model takes one. So a process that has done
-nothing but import is forked for each program, which runs as in a new interpreter: with its own arguments, environment,
-standard output and error. Only the seed of hashes is shared; tests in which it may matter start a new interpreter.
+Imports take three seconds of each start; what a program does with a tiny model takes one. So a
+process that has done nothing but import is forked for each program, which runs as in a new
+interpreter: with its own arguments, environment, standard output and error. Only the seed of hashes
+is shared; tests in which it may matter start a new interpreter.
 """
 
 import multiprocessing
@@ -14,7 +16,9 @@ from pathlib import Path
 from faulty import run_program
 
 DEADLINE = 240.0
-"""Seconds that any process of a test may take: far more than on a busy machine, less than a silent rank is given."""
+"""Seconds that any process of a test may take: far more than on a busy machine, less than a silent
+rank is given.
+"""
 Ended = subprocess.CompletedProcess[str]
 _SERVER = multiprocessing.get_context("forkserver")
 _OURS = ["histocoder.training.train", "histocoder.inference.predict_file"]
@@ -22,7 +26,9 @@ _SERVER.set_forkserver_preload([*_OURS, "torch.distributed.run", "transformers.m
 
 
 class Forked:
-    """A Python with these arguments, which may begin with -m or -c, that writes its output into two files."""
+    """A Python with these arguments, which may begin with -m or -c, that writes its output into two
+    files.
+    """
 
     def __init__(self, args: list[str], *, cwd: Path, env: dict[str, str]) -> None:
         self.args = args

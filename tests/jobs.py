@@ -20,7 +20,9 @@ from safetensors.torch import load_file
 from histocoder.checkpoints.manifest import write_manifest
 from histocoder.checkpoints.training_state import list_checkpoints
 
-TINY = "--encoder tiny --learning-rate 1e-3 --precision fp32 --log-interval 1 --no-report --no-experts".split()
+TINY = (
+    "--encoder tiny --learning-rate 1e-3 --precision fp32 --log-interval 1 --no-report --no-experts"
+).split()
 STEPS = 24
 MEASURED = "samples_per_sec"
 
@@ -47,7 +49,9 @@ def faulty(args: list[str], *faults: str) -> list[str]:
 @contextmanager
 def ranks(*commands: Sequence[object], each_a_node: bool = False) -> Iterator[list[Forked]]:
     """Processes that train together, one for each command; none is left in the end."""
-    env = environment(WORLD_SIZE=str(len(commands)), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    env = environment(
+        WORLD_SIZE=str(len(commands)), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
+    )
     started = []
     for rank, command in enumerate(commands):
         place = {"RANK": str(rank), "LOCAL_RANK": "0" if each_a_node else str(rank)}
@@ -59,11 +63,17 @@ def ranks(*commands: Sequence[object], each_a_node: bool = False) -> Iterator[li
             process.kill()
 
 
-def two_ranks(args: Sequence, others: Sequence = (), *, status: int | None = 0, each_a_node=False) -> list[Ended]:
-    """How two processes ended, with any status if None, that trained together; `others` are rank 1's own arguments."""
+def two_ranks(
+    args: Sequence, others: Sequence = (), *, status: int | None = 0, each_a_node=False
+) -> list[Ended]:
+    """How two processes ended, with any status if None, that trained together; `others` are rank
+    1's own arguments.
+    """
     with ranks(args, others or args, each_a_node=each_a_node) as started:
         ended = [process.result() for process in started]
-    assert status is None or [one.returncode for one in ended] == [status] * 2, [one.stderr for one in ended]
+    assert status is None or [one.returncode for one in ended] == [status] * 2, [
+        one.stderr for one in ended
+    ]
     return ended
 
 
@@ -82,7 +92,13 @@ def wait_for_step(process: Forked, step: int) -> None:
 @contextmanager
 def torchrun(args: list[str], *options: str) -> Iterator[Forked]:
     """Two ranks under torchrun, each in a new Python interpreter; none is left in the end."""
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", *options)
+    launcher = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        f"--master_port={free_port()}",
+        *options,
+    )
     process = Forked([*launcher, *args], cwd=ROOT, env=environment())
     try:
         yield process
@@ -104,7 +120,9 @@ def serving(model: Path | None, *flags: object) -> Iterator[tuple[subprocess.Pop
     """A server, and its address."""
     given = () if model is None else ("--model", model, "--workspace", model / "desk")
     command = [sys.executable, "-m", "histocoder", "serve", *given, "--no-browser", *flags]
-    started = subprocess.Popen([*map(str, command)], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+    started = subprocess.Popen(
+        [*map(str, command)], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True
+    )
     try:
         assert started.stdout is not None
         line = next(line for line in started.stdout if line.startswith("Open "))
@@ -141,7 +159,10 @@ def is_alive(pid: int) -> bool:
 
 def logs(out: Path) -> list[dict[str, str]]:
     with (out / "logs.csv").open(newline="") as file:
-        return [{name: cell for name, cell in row.items() if name != MEASURED} for row in csv.DictReader(file)]
+        return [
+            {name: cell for name, cell in row.items() if name != MEASURED}
+            for row in csv.DictReader(file)
+        ]
 
 
 def logged(out: Path, column: str) -> list[float]:
@@ -157,7 +178,9 @@ def assert_same_weights(one: Path, other: Path, *, tolerance: float = 0.0) -> No
 
 
 def assert_same_end(one: Path, other: Path) -> None:
-    """Weights, the last checkpoint's optimizer and random states, and the log, are equal to the last bit."""
+    """Weights, the last checkpoint's optimizer and random states, and the log, are equal to the
+    last bit.
+    """
     last = (list_checkpoints(one)[-1], list_checkpoints(other)[-1])
     assert last[0].name == last[1].name
     for name in ("model.safetensors", "optimizer.pt"):
@@ -176,4 +199,8 @@ def change_state(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -
 
 
 def leftovers(out: Path) -> list[Path]:
-    return [path for path in out.rglob(".*") if path.name.endswith(".tmp") or path.name.startswith(".lock")]
+    return [
+        path
+        for path in out.rglob(".*")
+        if path.name.endswith(".tmp") or path.name.startswith(".lock")
+    ]

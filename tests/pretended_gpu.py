@@ -1,20 +1,25 @@
-"""A pretended CUDA GPU for a PyTorch without CUDA, on which whole runs show what would fail or wait on a real one.
+"""A pretended CUDA GPU for a PyTorch without CUDA, on which whole runs show what would fail or wait
+on a real one.
 
-Within `pretended_gpu()`, tensors that are moved to "cuda" are `CudaTensor`s: they say that they are on a GPU, and hold
-a tensor on the CPU that has the values. Each operator on them
+Within `pretended_gpu()`, tensors that are moved to "cuda" are `CudaTensor`s: they say that they are
+on a GPU, and hold a tensor on the CPU that has the values. Each operator on them
 
-1. is refused where CUDA refuses it: tensors on several devices, NumPy, pointers, dtypes, deterministic mode, forks;
-2. is counted in a `Log`: where the host waits for the GPU, and how many operators the host launches;
+1. is refused where CUDA refuses it: tensors on several devices, NumPy, pointers, dtypes,
+  deterministic mode, forks;
+2. is counted in a `Log`: where the host waits for the GPU, and how many operators the host
+  launches;
 3. is computed on the CPU, with random numbers of the device's own generator.
 
-FakeTensorMode can't do this: without CUDA, autograd of a fake tensor on "cuda" aborts, and it has no values to branch
-on.
+FakeTensorMode can't do this: without CUDA, autograd of a fake tensor on "cuda" aborts, and it has
+no values to branch on.
 
-It can be wrong in both directions. It does not see faults of real kernels and of NCCL; memory; streams, such as a copy
-that is read before it has arrived; `torch.inference_mode`, which is `no_grad` here; the operators that autocast chooses
-on CUDA alone; storages and `.data =`. It is too strict where CUDA mixes devices in an operator that neither has the tag
-`pointwise` nor is in `_TAKES_CPU_SCALARS`. An operator is counted as one launch, though on a GPU some, such as a sort,
-are several kernels; of copies from pageable memory each is counted as a wait, as CUDA's documentation describes them.
+It can be wrong in both directions. It does not see faults of real kernels and of NCCL; memory;
+streams, such as a copy that is read before it has arrived; `torch.inference_mode`, which is
+`no_grad` here; the operators that autocast chooses on CUDA alone; storages and `.data =`. It is too
+strict where CUDA mixes devices in an operator that neither has the tag `pointwise` nor is in
+`_TAKES_CPU_SCALARS`. An operator is counted as one launch, though on a GPU some, such as a sort,
+are several kernels; of copies from pageable memory each is counted as a wait, as CUDA's
+documentation describes them.
 
 `python tests/pretended_gpu.py [--capability 7.0] [--gpus 2] -- SCRIPT ARG …` runs a program so.
 """
@@ -43,9 +48,26 @@ import histocoder
 _PACKAGE = str(Path(histocoder.__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 
-_TAKES_CPU_SCALARS = {"copy_", "fill_", "masked_fill", "masked_fill_", "where", "index_fill", "index_fill_"}
-"""Operators that take a tensor of no dimensions from the CPU, beside those with the tag `pointwise`."""
-_INDEXES = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+_TAKES_CPU_SCALARS = {
+    "copy_",
+    "fill_",
+    "masked_fill",
+    "masked_fill_",
+    "where",
+    "index_fill",
+    "index_fill_",
+}
+"""Operators that take a tensor of no dimensions from the CPU, beside those with the tag
+`pointwise`.
+"""
+_INDEXES = {
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "_unsafe_index",
+    "_unsafe_index_put",
+}
 """Operators that copy indices from the CPU to the GPU."""
 _WAITS = {
     "_coalesce",
@@ -62,20 +84,75 @@ _WAITS = {
 }
 """Operators whose result's size, or whose result, the host has to know."""
 _LAUNCHES_NOTHING = {
-    *("view", "_unsafe_view", "_reshape_alias", "expand", "t", "transpose", "permute", "slice", "select", "unsqueeze"),
-    *("squeeze", "detach", "alias", "as_strided", "split", "split_with_sizes", "unbind", "diagonal", "unfold", "set_"),
-    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "lift_fresh"),
-    *("_indices", "indices", "_values", "values", "_nnz", "is_coalesced", "_coalesced_", "sym_size"),
-    *("_sparse_coo_tensor_unsafe", "_sparse_coo_tensor_with_dims_and_tensors", "_local_scalar_dense"),
+    *(
+        "view",
+        "_unsafe_view",
+        "_reshape_alias",
+        "expand",
+        "t",
+        "transpose",
+        "permute",
+        "slice",
+        "select",
+        "unsqueeze",
+    ),
+    *(
+        "squeeze",
+        "detach",
+        "alias",
+        "as_strided",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "diagonal",
+        "unfold",
+        "set_",
+    ),
+    *(
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "lift_fresh",
+    ),
+    *(
+        "_indices",
+        "indices",
+        "_values",
+        "values",
+        "_nnz",
+        "is_coalesced",
+        "_coalesced_",
+        "sym_size",
+    ),
+    *(
+        "_sparse_coo_tensor_unsafe",
+        "_sparse_coo_tensor_with_dims_and_tensors",
+        "_local_scalar_dense",
+    ),
 }
 """Views, allocations, and copies to the host."""
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"}
-_DRAWS = {"rand", "randn", "randint", "randperm", "normal", "rand_like", "randn_like", "randint_like", "bernoulli"}
+_DRAWS = {
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "normal",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "bernoulli",
+}
 """Functions that draw random numbers for a new tensor."""
 _COPIES_DATA = {"tensor", "as_tensor", "asarray"}
 """Functions that copy numbers of Python's or the CPU's to a new tensor."""
 _MOST_SEQUENCES = 65_535
-"""Largest size of CUDA's grids in their second and third dimension, which attention has for the batch."""
+"""Largest size of CUDA's grids in their second and third dimension, which attention has for the
+batch.
+"""
 _NOT_DETERMINISTIC = {"put_", "kthvalue", "histc", "_ctc_loss", "nll_loss2d_forward", "median"}
 """Operators of CUDA without a deterministic form, beside those of `_check_deterministic`."""
 
@@ -89,7 +166,9 @@ class Log:
     launches: Counter[str] = field(default_factory=Counter)
     """How many operators were launched, by name."""
     lines: Counter[str] = field(default_factory=Counter)
-    """How many operators were launched, by line of the package; those of a backward pass by the line that starts it."""
+    """How many operators were launched, by line of the package; those of a backward pass by the
+    line that starts it.
+    """
     doubles: Counter[str] = field(default_factory=Counter)
     """How many tensors in fp64, which GPUs of Macs lack, by line of the package and operator."""
 
@@ -155,7 +234,8 @@ class CudaTensor(Tensor):
 
     def numpy(self, **_: Any) -> Any:
         raise TypeError(
-            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to "
+            "copy the tensor to host "
             "memory first."
         )
 
@@ -166,7 +246,9 @@ class CudaTensor(Tensor):
         return self.cpu().tolist()
 
     def data_ptr(self) -> int:
-        """Return an address, which the package's kernels for CPUs would read: they must not be given a GPU's."""
+        """Return an address, which the package's kernels for CPUs would read: they must not be
+        given a GPU's.
+        """
         if sys._getframe(1).f_code.co_filename.startswith(_PACKAGE):
             raise RuntimeError("the address of a GPU's memory is used on the CPU")
         return self.inner.data_ptr()
@@ -174,8 +256,12 @@ class CudaTensor(Tensor):
     def untyped_storage(self) -> Any:
         return self.inner.untyped_storage()
 
-    def new_tensor(self, data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Tensor:
-        return torch.tensor(data, dtype=dtype or self.dtype, device=device or self.device, **options)
+    def new_tensor(
+        self, data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
+    ) -> Tensor:
+        return torch.tensor(
+            data, dtype=dtype or self.dtype, device=device or self.device, **options
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
@@ -197,11 +283,17 @@ class CudaTensor(Tensor):
 
 def _attributes(tensor: Tensor) -> dict[str, Any]:
     """Return what a program has set on a tensor."""
-    return {name: value for name, value in vars(tensor).items() if name not in ("inner", "index", "_is_param")}
+    return {
+        name: value
+        for name, value in vars(tensor).items()
+        if name not in ("inner", "index", "_is_param")
+    }
 
 
 def mapped(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """Return a tree with a function of each tensor in place of it; PyTorch's `tree_map` takes several times as long."""
+    """Return a tree with a function of each tensor in place of it; PyTorch's `tree_map` takes
+    several times as long.
+    """
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, list | tuple):
@@ -229,10 +321,14 @@ class _Machine:
         self.log = Log()
         self.capability, self.num_gpus, self.free_bytes = capability, num_gpus, free_bytes
         self.current = 0
-        self.pinned: dict[int, Tensor] = {}  # by the address of their storage, and kept, so that none is used again
+        self.pinned: dict[
+            int, Tensor
+        ] = {}  # by the address of their storage, and kept, so that none is used again
         self.sync_debug_mode = "default"
         self._process = os.getpid()
-        self._random_states = [torch.Generator().manual_seed(0).get_state() for _ in range(num_gpus)]
+        self._random_states = [
+            torch.Generator().manual_seed(0).get_state() for _ in range(num_gpus)
+        ]
 
     def index_of(self, device: Any) -> int | None:
         """Return the number of a GPU; None for another device."""
@@ -255,7 +351,9 @@ class _Machine:
         self._random_states[index] = state.clone()
 
     def seed(self, seed: int) -> None:
-        self._random_states = [torch.Generator().manual_seed(seed).get_state() for _ in range(self.num_gpus)]
+        self._random_states = [
+            torch.Generator().manual_seed(seed).get_state() for _ in range(self.num_gpus)
+        ]
 
     @contextlib.contextmanager
     def drawing(self, index: int) -> Iterator[None]:
@@ -307,7 +405,11 @@ class _Machine:
             _check_deterministic(name, args, kwargs)
 
         if name == "copy_" and on_cpu:
-            self.copies(args[1], to_gpu=isinstance(args[0], CudaTensor), non_blocking=len(args) > 2 and args[2])
+            self.copies(
+                args[1],
+                to_gpu=isinstance(args[0], CudaTensor),
+                non_blocking=len(args) > 2 and args[2],
+            )
         else:
             self._count(name, args, kwargs)
 
@@ -332,7 +434,9 @@ class _Machine:
         if name in _INDEXES:
             indices = [x for x in args[1] if isinstance(x, Tensor)]
             is_mask = all(x.dtype == torch.bool for x in indices)
-            is_fill = name.endswith("_") and is_mask and args[2].numel() == 1  # done by `masked_fill_`
+            is_fill = (
+                name.endswith("_") and is_mask and args[2].numel() == 1
+            )  # done by `masked_fill_`
             if any(x.dtype == torch.bool for x in indices) and not is_fill:
                 self.wait(f"{name} by a mask")
             if any(not isinstance(x, CudaTensor) for x in indices):
@@ -343,7 +447,8 @@ class _Machine:
     def check_process(self) -> None:
         if os.getpid() != self._process:
             raise RuntimeError(
-                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
+                "multiprocessing, you must use the "
                 "'spawn' start method"
             )
 
@@ -357,8 +462,12 @@ def _machine() -> _Machine:
     return _running
 
 
-def _check_devices(name: str, func: Any, args: tuple[Any, ...], on_gpu: list[CudaTensor], on_cpu: list[Tensor]) -> None:
-    """Refuse tensors on several devices, except copies, numbers in elementwise operators, and indices."""
+def _check_devices(
+    name: str, func: Any, args: tuple[Any, ...], on_gpu: list[CudaTensor], on_cpu: list[Tensor]
+) -> None:
+    """Refuse tensors on several devices, except copies, numbers in elementwise operators, and
+    indices.
+    """
     if name == "copy_":
         return
     strangers = on_cpu
@@ -381,13 +490,18 @@ def _check_dtypes(name: str, args: tuple[Any, ...], tensors: list[Tensor]) -> No
     if name == "native_layer_norm":
         dtypes = {x.dtype for x in tensors}
         if len(dtypes) > 1:
-            raise RuntimeError(f"expected scalar type {args[0].dtype}, but found {dtypes - {args[0].dtype}} ({name})")
+            raise RuntimeError(
+                f"expected scalar type {args[0].dtype}, but found "
+                f"{dtypes - {args[0].dtype}} ({name})"
+            )
     if name in _PRODUCTS and not tensors[0].dtype.is_floating_point:
         raise NotImplementedError(f'"{name}_cuda" not implemented for {tensors[0].dtype}')
 
 
 def _check_deterministic(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse operators without a deterministic form: a table in the documentation of `use_deterministic_algorithms`."""
+    """Refuse operators without a deterministic form: a table in the documentation of
+    `use_deterministic_algorithms`.
+    """
     is_refused = name in _NOT_DETERMINISTIC
     if name == "cumsum":
         is_refused = args[0].dtype.is_floating_point
@@ -402,7 +516,9 @@ def _check_deterministic(name: str, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 class _Move(torch.autograd.Function):
-    """Copies a tensor to a GPU, or from it to the CPU if `index` is None; backwards, its gradient the other way."""
+    """Copies a tensor to a GPU, or from it to the CPU if `index` is None; backwards, its gradient
+    the other way.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, index: int | None, non_blocking: bool) -> Tensor:
@@ -424,7 +540,9 @@ class _Attention(torch.autograd.Function):
     """Attention as one operator, in the precision of CUDA's kernels: sums are in fp32."""
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, p: float, scale: float) -> Any:
+    def forward(
+        ctx: Any, query: Any, key: Any, value: Any, mask: Any, p: float, scale: float
+    ) -> Any:
         machine = _machine()
         machine.log.launched("scaled_dot_product_attention")
         kept = None
@@ -434,7 +552,9 @@ class _Attention(torch.autograd.Function):
                 kept = CudaTensor(shares.bernoulli() / (1 - p), query.index)
         ctx.scale = scale
         ctx.save_for_backward(query, key, value, mask, kept)
-        return CudaTensor(_laid_out(_attended(*plain((query, key, value, mask, kept)), scale=scale)), query.index)
+        return CudaTensor(
+            _laid_out(_attended(*plain((query, key, value, mask, kept)), scale=scale)), query.index
+        )
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
@@ -443,26 +563,32 @@ class _Attention(torch.autograd.Function):
         machine.log.launched("scaled_dot_product_attention backward")
         needs = [*ctx.needs_input_grad[:4], False]
         leaves = [
-            x if x is None else x.detach().requires_grad_(need) for x, need in zip(plain(saved), needs, strict=True)
+            x if x is None else x.detach().requires_grad_(need)
+            for x, need in zip(plain(saved), needs, strict=True)
         ]
         with torch.enable_grad():
             out = _attended(*leaves, scale=ctx.scale)
         wanted = [leaf for leaf, need in zip(leaves, needs, strict=True) if need]
         found = iter(torch.autograd.grad(out, wanted, plain(grad)))
-        grads = [CudaTensor(_laid_out(next(found)), grad.index) if need else None for need in needs[:4]]
+        grads = [
+            CudaTensor(_laid_out(next(found)), grad.index) if need else None for need in needs[:4]
+        ]
         return (*grads, None, None)
 
 
 def _laid_out(x: Tensor) -> Tensor:
-    """Return `x` (B, heads, L, dim) in the layout of CUDA's kernels, in which the heads of a position are neighbours.
+    """Return `x` (B, heads, L, dim) in the layout of CUDA's kernels, in which the heads of a
+    position are neighbours.
 
-    PyTorch's flash and memory-efficient kernels allocate outputs and gradients as (B, L, heads, dim) and return them
-    transposed, so that putting the heads side by side is a view, and no copy.
+    PyTorch's flash and memory-efficient kernels allocate outputs and gradients as (B, L, heads,
+    dim) and return them transposed, so that putting the heads side by side is a view, and no copy.
     """
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Any, kept: Any, *, scale: float) -> Tensor:
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, mask: Any, kept: Any, *, scale: float
+) -> Tensor:
     scores = query.float() @ key.float().transpose(-2, -1) * scale
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.masked_fill(~mask, -torch.inf)
@@ -474,7 +600,9 @@ def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Any, kept: Any, *
 
 
 class _Functions(TorchFunctionMode):
-    """Replaces functions that choose by the device of a tensor where `CudaTensor` can't tell: PyTorch sees a CPU's."""
+    """Replaces functions that choose by the device of a tensor where `CudaTensor` can't tell:
+    PyTorch sees a CPU's.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -522,7 +650,9 @@ class _Functions(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Any:
         if is_causal:
-            attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+            attn_mask = torch.ones(
+                query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
+            ).tril()
         if torch.is_autocast_enabled("cpu"):  # as which that of CUDA is entered
             dtype = torch.get_autocast_dtype("cpu")
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -532,14 +662,20 @@ class _Functions(TorchFunctionMode):
         if len({str(x.device) for x in tensors}) > 1:
             raise RuntimeError("Expected query, key, value and mask to be on the same device")
         if {x.dtype for x in tensors} - {query.dtype, torch.bool}:
-            raise RuntimeError("Expected query, key, value and mask to have the same dtype, or a mask of bool")
+            raise RuntimeError(
+                "Expected query, key, value and mask to have the same dtype, or a mask of bool"
+            )
         if enable_gqa or query.dim() < 4:
             raise NotImplementedError("attention of other shapes than (B, heads, L, dim)")
         if query.shape[0] > _MOST_SEQUENCES:
             raise RuntimeError("CUDA error: invalid configuration argument")
-        return _Attention.apply(query, key, value, attn_mask, dropout_p, scale or query.shape[-1] ** -0.5)
+        return _Attention.apply(
+            query, key, value, attn_mask, dropout_p, scale or query.shape[-1] ** -0.5
+        )
 
-    def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    def _dropout(
+        self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Any:
         if not training or not p:
             return x
         dropped = torch.native_dropout(x, p, True)[0]
@@ -555,7 +691,9 @@ def _methods() -> dict[str, Callable[..., Any]]:
             like, *others = args
             return to(tensor, like.device, like.dtype, *others, **kwargs)
         copy = kwargs.pop("copy", False)
-        if "device" in kwargs:  # by position, since `_Functions` would take it for that of a new tensor
+        if (
+            "device" in kwargs
+        ):  # by position, since `_Functions` would take it for that of a new tensor
             args = (kwargs.pop("device"), *args)
         device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         moved = tensor
@@ -589,8 +727,12 @@ def _methods() -> dict[str, Callable[..., Any]]:
     return {f.__name__: f for f in (to, cpu, cuda, type_as, pin_memory, is_pinned)}
 
 
-def _move_parameters(module: Any, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-    """Do what `nn.Module._apply` does: parameters stay the same objects, with the attributes that were set on them."""
+def _move_parameters(
+    module: Any, function: Callable[[Tensor], Tensor], recurse: bool = True
+) -> Any:
+    """Do what `nn.Module._apply` does: parameters stay the same objects, with the attributes that
+    were set on them.
+    """
     if recurse:
         for child in module.children():
             child._apply(function)
@@ -664,7 +806,9 @@ def _cuda(machine: _Machine) -> dict[str, Any]:
         "get_device_name": lambda device=None: properties(device).name,
         "get_device_capability": lambda device=None: machine.capability,
         "get_device_properties": properties,
-        "is_bf16_supported": lambda including_emulation=True: including_emulation or machine.capability >= (8, 0),
+        "is_bf16_supported": lambda including_emulation=True: (
+            including_emulation or machine.capability >= (8, 0)
+        ),
         "max_memory_allocated": lambda device=None: 2_000_000_000,
         "memory_allocated": lambda device=None: 1_000_000_000,
         "mem_get_info": lambda device=None: (machine.free_bytes, machine.free_bytes),
@@ -676,7 +820,9 @@ def _cuda(machine: _Machine) -> dict[str, Any]:
         "manual_seed": machine.seed,
         "manual_seed_all": machine.seed,
         "get_rng_state": lambda device="cuda": machine.random_state(index(device)),
-        "get_rng_state_all": lambda: [machine.random_state(number) for number in range(machine.num_gpus)],
+        "get_rng_state_all": lambda: [
+            machine.random_state(number) for number in range(machine.num_gpus)
+        ],
         "set_rng_state": set_rng_state,
         "set_rng_state_all": set_rng_state_all,
     }
@@ -699,7 +845,9 @@ def _accelerator(machine: _Machine) -> dict[str, Any]:
 
 
 def _enter_no_grad(self: Any) -> None:
-    """Enter `torch.inference_mode`, in which PyTorch makes no views of `CudaTensor`s, as `no_grad`."""
+    """Enter `torch.inference_mode`, in which PyTorch makes no views of `CudaTensor`s, as
+    `no_grad`.
+    """
     self.grad_before = torch.is_grad_enabled()
     torch._C._set_grad_enabled(not self.mode)
 
@@ -709,7 +857,9 @@ def _exit_no_grad(self: Any, *_: Any) -> None:
 
 
 def _torch_internals() -> list[tuple[Any, str, Any]]:
-    """Return functions of PyTorch that look at devices out of Python's sight: owner, name and replacement."""
+    """Return functions of PyTorch that look at devices out of Python's sight: owner, name and
+    replacement.
+    """
     group_on_cpu = torch._C._group_tensors_by_device_and_dtype
     init_autocast = torch.amp.autocast_mode.autocast.__init__
     save_plain = torch.save
@@ -734,7 +884,9 @@ def _torch_internals() -> list[tuple[Any, str, Any]]:
         init_autocast(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
     def save(value: Any, *args: Any, **kwargs: Any) -> None:
-        """Save tensors with their devices, so that they open without a GPU only if `map_location` says so."""
+        """Save tensors with their devices, so that they open without a GPU only if `map_location`
+        says so.
+        """
         on_gpu = [x for x in tensors_of(value) if isinstance(x, CudaTensor)]
         devices = {x.inner.untyped_storage().data_ptr(): str(x.device) for x in on_gpu}
 

@@ -1,12 +1,12 @@
 """Processes that train together, each on a pretended GPU, with gloo in the place of NCCL.
 
-`python tests/pretended_ranks.py VISIBLE -- SCRIPT ARG …` runs a program as one rank, on a machine whose GPUs are those
-that `VISIBLE` names as `CUDA_VISIBLE_DEVICES` does: "0,1" are two, "" is none, and of "MIG-a,MIG-b", parts of one GPU,
-CUDA uses the first alone.
+`python tests/pretended_ranks.py VISIBLE -- SCRIPT ARG …` runs a program as one rank, on a machine
+whose GPUs are those that `VISIBLE` names as `CUDA_VISIBLE_DEVICES` does: "0,1" are two, "" is none,
+and of "MIG-a,MIG-b", parts of one GPU, CUDA uses the first alone.
 
-What NCCL refuses is refused: tensors on the CPU, sparse ones, a group whose device is not the current one. DDP and FSDP
-work on memory that a pretended GPU lacks, in C++: `_Replica` does for DDP what its documentation says, on the arguments
-that it was given; FSDP can't be pretended.
+What NCCL refuses is refused: tensors on the CPU, sparse ones, a group whose device is not the
+current one. DDP and FSDP work on memory that a pretended GPU lacks, in C++: `_Replica` does for DDP
+what its documentation says, on the arguments that it was given; FSDP can't be pretended.
 """
 
 import contextlib
@@ -25,17 +25,26 @@ from torch.utils._pytree import tree_leaves
 
 
 class _Replica(nn.Module):
-    """What `DistributedDataParallel` does: one replica's weights for all, and means of gradients, unless `no_sync`."""
+    """What `DistributedDataParallel` does: one replica's weights for all, and means of gradients,
+    unless `no_sync`.
+    """
 
     ignored: frozenset[str] = frozenset()
 
     def __init__(
-        self, module: nn.Module, *, device_ids: list[int], gradient_as_bucket_view: bool, broadcast_buffers: bool
+        self,
+        module: nn.Module,
+        *,
+        device_ids: list[int],
+        gradient_as_bucket_view: bool,
+        broadcast_buffers: bool,
     ) -> None:
         super().__init__()
         assert gradient_as_bucket_view and not broadcast_buffers
         assert device_ids == [torch.cuda.current_device()]
-        assert all(isinstance(p, CudaTensor) and [p.index] == device_ids for p in module.parameters())
+        assert all(
+            isinstance(p, CudaTensor) and [p.index] == device_ids for p in module.parameters()
+        )
         self.module, self._is_syncing = module, True
         parameters = {name: p for name, p in module.named_parameters() if name not in self.ignored}
         for parameter in parameters.values():
@@ -44,7 +53,9 @@ class _Replica(nn.Module):
                 parameter.register_post_accumulate_grad_hook(self._average)
 
     @classmethod
-    def _set_params_and_buffers_to_ignore_for_model(cls, module: nn.Module, names: list[str]) -> None:
+    def _set_params_and_buffers_to_ignore_for_model(
+        cls, module: nn.Module, names: list[str]
+    ) -> None:
         cls.ignored = frozenset(names)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +76,9 @@ class _Replica(nn.Module):
 
 
 def _by_gloo(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a collective that has gloo do on the values of a GPU's tensors what NCCL does; others stay gloo's own."""
+    """Return a collective that has gloo do on the values of a GPU's tensors what NCCL does; others
+    stay gloo's own.
+    """
     signature = inspect.signature(collective)
 
     def run(*args: Any, **kwargs: Any) -> Any:

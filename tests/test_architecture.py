@@ -1,4 +1,6 @@
-"""The package is a few parts, each of which imports from those below it alone; its docstrings begin plainly."""
+"""The package is a few parts, each of which imports from those below it alone; its docstrings begin
+plainly.
+"""
 
 import ast
 import re
@@ -11,12 +13,26 @@ from conftest import ROOT
 PACKAGE = ROOT / "histocoder"
 PARTS = (
     *("errors", "files", "log", "config", "distributed", "formatters", "ops", "model"),
-    *("tables", "data", "checkpoints", "inference", "ray", "spark", "evaluation", "training", "sklearn", "desk", "cli"),
+    *(
+        "tables",
+        "data",
+        "checkpoints",
+        "inference",
+        "ray",
+        "spark",
+        "evaluation",
+        "training",
+        "sklearn",
+        "desk",
+        "cli",
+    ),
 )
 """From the lowest to the highest."""
 ENTRANCES = ("__init__", "__main__")
 """What may import from all parts."""
-OF_TORCH_DISTRIBUTED = {"training/fsdp.py": "FSDP's own module, and the mesh of processes that it works over"}
+OF_TORCH_DISTRIBUTED = {
+    "training/fsdp.py": "FSDP's own module, and the mesh of processes that it works over"
+}
 """Besides distributed.py, the modules that import torch.distributed, and why."""
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -26,7 +42,9 @@ def name_of(path: Path) -> str:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The full names of all that a module imports, in functions too, and for type checking alone."""
+    """The full names of all that a module imports, in functions too, and for type checking
+    alone.
+    """
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -39,20 +57,34 @@ def imported(path: Path) -> Iterator[str]:
 def test_modules_import_only_from_parts_below(path: Path):
     part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     allowed = PARTS if part in ENTRANCES else PARTS[: PARTS.index(part) + 1]
-    used = {name.split(".")[1] for name in imported(path) if name.startswith("histocoder.")} - {"__version__"}
+    used = {name.split(".")[1] for name in imported(path) if name.startswith("histocoder.")} - {
+        "__version__"
+    }
     assert used <= set(allowed)
 
 
 def test_torch_distributed_is_imported_in_one_part():
     names = {name_of(path): "".join(f"{name}.\n" for name in imported(path)) for path in MODULES}
-    found = {path for path, text in names.items() if re.search(r"^torch\.distributed\.", text, re.MULTILINE)}
+    found = {
+        path
+        for path, text in names.items()
+        if re.search(r"^torch\.distributed\.", text, re.MULTILINE)
+    }
     assert found == {"distributed.py", *OF_TORCH_DISTRIBUTED}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_docstrings_begin_with_verb_or_noun(path: Path):
-    nodes = [node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Expr)]
-    strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    nodes = [
+        node.value
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr)
+    ]
+    strings = [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
     strange = "Of What Likewise That Those Which By As How Where For To With None In From".split()
     assert not [text.splitlines()[0] for text in strings if text.split(maxsplit=1)[0] in strange]
 
@@ -68,11 +100,18 @@ ALLOWED_HOOKS = {
     "tables/stata.py": ["catch_warnings", "simplefilter"],
     "training/learner.py": ["catch_warnings", "simplefilter"],
     "training/fsdp.py": ["filterwarnings"],
-    "inference/onnx_export.py": ["logging.disable(", "catch_warnings", "simplefilter", "logging.disable("],
+    "inference/onnx_export.py": [
+        "logging.disable(",
+        "catch_warnings",
+        "simplefilter",
+        "logging.disable(",
+    ],
 }
 
 
 def test_no_module_hooks_into_the_process():
     texts = {name_of(path): path.read_text(encoding="utf-8") for path in MODULES}
-    hooks = {name: [match.group() for match in HOOKS.finditer(text)] for name, text in texts.items()}
+    hooks = {
+        name: [match.group() for match in HOOKS.finditer(text)] for name, text in texts.items()
+    }
     assert {name: names for name, names in hooks.items() if names} == ALLOWED_HOOKS

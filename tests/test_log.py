@@ -23,7 +23,11 @@ def test_lines_of_other_threads_are_printed(capsys: pytest.CaptureFixture[str]):
         log.warning("a warning")
     log.info("afterwards")
     shown = capsys.readouterr()
-    assert lines == ["of this thread"] and shown.out == "of another\nafterwards\n" and shown.err == "a warning\n"
+    assert (
+        lines == ["of this thread"]
+        and shown.out == "of another\nafterwards\n"
+        and shown.err == "a warning\n"
+    )
 
 
 def test_notices_of_other_threads_go_elsewhere():

@@ -1,4 +1,6 @@
-"""The pretended GPU refuses what CUDA refuses, allows what CUDA allows, and counts waits and launches."""
+"""The pretended GPU refuses what CUDA refuses, allows what CUDA allows, and counts waits and
+launches.
+"""
 
 import copy
 import multiprocessing
@@ -39,15 +41,26 @@ def long(*values: Any, device: str = THERE) -> Tensor:
     (lambda: numbers(HERE)[long(0)], "same device"),
     (lambda: numbers().index_put_((long(0),), numbers(HERE)[:1]), "same device"),
     (lambda: F.embedding(long(0), numbers(HERE)), "same device"),
-    (lambda: F.scaled_dot_product_attention(*[numbers(THERE, 1, 1, 2, 4)] * 2, numbers(HERE, 1, 1, 2, 4)), "device"),
+    (
+        lambda: F.scaled_dot_product_attention(
+            *[numbers(THERE, 1, 1, 2, 4)] * 2, numbers(HERE, 1, 1, 2, 4)
+        ),
+        "device",
+    ),
     (lambda: F.mse_loss(numbers().requires_grad_(), numbers(HERE)), "same device"),
     (lambda: torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1"), "cuda:0 and cuda:1"),
     (lambda: torch.ones(2, device="cuda:2"), "invalid device ordinal"),
     (lambda: numbers().numpy(), "to host memory first"),
     (lambda: numbers().detach().__array__(), "to host memory first"),
     (lambda: long(1, 2)[None] @ long(1, 2)[:, None], "not implemented for"),
-    (lambda: F.layer_norm(numbers(dtype=torch.bfloat16), (4,), torch.ones(4, device=THERE)), "expected scalar type"),
-    (lambda: F.scaled_dot_product_attention(*[torch.ones(65_536, 1, 1, 1, device=THERE)] * 3), "configuration"),
+    (
+        lambda: F.layer_norm(numbers(dtype=torch.bfloat16), (4,), torch.ones(4, device=THERE)),
+        "expected scalar type",
+    ),
+    (
+        lambda: F.scaled_dot_product_attention(*[torch.ones(65_536, 1, 1, 1, device=THERE)] * 3),
+        "configuration",
+    ),
     (lambda: pickle.dumps(numbers()), "another process"),
     (lambda: numbers().pin_memory(), "can be pinned"),
 )
@@ -67,16 +80,28 @@ def test_what_cuda_refuses_is_refused(call: Callable[[], object], message: str):
     (lambda device: numbers(device).index_put_((long(1, device=HERE),), torch.tensor(3.0))),
     (lambda device: numbers(device).copy_(numbers(HERE) + 1)),
     (lambda device: torch.full((2,), float(numbers(device)[0, 0]), device=device)),
-    (lambda device: torch.zeros_like(numbers(HERE), device=device) + numbers(device).new_tensor([1.0])),
+    (
+        lambda device: (
+            torch.zeros_like(numbers(HERE), device=device) + numbers(device).new_tensor([1.0])
+        )
+    ),
     (lambda device: numbers(HERE).to(numbers(device, dtype=torch.float16)).float()),
-    (lambda device: F.embedding_bag(long(0, 2, 1, device=device), numbers(device), long(0, 1, device=device))),
+    (
+        lambda device: F.embedding_bag(
+            long(0, 2, 1, device=device), numbers(device), long(0, 1, device=device)
+        )
+    ),
     (lambda device: numbers(device).unique()),
     (lambda device: F.layer_norm(numbers(device), (4,))),
 )
 def test_what_cuda_allows_gives_the_same_numbers(call: Callable[[str], Tensor]):
     with pretended_gpu():
         there = call(THERE)
-        assert isinstance(there, CudaTensor) and there.device == torch.device("cuda", 0) and there.is_cuda
+        assert (
+            isinstance(there, CudaTensor)
+            and there.device == torch.device("cuda", 0)
+            and there.is_cuda
+        )
         torch.testing.assert_close(there.cpu(), call(HERE))
         assert there.tolist() == there.cpu().tolist()
 
@@ -91,24 +116,37 @@ def test_what_cuda_allows_gives_the_same_numbers(call: Callable[[str], Tensor]):
     (lambda x: torch.empty(4, 4).copy_(x), "copies to the CPU"),
     (lambda x: x.copy_(torch.ones(4, 4)), "copies to the GPU"),
     (lambda x: torch.ones(2).to(THERE), "copies to the GPU"),
-    (lambda x: torch.ones(2).to(THERE, non_blocking=True), "copies to the GPU"),  # from pageable memory
+    (
+        lambda x: torch.ones(2).to(THERE, non_blocking=True),
+        "copies to the GPU",
+    ),  # from pageable memory
     (lambda x: torch.ones(2).pin_memory().to(THERE), "copies to the GPU"),
     (lambda x: torch.tensor([1, 2], device=THERE), "tensor"),
     (lambda x: x[x > 0], "index by a mask"),
     (lambda x: x[torch.tensor([0])], "index by indices on the CPU"),
     (lambda x: (x > 0).nonzero(), "nonzero"),
     (lambda x: x.unique(), "_unique2"),
-    (lambda x: torch.repeat_interleave(x, torch.ones(4, dtype=int, device=THERE), dim=0), "repeat_interleave"),
+    (
+        lambda x: torch.repeat_interleave(x, torch.ones(4, dtype=int, device=THERE), dim=0),
+        "repeat_interleave",
+    ),
     (lambda x: torch.cuda.synchronize(), "synchronize"),
     (lambda x: x * 2 + torch.tensor(1.0), None),
     (lambda x: torch.ones(2).pin_memory().to(THERE, non_blocking=True), None),
     (lambda x: x.to("cpu", non_blocking=True), None),
     (lambda x: torch.zeros(3, device=THERE), None),
     (lambda x: x.__setitem__(x > 0, 0.0), None),
-    (lambda x: torch.repeat_interleave(x, torch.ones(4, dtype=int, device=THERE), dim=0, output_size=4), None),
+    (
+        lambda x: torch.repeat_interleave(
+            x, torch.ones(4, dtype=int, device=THERE), dim=0, output_size=4
+        ),
+        None,
+    ),
     (lambda x: nn.utils.get_total_norm([x]), None),
 )
-def test_a_wait_of_the_host_is_counted(gpu: Log, call: Callable[[Tensor], object], reason: str | None):
+def test_a_wait_of_the_host_is_counted(
+    gpu: Log, call: Callable[[Tensor], object], reason: str | None
+):
     x = numbers()
     gpu.clear()
     call(x)
@@ -121,7 +159,12 @@ def test_operators_are_counted_as_launches(gpu: Log):
     gpu.clear()
     y = F.dropout(x.T.contiguous()[None, None] * 2, 0.5)
     attended = F.scaled_dot_product_attention(y, y, y, dropout_p=0.1)
-    assert gpu.launches == {"clone": 1, "mul": 1, "native_dropout": 1, "scaled_dot_product_attention": 1}
+    assert gpu.launches == {
+        "clone": 1,
+        "mul": 1,
+        "native_dropout": 1,
+        "scaled_dot_product_attention": 1,
+    }
     gpu.clear()
     attended.sum().backward()
     assert gpu.launches["scaled_dot_product_attention backward"] == 1
@@ -141,7 +184,9 @@ def test_sync_debug_mode_makes_waits_errors(gpu: Log):
 def test_attention_is_that_of_a_cpu(gpu: Log, mask: Tensor | None):
     def gradients(device: str) -> list[Tensor]:
         sources = [numbers(device, 2, 2, 3, 4).requires_grad_() for _ in range(3)]
-        out = F.scaled_dot_product_attention(*sources, attn_mask=None if mask is None else mask.to(device))
+        out = F.scaled_dot_product_attention(
+            *sources, attn_mask=None if mask is None else mask.to(device)
+        )
         (out * numbers(device, 2, 2, 3, 4)).sum().backward()
         return [out.cpu(), *(source.grad.cpu() for source in sources)]
 
@@ -152,7 +197,13 @@ def test_a_gpu_draws_its_own_random_numbers(gpu: Log):
     def draws() -> Tensor:
         ones = torch.ones(1, 1, 3, 3, device=THERE)
         attended = F.scaled_dot_product_attention(ones, ones, ones, dropout_p=0.5)
-        return torch.cat([torch.rand(3, device=THERE), F.dropout(ones, 0.5).flatten(), attended.flatten().normal_()])
+        return torch.cat(
+            [
+                torch.rand(3, device=THERE),
+                F.dropout(ones, 0.5).flatten(),
+                attended.flatten().normal_(),
+            ]
+        )
 
     torch.manual_seed(1)
     here = torch.get_rng_state()
@@ -171,10 +222,17 @@ def test_a_module_keeps_its_parameters_when_moved(gpu: Log):
     module.bias.grad = torch.ones(4)
     optimizer = torch.optim.AdamW(module.parameters(), fused=True)
     module.to(THERE)
-    assert module.weight is weight and weight.is_table and isinstance(weight, nn.Parameter) and weight.is_cuda
+    assert (
+        module.weight is weight
+        and weight.is_table
+        and isinstance(weight, nn.Parameter)
+        and weight.is_cuda
+    )
     assert module.bias.grad.is_cuda
     twin = copy.deepcopy(module)
-    assert twin.weight.is_table and twin.weight is not weight and isinstance(twin.weight, nn.Parameter)
+    assert (
+        twin.weight.is_table and twin.weight is not weight and isinstance(twin.weight, nn.Parameter)
+    )
     twin.load_state_dict(nn.Linear(4, 4).state_dict())
     module(numbers()).sum().backward()
     optimizer.step()
@@ -206,7 +264,9 @@ def test_a_saved_gpu_tensor_needs_a_map_location(tmp_path: Path):
     with pytest.raises(RuntimeError, match="Attempting to deserialize object on a CUDA device"):
         torch.load(tmp_path / "state.pt")
     loaded = torch.load(tmp_path / "state.pt", map_location="cpu")
-    assert torch.equal(loaded["there"], numbers(HERE)) and torch.equal(loaded["here"], numbers(HERE))
+    assert torch.equal(loaded["there"], numbers(HERE)) and torch.equal(
+        loaded["here"], numbers(HERE)
+    )
 
 
 def test_a_loader_pins_its_batches(gpu: Log):
@@ -231,7 +291,9 @@ def test_a_forked_process_has_no_gpu(gpu: Log):
     (lambda: torch.bincount(long(1, 2), weights=torch.ones(2, device=THERE))),
     (lambda: numbers() @ numbers()),
 )
-def test_deterministic_mode_refuses_what_varies(gpu: Log, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]):
+def test_deterministic_mode_refuses_what_varies(
+    gpu: Log, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]
+):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     call()
     torch.use_deterministic_algorithms(True)

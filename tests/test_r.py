@@ -28,7 +28,9 @@ CHECKS = {
 def has(package: str) -> bool:
     rscript = shutil.which("Rscript")
     script = f"quit(status = !requireNamespace('{package}', quietly = TRUE))"
-    return rscript is not None and subprocess.run([rscript, "-e", script], check=False).returncode == 0
+    return (
+        rscript is not None and subprocess.run([rscript, "-e", script], check=False).returncode == 0
+    )
 
 
 def test_r_page(tmp_path: Path):
@@ -43,7 +45,13 @@ def test_r_page(tmp_path: Path):
         code = "\n".join([blocks[section], CHECKS[section]]).replace(":8000", f":{port}")
         script = tmp_path / "script.R"
         script.write_text(code, encoding="utf-8")
-        program("Rscript", "--vanilla", script, cwd=tmp_path, env=environment(PATH=PROGRAMS, **variables))
+        program(
+            "Rscript",
+            "--vanilla",
+            script,
+            cwd=tmp_path,
+            env=environment(PATH=PROGRAMS, **variables),
+        )
 
     follow("Through files")
     follow("Stata files in R")

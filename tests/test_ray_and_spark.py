@@ -20,9 +20,13 @@ from conftest import NOTES, ROOT, TITLES, environment, run, write_table
 from jobs import assert_same_weights, children_of, finetune, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.engines]
-with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray; make test-engines installs it")
+with_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="needs Ray; make test-engines installs it"
+)
 has_spark = find_spec("pyspark") is not None and shutil.which("java") is not None
-with_spark = pytest.mark.skipif(not has_spark, reason="needs PySpark and Java; see make test-engines")
+with_spark = pytest.mark.skipif(
+    not has_spark, reason="needs PySpark and Java; see make test-engines"
+)
 
 RAY = """
 import sys
@@ -80,11 +84,14 @@ def family(pid: int) -> list[int]:
 
 
 def watch(*args: object, victim: Callable[[int], bool] = lambda _: False) -> tuple[int, str, bool]:
-    """Run a Python with these arguments to its end, and kill the first process of its own for which `victim` holds.
+    """Run a Python with these arguments to its end, and kill the first process of its own for which
+    `victim` holds.
 
     Returns its status, its output and errors, and whether a process was found to kill.
     """
-    env = environment(PYTHONPATH=str(ROOT), PYSPARK_PYTHON=sys.executable, RAY_USAGE_STATS_ENABLED="0")
+    env = environment(
+        PYTHONPATH=str(ROOT), PYSPARK_PYTHON=sys.executable, RAY_USAGE_STATS_ENABLED="0"
+    )
     deadline, was_killed = time.monotonic() + 900, False
     with tempfile.TemporaryFile("w+") as output:
         how = {"stdout": output, "stderr": subprocess.STDOUT, "cwd": ROOT, "env": env}
@@ -104,7 +111,9 @@ def watch(*args: object, victim: Callable[[int], bool] = lambda _: False) -> tup
 
 
 def shows(pid: int, name: str, *words: str) -> bool:
-    """Return whether a file of a process in /proc, such as its command, contains all these words."""
+    """Return whether a file of a process in /proc, such as its command, contains all these
+    words.
+    """
     try:
         text = Path(f"/proc/{pid}/{name}").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
@@ -124,10 +133,15 @@ def write_archive(folder: Path, rows: int, distinct: int, *, files: int = 8) -> 
     """A folder of Parquet files; a few descriptions are frequent and most of them rare."""
     rng = np.random.default_rng(0)
     titles = list(TITLES)
-    texts = [f"{titles[i % 8]}{NOTES[i // 8 % 8]} and {titles[i // 64 % 8]} no {i // 512}" for i in range(distinct)]
+    texts = [
+        f"{titles[i % 8]}{NOTES[i // 8 % 8]} and {titles[i // 64 % 8]} no {i // 512}"
+        for i in range(distinct)
+    ]
     texts[0] = ""
     weights = 1 / np.arange(1, distinct + 1) ** 0.8
-    places = np.concatenate([np.arange(distinct), rng.choice(distinct, rows - distinct, p=weights / weights.sum())])
+    places = np.concatenate(
+        [np.arange(distinct), rng.choice(distinct, rows - distinct, p=weights / weights.sum())]
+    )
     places = rng.permutation(places)
     frame = pd.DataFrame({"id": np.arange(rows), "occ1": np.array(texts, dtype=object)[places]})
     frame["lang"] = rng.choice(["en", "da", ""], distinct)[places]
@@ -149,14 +163,27 @@ def coded_village(village: Path, model: Path, tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("coded")
     pq.write_table(pq.read_table(village), folder / "census.parquet")  # the command reads files
     flags = ("--model", model, "--input", folder / "census.parquet", "--output", folder / "one.csv")
-    run("-m", "histocoder", "predict", *flags, "--language-col", "lang", "--precision", "fp32", "--device", "cpu")
+    run(
+        "-m",
+        "histocoder",
+        "predict",
+        *flags,
+        "--language-col",
+        "lang",
+        "--precision",
+        "fp32",
+        "--device",
+        "cpu",
+    )
     return folder / "one.csv"
 
 
 def read(path: Path) -> pd.DataFrame:
     """A coded table in the order of the archive."""
     if path.suffix == ".csv":
-        table = pd.read_csv(path, dtype={"hisco_1": str, "hisco_2": str}, keep_default_na=False, na_values=[""])
+        table = pd.read_csv(
+            path, dtype={"hisco_1": str, "hisco_2": str}, keep_default_na=False, na_values=[""]
+        )
     else:
         table = pq.read_table(path).to_pandas()
     return table.set_index("id").sort_index().replace({"occ1": "", "lang": ""}, None)
@@ -183,7 +210,9 @@ def test_spark_codes_a_sample(village: Path, model: Path, coded_village: Path, t
 
 
 @with_ray
-def test_ray_loses_nothing_with_a_worker(village: Path, model: Path, coded_village: Path, tmp_path: Path):
+def test_ray_loses_nothing_with_a_worker(
+    village: Path, model: Path, coded_village: Path, tmp_path: Path
+):
     victim = ("cmdline", "ray::MapWorker(", "MapBatches(BlockCoder)).submit")
     command = ("-c", RAY, village, model, tmp_path / "out", 1.0)
     status, output, was_killed = watch(*command, victim=lambda pid: shows(pid, *victim))
@@ -192,11 +221,15 @@ def test_ray_loses_nothing_with_a_worker(village: Path, model: Path, coded_villa
 
 
 @with_spark
-def test_spark_loses_nothing_with_a_worker(village: Path, model: Path, coded_village: Path, tmp_path: Path):
+def test_spark_loses_nothing_with_a_worker(
+    village: Path, model: Path, coded_village: Path, tmp_path: Path
+):
     def works(pid: int) -> bool:
         return shows(pid, "cmdline", "pyspark.daemon") and shows(pid, "maps", "libtorch_cpu")
 
-    status, output, was_killed = watch("-c", SPARK, village, model, tmp_path / "out", "true", victim=works)
+    status, output, was_killed = watch(
+        "-c", SPARK, village, model, tmp_path / "out", "true", victim=works
+    )
     assert was_killed and status == 0, output
     assert_codes_agree(tmp_path / "out", coded_village)
 

@@ -1,4 +1,6 @@
-"""The first pages, followed as a new user would: each command is typed as it is printed, in order, in one folder."""
+"""The first pages, followed as a new user would: each command is typed as it is printed, in order,
+in one folder.
+"""
 
 import re
 import shlex
@@ -30,8 +32,12 @@ def commands(page: str) -> Iterator[str]:
     text = (ROOT / page).read_text(encoding="utf-8")
     for block in re.findall(r"^```(?:sh|bash)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         joined = block.replace("\\\n", " ")
-        for command in re.findall(r'^(?:histocoder [^\n]*|python -c "[^"]*")', joined, re.MULTILINE):
-            is_runnable = not any(name in command for name in OTHERS_FILES) and "serve" not in command
+        for command in re.findall(
+            r'^(?:histocoder [^\n]*|python -c "[^"]*")', joined, re.MULTILINE
+        ):
+            is_runnable = (
+                not any(name in command for name in OTHERS_FILES) and "serve" not in command
+            )
             if is_runnable:
                 yield command
 
@@ -55,12 +61,19 @@ def test_pages_run_as_printed_in_one_folder(tmp_path: Path):
         for command in commands(page):
             typed.append(command)
             words = shlex.split(command)
-            ended = program(*words, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT), PATH=PROGRAMS), check=False)
+            ended = program(
+                *words,
+                cwd=tmp_path,
+                env=environment(PYTHONPATH=str(ROOT), PATH=PROGRAMS),
+                check=False,
+            )
             assert ended.returncode == 0, f"{page}: {command}\n{ended.stderr[-2000:]}"
             if " review " in command and "--apply" not in command:
                 mark_first_rows(tmp_path / output_of(words, "review.csv"))
     assert len(typed) > 20 and sum("finetune" in command for command in typed) >= 7
-    assert (tmp_path / "archive_checked.csv").is_file() and (tmp_path / "archive-2" / "report.html").is_file()
+    assert (tmp_path / "archive_checked.csv").is_file() and (
+        tmp_path / "archive-2" / "report.html"
+    ).is_file()
 
 
 def output_of(words: list[str], default: str) -> str:

@@ -10,12 +10,15 @@ from histocoder.errors import DamagedError
 from histocoder.files import write_text
 
 MANIFEST_FILE = "manifest.json"
-_CHECKSUMS = "crc32"  # its key; manifests of earlier versions have SHA-256 sums without one, and are not compared
+# Its key; manifests of earlier versions have SHA-256 sums without one, and are not compared
+_CHECKSUMS = "crc32"
 _CHUNK_BYTES = 1 << 22
 
 
 def crc32(path: Path) -> str:
-    """Return a file's CRC-32 in hexadecimal; it finds any flipped bit, and reads 2 GB a second from memory."""
+    """Return a file's CRC-32 in hexadecimal; it finds any flipped bit, and reads 2 GB a second from
+    memory.
+    """
     checksum = 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -24,16 +27,21 @@ def crc32(path: Path) -> str:
 
 
 def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Write the manifest of some files in a folder, by default of all; raise an OSError if the disk is full."""
+    """Write the manifest of some files in a folder, by default of all; raise an OSError if the disk
+    is full.
+    """
     if names is None:
-        paths = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST_FILE)
+        paths = (
+            path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST_FILE
+        )
         names = sorted(path.relative_to(folder).as_posix() for path in paths)
     checksums = {name: crc32(folder / name) for name in names}
     write_text(folder / MANIFEST_FILE, json.dumps({_CHECKSUMS: checksums}, indent=2) + "\n")
 
 
 def read_manifest(folder: Path) -> dict[str, str]:
-    """Return the checksum of each file by its path in the folder; empty for models and checkpoints without checksums.
+    """Return the checksum of each file by its path in the folder; empty for models and checkpoints
+    without checksums.
 
     Raises a DamagedError if the manifest can't be read.
     """
@@ -51,7 +59,9 @@ def read_manifest(folder: Path) -> dict[str, str]:
 
 
 def manifest_names(folder: Path) -> tuple[str, ...]:
-    """Return the paths of the files that a folder was written with; empty if there is no manifest that can be read."""
+    """Return the paths of the files that a folder was written with; empty if there is no manifest
+    that can be read.
+    """
     try:
         return tuple(read_manifest(folder))
     except DamagedError:
@@ -71,6 +81,7 @@ def verify_manifest(folder: Path) -> None:
             raise DamagedError(f"{path} can't be read ({error}).") from error
         if not is_intact:
             raise DamagedError(
-                f"{path} is missing or damaged: its checksum differs. Use another copy; if you changed the file "
+                f"{path} is missing or damaged: its checksum differs. Use another copy; if "
+                "you changed the file "
                 f"yourself, delete {MANIFEST_FILE} beside it."
             )

@@ -13,21 +13,43 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from histocoder.checkpoints.manifest import MANIFEST_FILE, manifest_names, verify_manifest, write_manifest
+from histocoder.checkpoints.manifest import (
+    MANIFEST_FILE,
+    manifest_names,
+    verify_manifest,
+    write_manifest,
+)
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.config.model import MODEL_TYPE
 from histocoder.data.languages import Language
 from histocoder.errors import DamagedError, UserError, misfit
 from histocoder.files import replacing_folder, sync, temporary_folder, write_text
 from histocoder.formatters import build_formatter
-from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, reads_characters
+from histocoder.model import (
+    CHARACTERS,
+    MixerModel,
+    PretrainedTokenizer,
+    Tokenizer,
+    reads_characters,
+)
 from histocoder.model.encoder import hub_answers
 
-CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER, CARD_FILE = "config.json", "model.safetensors", "tokenizer", "README.md"
+CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER, CARD_FILE = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer",
+    "README.md",
+)
 MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, MANIFEST_FILE)
 HUB_PREFIX = "hf://"
 _TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *(
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+    ),
     *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model"),
 )
 """Names of the files of tokenizers in models without checksums."""
@@ -35,9 +57,15 @@ _CARD = Path(__file__).with_name("card.md.jinja")
 
 
 def write_model(
-    folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer, card: str | None = None
+    folder: Path,
+    config: ModelConfig,
+    weights: dict[str, Tensor],
+    *,
+    tokenizer: Tokenizer,
+    card: str | None = None,
 ) -> None:
-    """Write a model's files into a new folder, the manifest of all files there, and the model's card, if given.
+    """Write a model's files into a new folder, the manifest of all files there, and the model's
+    card, if given.
 
     The manifest leaves out the card, which people edit. Raises an OSError if the disk is full.
     """
@@ -56,12 +84,19 @@ def model_names(folder: Path) -> tuple[str, ...]:
 
 
 def save_model(
-    folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer, card: str | None = None
+    folder: Path,
+    config: ModelConfig,
+    weights: dict[str, Tensor],
+    *,
+    tokenizer: Tokenizer,
+    card: str | None = None,
 ) -> None:
-    """Write a model aside; then replace its folder whole, or move its files into one with others, such as a run's.
+    """Write a model aside; then replace its folder whole, or move its files into one with others,
+    such as a run's.
 
-    There, others' files stay, and `config.json`, without which there is no model, is deleted first and moved last:
-    wherever the process is killed, the folder holds the files of one model, or none that can be loaded.
+    There, others' files stay, and `config.json`, without which there is no model, is deleted first
+    and moved last: wherever the process is killed, the folder holds the files of one model, or none
+    that can be loaded.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
@@ -82,7 +117,9 @@ def save_model(
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write tensors into a file with the permissions of the umask; `save_file` alone makes it private."""
+    """Write tensors into a file with the permissions of the umask; `save_file` alone makes it
+    private.
+    """
     path.touch()
     mode = path.stat().st_mode
     try:
@@ -93,8 +130,12 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def save_config(folder: Path, config: ModelConfig) -> None:
-    """Write `config.json` into a folder, whole or not at all; in that of a model, the manifest is written again."""
-    write_text(folder / CONFIG_FILE, json.dumps(config.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    """Write `config.json` into a folder, whole or not at all; in that of a model, the manifest is
+    written again.
+    """
+    write_text(
+        folder / CONFIG_FILE, json.dumps(config.to_dict(), indent=2, ensure_ascii=False) + "\n"
+    )
     if (folder / MANIFEST_FILE).is_file():
         write_manifest(folder, manifest_names(folder))
 
@@ -120,7 +161,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_model(folder: Path) -> MixerModel:
-    """Load a model in evaluation mode, on the CPU, from the folder of a model, a run or a checkpoint.
+    """Load a model in evaluation mode, on the CPU, from the folder of a model, a run or a
+    checkpoint.
 
     Raises a DamagedError if a file differs from the manifest, or can't be read.
     """
@@ -136,17 +178,23 @@ def load_model(folder: Path) -> MixerModel:
         raise
     except Exception as error:  # libraries raise errors of many kinds for malformed settings
         reason = misfit(error) if isinstance(error, RuntimeError) else str(error)
-        raise DamagedError(f"{folder / CONFIG_FILE} does not match the model's weights ({reason}).") from error
+        raise DamagedError(
+            f"{folder / CONFIG_FILE} does not match the model's weights ({reason})."
+        ) from error
     return model.eval()
 
 
 def is_own_model(path: Path) -> bool:
     """Return whether a path is the folder of a histocoder model."""
-    return (path / CONFIG_FILE).is_file() and read_json(path / CONFIG_FILE).get("model_type") == MODEL_TYPE
+    return (path / CONFIG_FILE).is_file() and read_json(path / CONFIG_FILE).get(
+        "model_type"
+    ) == MODEL_TYPE
 
 
 def save_tensors(content: Any, path: Path) -> None:
-    """Write a file by `torch.save`; raise an OSError if the disk is full, which a path would make a RuntimeError."""
+    """Write a file by `torch.save`; raise an OSError if the disk is full, which a path would make a
+    RuntimeError.
+    """
     with path.open("wb") as file:
         torch.save(content, file)
 
@@ -157,7 +205,9 @@ def load_tensors(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         is_refused = "unsupported" in str(error).lower()
-        reason = "it contains objects other than tensors" if is_refused else "it is not a PyTorch file"
+        reason = (
+            "it contains objects other than tensors" if is_refused else "it is not a PyTorch file"
+        )
         raise DamagedError(f"{path} contains no weights that can be read: {reason}.") from error
 
 
@@ -168,14 +218,22 @@ def read_json(path: Path, kind: type = dict) -> Any:
     except (ValueError, OSError, RecursionError) as error:
         raise DamagedError(f"{path} can't be read ({error}).") from error
     if not isinstance(content, kind):
-        raise DamagedError(f"{path} can't be read (it holds no JSON {'object' if kind is dict else 'list'}).")
+        raise DamagedError(
+            f"{path} can't be read (it holds no JSON {'object' if kind is dict else 'list'})."
+        )
     return content
 
 
 def model_card(
-    config: ModelConfig, *, num_train: int | None = None, num_val: int = 0, metrics: Mapping[str, float] | None = None
+    config: ModelConfig,
+    *,
+    num_train: int | None = None,
+    num_val: int = 0,
+    metrics: Mapping[str, float] | None = None,
 ) -> str:
-    """Return the text of a model's README.md, with the results of `training.losses.validate` if they are known."""
+    """Return the text of a model's README.md, with the results of `training.losses.validate` if
+    they are known.
+    """
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["iso_code"] = lambda lang: Language(lang).iso
     return environment.from_string(_CARD.read_text(encoding="utf-8")).render(
@@ -194,20 +252,33 @@ def model_card(
 def local_folder(path_or_url: str | Path) -> Path:
     """Return a model's folder; `hf://owner/name` is downloaded from the hub.
 
-    A name without the prefix is never looked up there: a misspelt path could be a repository of somebody else's.
+    A name without the prefix is never looked up there: a misspelt path could be a repository of
+    somebody else's.
     """
     name = str(path_or_url)
     if not name.startswith(HUB_PREFIX):
         if Path(name).is_dir():
             return Path(name)
-        advice = f" For a repository on the Hugging Face hub, write {HUB_PREFIX}{name}." if name.count("/") == 1 else ""
+        advice = (
+            f" For a repository on the Hugging Face hub, write {HUB_PREFIX}{name}."
+            if name.count("/") == 1
+            else ""
+        )
         raise UserError(f"There is no model folder {name}.{advice}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     is_reached = hub_answers()
     try:
-        return Path(snapshot_download(name.removeprefix(HUB_PREFIX), local_files_only=not is_reached))
+        return Path(
+            snapshot_download(name.removeprefix(HUB_PREFIX), local_files_only=not is_reached)
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = "has no such repository" if is_reached else "can't be reached, and there is no cached copy"
-        raise UserError(f"Could not open the model {name}: the Hugging Face hub {reason}.") from error
+        reason = (
+            "has no such repository"
+            if is_reached
+            else "can't be reached, and there is no cached copy"
+        )
+        raise UserError(
+            f"Could not open the model {name}: the Hugging Face hub {reason}."
+        ) from error

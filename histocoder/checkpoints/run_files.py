@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from histocoder.checkpoints.manifest import MANIFEST_FILE
-from histocoder.checkpoints.model_files import CARD_FILE, CONFIG_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE, model_names
+from histocoder.checkpoints.model_files import (
+    CARD_FILE,
+    CONFIG_FILE,
+    TOKENIZER_FOLDER,
+    WEIGHTS_FILE,
+    model_names,
+)
 from histocoder.checkpoints.training_state import (
     BEST_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -31,14 +37,33 @@ FIGURES = ("training", "production", "calibration", "languages", "digits", "code
 TENSORBOARD_FOLDER = "tensorboard"
 RECORD_FILE = "run.json"
 """Names the folder of a run, and what in it is the run's: names that were free when it began."""
-RESULTS = (REPORT_FILE, METRICS_FILE, LAST_BIN_FILE, *(f"{FIGURES_FOLDER}/{name}.png" for name in FIGURES))
+RESULTS = (
+    REPORT_FILE,
+    METRICS_FILE,
+    LAST_BIN_FILE,
+    *(f"{FIGURES_FOLDER}/{name}.png" for name in FIGURES),
+)
 """Files that the end of a run writes about its model."""
-_FILES = (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, MANIFEST_FILE, ARGS_FILE, LOG_FILE, WANDB_ID_FILE, *RESULTS[:3])
+_FILES = (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    CARD_FILE,
+    MANIFEST_FILE,
+    ARGS_FILE,
+    LOG_FILE,
+    WANDB_ID_FILE,
+    *RESULTS[:3],
+)
 _FOLDERS = (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, FIGURES_FOLDER, TENSORBOARD_FOLDER)
 _NAMES = (RECORD_FILE, *PREPARED_TABLES, PREPARED_FILE, *_FILES, *_FOLDERS)
 _HEAD_BYTES = 1 << 20
 _MARKS = {
-    ARGS_FILE: (b"encoder:", b"seed:", b"batch_size:", b"save_interval:"),  # each run has every setting
+    ARGS_FILE: (
+        b"encoder:",
+        b"seed:",
+        b"batch_size:",
+        b"save_interval:",
+    ),  # each run has every setting
     CARD_FILE: (b"library_name: histocoder",),
     CONFIG_FILE: (MODEL_TYPE.encode(),),
     WEIGHTS_FILE: (b'"linear_decoder.weight"',),  # in its header
@@ -65,8 +90,8 @@ def trained_files(run: Path) -> Iterator[Path]:
 def claim(folder: Path) -> None:
     """Make a folder a run's.
 
-    It is a run's if `run.json` says so, which names the folder. Where that file is missing, or was copied or moved with
-    the folder, each file must look like what histocoder writes under its name.
+    It is a run's if `run.json` says so, which names the folder. Where that file is missing, or was
+    copied or moved with the folder, each file must look like what histocoder writes under its name.
 
     Raises a UserError that names what a run would replace and histocoder did not write.
     """
@@ -78,7 +103,8 @@ def claim(folder: Path) -> None:
     foreign = [name for name in others if not (has_run and _is_ours(folder, name))]
     if foreign:
         raise UserError(
-            f"{folder} contains {', '.join(foreign)}, which a run would replace and histocoder did not write there. "
+            f"{folder} contains {', '.join(foreign)}, which a run would replace and "
+            "histocoder did not write there. "
             "Choose a new folder."
         )
     if names != {*_NAMES}:
@@ -87,7 +113,9 @@ def claim(folder: Path) -> None:
 
 
 def foreign_results(folder: Path) -> list[str]:
-    """Return the names of files in a folder that a report would replace and that do not look like a report's."""
+    """Return the names of files in a folder that a report would replace and that do not look like a
+    report's.
+    """
     names = [path.relative_to(folder).as_posix() for path in existing(folder, RESULTS)]
     pages = [name for name in names if name in (REPORT_FILE, METRICS_FILE)]
     foreign = [name for name in pages if not _has_marks(folder / name, name)]
@@ -112,22 +140,33 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _is_certain(folder: Path) -> bool:
-    """Return whether a folder holds a file that nobody but histocoder writes: of data, a model or a checkpoint."""
+    """Return whether a folder holds a file that nobody but histocoder writes: of data, a model or a
+    checkpoint.
+    """
     prepared = _read_json(folder / PREPARED_FILE)
-    is_prepared = "format_version" in prepared and ("settings" in prepared or "examples" in prepared)
+    is_prepared = "format_version" in prepared and (
+        "settings" in prepared or "examples" in prepared
+    )
     is_model = _read_json(folder / CONFIG_FILE).get("model_type") == MODEL_TYPE
-    is_checkpoint = folder.parent.name == CHECKPOINTS_FOLDER and any(existing(folder, (STATE_FILE, OPTIMIZER_FILE)))
+    is_checkpoint = folder.parent.name == CHECKPOINTS_FOLDER and any(
+        existing(folder, (STATE_FILE, OPTIMIZER_FILE))
+    )
     return is_prepared or is_model or is_checkpoint
 
 
 def _is_ours(run: Path, name: str) -> bool:
-    """Return whether a file or all files of a folder look like what histocoder writes under their names.
+    """Return whether a file or all files of a folder look like what histocoder writes under their
+    names.
 
     The run's folder is known to hold a file of histocoder's.
     """
     path = run / name
     if path.is_dir():
-        ours = {*trained_files(run), *existing(path, model_names(run)), *existing(run, model_names(run))}
+        ours = {
+            *trained_files(run),
+            *existing(path, model_names(run)),
+            *existing(run, model_names(run)),
+        }
         return all(file in ours for file in path.rglob("*") if not file.is_dir())
     return _has_marks(path, name)
 

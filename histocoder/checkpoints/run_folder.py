@@ -1,4 +1,6 @@
-"""The folder of a run: the names of its files, the lock on it, and the checkpoint that the run resumes from."""
+"""The folder of a run: the names of its files, the lock on it, and the checkpoint that the run
+resumes from.
+"""
 
 import math
 import os
@@ -15,19 +17,39 @@ from filelock import FileLock, Timeout
 from histocoder import distributed
 from histocoder.checkpoints import run_files, training_state
 from histocoder.checkpoints.model_files import WEIGHTS_FILE
-from histocoder.checkpoints.run_files import ARGS_FILE, LOG_FILE, RECORD_FILE, TENSORBOARD_FOLDER, WANDB_ID_FILE
-from histocoder.checkpoints.training_state import BEST_FOLDER, CHECKPOINTS_FOLDER, STATE_FILE, Checkpoint
+from histocoder.checkpoints.run_files import (
+    ARGS_FILE,
+    LOG_FILE,
+    RECORD_FILE,
+    TENSORBOARD_FOLDER,
+    WANDB_ID_FILE,
+)
+from histocoder.checkpoints.training_state import (
+    BEST_FOLDER,
+    CHECKPOINTS_FOLDER,
+    STATE_FILE,
+    Checkpoint,
+)
 from histocoder.config import NO_COLUMN
 from histocoder.data import store
 from histocoder.errors import Interrupted, UserError, handling_stop_signals
-from histocoder.files import existing, is_same_file, make_folder, remove_files, remove_leftovers, write_text
+from histocoder.files import (
+    existing,
+    is_same_file,
+    make_folder,
+    remove_files,
+    remove_leftovers,
+    write_text,
+)
 
 LOCK_FILE = ".lock"
 _LATE_SECONDS = 5.0  # time after which a network disk shows a file that another machine has written
 
 
 def run_of(model: Path) -> Path:
-    """Return the folder of the run that a model belongs to: the model's own, or above best/ and checkpoints/step-…/."""
+    """Return the folder of the run that a model belongs to: the model's own, or above best/ and
+    checkpoints/step-…/.
+    """
     model = model.resolve()
     if model.parent.name == CHECKPOINTS_FOLDER:
         return model.parents[1]
@@ -35,27 +57,36 @@ def run_of(model: Path) -> Path:
 
 
 def run_settings(run: Path) -> dict[str, Any]:
-    """Return the content of a run's `args.yaml`, None as the column of languages "none"; an empty dict without one."""
+    """Return the content of a run's `args.yaml`, None as the column of languages "none"; an empty
+    dict without one.
+    """
     path = run / ARGS_FILE
     settings = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return settings | {"language_col": None} if settings.get("language_col") == NO_COLUMN else settings
+    return (
+        settings | {"language_col": None} if settings.get("language_col") == NO_COLUMN else settings
+    )
 
 
 @contextmanager
 def holding(lock: Path, *, path: Path, instead: str) -> Iterator[None]:
     """Hold a lock file, shared by all ranks; a second run that tries to take it ends at once.
 
-    The operating system or the file server releases the lock when its process ends, however it ends, so the file of a
-    killed run blocks nobody. Loader workers do not inherit it. On a file system without locks, nothing is held.
-    The error says that `path` is in use, and what to choose `instead`.
+    The operating system or the file server releases the lock when its process ends, however it
+    ends, so the file of a killed run blocks nobody. Loader workers do not inherit it. On a file
+    system without locks, nothing is held. The error says that `path` is in use, and what to choose
+    `instead`.
     """
-    held = FileLock(lock, timeout=0.2, fallback_to_soft=False)  # a run that is just ending deletes its file
+    held = FileLock(
+        lock, timeout=0.2, fallback_to_soft=False
+    )  # a run that is just ending deletes its file
 
     def take() -> None:
         try:
             held.acquire()
         except Timeout as error:
-            raise UserError(f"{path} is in use by another run. Wait until it ends, or choose {instead}.") from error
+            raise UserError(
+                f"{path} is in use by another run. Wait until it ends, or choose {instead}."
+            ) from error
         except OSError:
             pass  # the file system has no locks
 
@@ -79,12 +110,16 @@ def check_shared(path: Path) -> None:
     while content() != original and time.monotonic() < deadline:
         time.sleep(0.1)
     if not all(distributed.gather_objects(content() == original)):
-        raise UserError(f"{path.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
+        raise UserError(
+            f"{path.parent} is not the folder that rank 0 writes to. Name one that all nodes see."
+        )
 
 
 def _stop(signum: int, _frame: object) -> NoReturn:
     """End a run at a stop signal before or after training, which saves first."""
-    raise Interrupted(f"{signal.Signals(signum).name}: stopped. Run the same command again to resume.", signum)
+    raise Interrupted(
+        f"{signal.Signals(signum).name}: stopped. Run the same command again to resume.", signum
+    )
 
 
 class RunFolder:
@@ -102,13 +137,16 @@ class RunFolder:
     def open(cls, path: Path) -> Iterator["RunFolder"]:
         """Make a run's folder and lock it; a stop signal ends the run.
 
-        All ranks raise a UserError if another run holds the folder, it can't be written to, or a run would replace or
-        delete files that histocoder did not create.
+        All ranks raise a UserError if another run holds the folder, it can't be written to, or a
+        run would replace or delete files that histocoder did not create.
         """
         run, is_new = cls(path), not path.exists()
         distributed.run_on_primary(lambda: make_folder(path), doing="making the run's folder")
         try:
-            with holding(path / LOCK_FILE, path=path, instead="another folder"), handling_stop_signals(_stop):
+            with (
+                holding(path / LOCK_FILE, path=path, instead="another folder"),
+                handling_stop_signals(_stop),
+            ):
                 distributed.run_on_primary(run._claim, doing="looking at the run's folder")
                 try:
                     yield run
@@ -133,7 +171,9 @@ class RunFolder:
         store.put_back_earlier(self.path)
 
     def begin(self, settings: dict[str, Any], checkpoint: Checkpoint | None) -> None:
-        """Write `args.yaml`, and delete what an earlier run wrote after the checkpoint, if any; called on rank 0."""
+        """Write `args.yaml`, and delete what an earlier run wrote after the checkpoint, if any;
+        called on rank 0.
+        """
         for part in (self.path, self.path / CHECKPOINTS_FOLDER, self.best):
             remove_leftovers(part)
         if checkpoint is not None and self._is_own(checkpoint.path):
@@ -148,10 +188,12 @@ class RunFolder:
     def checkpoint(self, resume: str, *, overwrite: bool = False) -> Checkpoint | None:
         """Find a checkpoint on rank 0 and load it on every rank.
 
-        Processes that their launcher has restarted resume their own run, whatever `resume` is. The validation results
-        in another run's checkpoint are dropped: the best model that they refer to is not in this folder.
+        Processes that their launcher has restarted resume their own run, whatever `resume` is. The
+        validation results in another run's checkpoint are dropped: the best model that they refer
+        to is not in this folder.
 
-        Raises a UserError if the folder holds a model that a new run would delete, unless it may `overwrite` it.
+        Raises a UserError if the folder holds a model that a new run would delete, unless it may
+        `overwrite` it.
         """
         asked = "never" if overwrite and resume == "auto" else resume
 
@@ -162,14 +204,20 @@ class RunFolder:
             is_resumed = is_restarted or (found is not None and self._is_own(found.path))
             # best/ alone is of a run that was killed before its first checkpoint
             best = [self.best] if resume != "auto" else []
-            if not is_resumed and not overwrite and any(map(os.path.lexists, (*self._models(), *best))):
+            if (
+                not is_resumed
+                and not overwrite
+                and any(map(os.path.lexists, (*self._models(), *best)))
+            ):
                 raise UserError(
-                    f"{self.path} holds the model of an earlier run, which a new run would delete. Choose another "
+                    f"{self.path} holds the model of an earlier run, which a new run would "
+                    "delete. Choose another "
                     "folder, or add --overwrite."
                 )
             return found
 
-        # rank 0 reads the checkpoint as it looks for an intact one; the others read the one that it names
+        # rank 0 reads the checkpoint as it looks for an intact one; the others read the one that it
+        # names
         checkpoint = distributed.run_on_primary(find, doing="reading checkpoints")
         path = distributed.broadcast(None if checkpoint is None else checkpoint.path)
         if path is None:
@@ -183,10 +231,13 @@ class RunFolder:
         return checkpoint
 
     def refuse_model(self) -> None:
-        """Raise a UserError if there is a model, beside which new data would be prepared; called on rank 0."""
+        """Raise a UserError if there is a model, beside which new data would be prepared; called on
+        rank 0.
+        """
         if any(map(os.path.lexists, (*self._models(), self.best))):
             raise UserError(
-                f"{self.path} holds the model of an earlier run, beside which --prepare-only would leave other data. "
+                f"{self.path} holds the model of an earlier run, beside which "
+                "--prepare-only would leave other data. "
                 "Choose another folder, or omit --prepare-only to replace both."
             )
 

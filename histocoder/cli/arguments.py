@@ -15,12 +15,20 @@ from histocoder.errors import UserError
 
 _Config = TypeVar("_Config", bound=Settings)
 _REMOVED = (  # flags that histocoder no longer has, and `args.yaml` of earlier runs may name
-    *("fsdp_state_dict", "fsdp_min_num_params", "fsdp_cpu_offload", "fsdp_reduce_dtype", "ddp_comm_hook"),
+    *(
+        "fsdp_state_dict",
+        "fsdp_min_num_params",
+        "fsdp_cpu_offload",
+        "fsdp_reduce_dtype",
+        "ddp_comm_hook",
+    ),
     *("base_batch_size", "cache_dir", "profile", "wandb_artifact"),
 )
 
 
-def parse(kind: type[_Config], argv: Sequence[str] | None = None, *, prog: str | None = None) -> _Config:
+def parse(
+    kind: type[_Config], argv: Sequence[str] | None = None, *, prog: str | None = None
+) -> _Config:
     """Read the settings of a run from flags, and from the file that `--config` names."""
     return config_of(kind, build_parser(kind, prog=prog).parse(argv))
 
@@ -33,7 +41,9 @@ def config_of(kind: type[_Config], args: object) -> _Config:
 def build_parser(kind: type[Settings], *, prog: str | None = None) -> "Parser":
     """Return a parser with a flag for each setting; `prog` is the name of the program in errors."""
     short = [f"--{name.replace('_', '-')}" for name in kind.MAIN]
-    parser = Parser(str(kind.__doc__), main=(*short, "--config", "--help-all"), epilog=HELP, prog=prog)
+    parser = Parser(
+        str(kind.__doc__), main=(*short, "--config", "--help-all"), epilog=HELP, prog=prog
+    )
     add_flags(parser, kind)
     return parser
 
@@ -53,27 +63,42 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
             form["action"] = "store_true"
         else:
             metavar = setting.metavar or ("N" if setting.type is int else None)
-            form |= {"metavar": metavar, "choices": setting.choices, "type": setting.parse or setting.type}
+            form |= {
+                "metavar": metavar,
+                "choices": setting.choices,
+                "type": setting.parse or setting.type,
+            }
             form |= {"required": True} if setting.is_required else {}
             if get_origin(setting.type) is tuple:
-                form |= {"nargs": "+" if setting.default is None else "*", "type": get_args(setting.type)[0]}
+                form |= {
+                    "nargs": "+" if setting.default is None else "*",
+                    "type": get_args(setting.type)[0],
+                }
         groups[setting.group].add_argument(*flags, **form)
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises `UserError` and reads `--config`; with `main` flags, `--help` lists only these."""
+    """An argument parser that raises `UserError` and reads `--config`; with `main` flags, `--help`
+    lists only these.
+    """
 
     def __init__(self, description: str, *, main: Sequence[str] = (), **kwargs: Any) -> None:
         def formatter(prog: str) -> argparse.HelpFormatter:
             return argparse.HelpFormatter(prog, max_help_position=34, width=118)
 
-        super().__init__(description=description, allow_abbrev=False, formatter_class=formatter, **kwargs)
+        super().__init__(
+            description=description, allow_abbrev=False, formatter_class=formatter, **kwargs
+        )
         self._main = main
         if main:
-            text = "read flags from a file, such as a run's args.yaml; the command line overrides them"
+            text = (
+                "read flags from a file, such as a run's args.yaml; the command line overrides them"
+            )
             self.add_argument("--config", metavar="YAML", help=text)
             text = "show all flags, in groups, and exit"
-            self.add_argument("--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help=text)
+            self.add_argument(
+                "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help=text
+            )
         self.add_argument("--version", action="version", version=f"histocoder {__version__}")
 
     def format_help(self) -> str:
@@ -87,16 +112,22 @@ class Parser(argparse.ArgumentParser):
         formatter.add_arguments([self._option_string_actions[name] for name in self._main])
         formatter.end_section()
         formatter.add_text(self.epilog)
-        formatter.add_text("--help-all shows all flags; docs/configuration.md has them with their defaults.")
+        formatter.add_text(
+            "--help-all shows all flags; docs/configuration.md has them with their defaults."
+        )
         return formatter.format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse flags as argparse does; the error for an unknown flag suggests the most similar one."""
+        """Parse flags as argparse does; the error for an unknown flag suggests the most similar
+        one.
+        """
         found, unknown = super().parse_known_args(args, namespace)
         for flag in (word.partition("=")[0] for word in unknown):
             if flag.startswith("--"):
                 near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
-                self.error(f"there is no flag {flag}.{f' Did you mean {near[0]!r}?' if near else ''}")
+                self.error(
+                    f"there is no flag {flag}.{f' Did you mean {near[0]!r}?' if near else ''}"
+                )
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -118,15 +149,19 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args(in_file + words)
 
     def _words_of(self, path: str) -> list[str]:
-        """Return the flags in a YAML file, with `-` or `_` and under headings or not, as words of a command line.
+        """Return the flags in a YAML file, with `-` or `_` and under headings or not, as words of a
+        command line.
 
-        Those that a recipe has set are left out: the recipe sets them again. So are those without a value.
+        Those that a recipe has set are left out: the recipe sets them again. So are those without a
+        value.
         """
         try:
             with open(path, encoding="utf-8") as file:
                 content = yaml.safe_load(file)
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(f"--config {path} can't be read: {' '.join(str(error).split())}") from error
+            raise UserError(
+                f"--config {path} can't be read: {' '.join(str(error).split())}"
+            ) from error
         if not isinstance(content, dict):
             raise UserError(f"--config {path} must hold lines of the form 'batch_size: 64'.")
         flat: dict[str, Any] = {}
@@ -140,10 +175,17 @@ class Parser(argparse.ArgumentParser):
                 continue
             if isinstance(value, bool) and (action is None or action.nargs == 0):
                 words += [flag] if value else [off] if off in self._option_string_actions else []
-            elif isinstance(value, bool) or (isinstance(value, list) and any(isinstance(one, bool) for one in value)):
-                raise UserError(f"--config {path}: {flag[2:]} can't be {value!r}. Quote words such as no or yes.")
+            elif isinstance(value, bool) or (
+                isinstance(value, list) and any(isinstance(one, bool) for one in value)
+            ):
+                raise UserError(
+                    f"--config {path}: {flag[2:]} can't be {value!r}. Quote words such as "
+                    "no or yes."
+                )
             else:
-                words += [flag, *map(str, value)] if isinstance(value, list) else [f"{flag}={value}"]
+                words += (
+                    [flag, *map(str, value)] if isinstance(value, list) else [f"{flag}={value}"]
+                )
         return words
 
 
@@ -155,6 +197,8 @@ class _HelpAll(argparse.Action):
         print(argparse.ArgumentParser.format_help(parser))
         print("what is chosen for you where a flag is not given, by what training starts from:")
         for name, recipe in RECIPES.items():
-            values = ", ".join(f"{setting} {value}" for setting, value in recipe.items() if value is not None)
+            values = ", ".join(
+                f"{setting} {value}" for setting, value in recipe.items() if value is not None
+            )
             print(f"  {name} ({STARTS[name]}): {values}")
         parser.exit()

@@ -18,12 +18,16 @@ from histocoder.tables.table import CHUNK_ROWS, TableFile, open_table
 
 
 def run_classes(config: ClassesFlags) -> None:
-    """Write the table with its classes and groups, and beside it where these come from and how many rows have which."""
+    """Write the table with its classes and groups, and beside it where these come from and how many
+    rows have which.
+    """
     output = Path(config.output)
     check_output(output, inputs=(config.input, config.table), overwrite=config.overwrite)
     columns = config.settings_of_qualifiers | dict.fromkeys(config.code_cols or (), "code_cols")
     usual = (CODE_COL, f"{CODE_COL}_1", *QUALIFIERS)
-    file = open_table(config.input, columns, optional=usual, sheet=config.sheet, encoding=config.file_encoding)
+    file = open_table(
+        config.input, columns, optional=usual, sheet=config.sheet, encoding=config.file_encoding
+    )
     codes = [*map(file.column, config.code_cols or _code_columns(file))]
     added = classes_of(codes, config, config.table, codes=None, prefix=config.columns, expect=False)
     check_kept(file, output)
@@ -45,13 +49,19 @@ def run_classes(config: ClassesFlags) -> None:
 def _code_columns(file: TableFile) -> list[str]:
     """Return the columns of codes by their usual names: HISCO's, else OCC1950's."""
     for system in (CODE_COL, "occ1950"):
-        if found := [name for name in file.header if re.fullmatch(rf"{system}(_[1-9])?", plain(name))]:
+        if found := [
+            name for name in file.header if re.fullmatch(rf"{system}(_[1-9])?", plain(name))
+        ]:
             return found
-    raise UserError(f"{file.path} has no column {CODE_COL}_1. Name its columns of codes with --code-cols.")
+    raise UserError(
+        f"{file.path} has no column {CODE_COL}_1. Name its columns of codes with --code-cols."
+    )
 
 
 def _that_fit(output: Path, blocks: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield blocks; raise a UserError once there are more rows than the format of the output has."""
+    """Yield blocks; raise a UserError once there are more rows than the format of the output
+    has.
+    """
     num_rows = 0
     for block in blocks:
         num_rows += len(block)

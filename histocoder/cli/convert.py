@@ -1,4 +1,6 @@
-"""`histocoder convert` and `histocoder export`: write models in OccCANINE's format, and as ONNX graphs."""
+"""`histocoder convert` and `histocoder export`: write models in OccCANINE's format, and as ONNX
+graphs.
+"""
 
 from pathlib import Path
 
@@ -28,14 +30,18 @@ def run_convert(config: ConvertFlags) -> None:
         save_occcanine(config.to_occcanine, output)
     elif config.from_occcanine:
         if config.formatter is None:
-            raise UserError("Name the model's kind of code with --formatter: hisco, occ1950 or general.")
+            raise UserError(
+                "Name the model's kind of code with --formatter: hisco, occ1950 or general."
+            )
         coder = load_occcanine(
             config.from_occcanine,
             formatter=config.formatter,
             key=config.key,
             target_cols=config.target_cols,
             block_size=config.block_size,
-            encoder_config=read_json(Path(config.encoder_config)) if config.encoder_config else None,
+            encoder_config=read_json(Path(config.encoder_config))
+            if config.encoder_config
+            else None,
             text_normalization=config.text_normalization,
         )
         make_folder(output)
@@ -52,9 +58,13 @@ def run_export(config: ExportFlags) -> None:
         raise UserError(f"{output} already exists; choose another folder for --onnx.")
     check_installed()
     if not config.data and not Path(data).is_file():
-        raise UserError(f"The graphs are checked on validation data, and there is no {data}. Add --data FILE.")
+        raise UserError(
+            f"The graphs are checked on validation data, and there is no {data}. Add --data FILE."
+        )
     coder = Coder.from_pretrained(local_folder(config.model), "cpu")
-    files, _ = training_files(Path(data), coder, LabelRules(), input_col=config.input_col, language_col=None)
+    files, _ = training_files(
+        Path(data), coder, LabelRules(), input_col=config.input_col, language_col=None
+    )
     examples = files.read(say=log.info)
     examples = examples.take(np.random.default_rng(0).permutation(len(examples))[:_MOST_ROWS])
     export(coder, output, examples.texts, examples.langs)

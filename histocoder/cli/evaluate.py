@@ -1,4 +1,6 @@
-"""`histocoder evaluate`, `compare` and `review`: see how right codes are, and choose what to check first."""
+"""`histocoder evaluate`, `compare` and `review`: see how right codes are, and choose what to check
+first.
+"""
 
 import itertools
 import math
@@ -7,7 +9,13 @@ from typing import Any
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import WEIGHTS_FILE, local_folder, read_model_config
-from histocoder.checkpoints.run_files import ARGS_FILE, LOG_FILE, METRICS_FILE, REPORT_FILE, foreign_results
+from histocoder.checkpoints.run_files import (
+    ARGS_FILE,
+    LOG_FILE,
+    METRICS_FILE,
+    REPORT_FILE,
+    foreign_results,
+)
 from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.cli.flags import CompareFlags, EvaluateFlags, KnownCodesFlags, ReviewFlags
 from histocoder.config import ModelConfig
@@ -33,23 +41,35 @@ from histocoder.tables.table import open_table
 
 def run_evaluate(config: EvaluateFlags) -> None:
     """Evaluate the model, and write the report."""
-    from histocoder.evaluation.evaluator import evaluate  # here, since drawing takes a second to import
+    from histocoder.evaluation.evaluator import (
+        evaluate,
+    )  # here, since drawing takes a second to import
     from histocoder.evaluation.report import write_report
     from histocoder.evaluation.summary import summary
 
     device = distributed.start(device=config.device)
     form: dict[str, Any] = {"sheet": config.sheet, "encoding": config.file_encoding}
-    open_table(config.data, {config.input_col: "input_col"}, **form)  # raises an error if it can't be read
+    open_table(
+        config.data, {config.input_col: "input_col"}, **form
+    )  # raises an error if it can't be read
     output = Path(config.output)
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; name a folder for the report with --output.")
     if any((output / name).exists() for name in (ARGS_FILE, WEIGHTS_FILE)):
-        raise UserError(f"{output} holds a run or a model, whose own report stays; choose another --output.")
-    if not config.overwrite and any((output / name).exists() for name in (METRICS_FILE, REPORT_FILE)):
-        raise UserError(f"{output} already has a report. Add --overwrite to replace it, or choose another --output.")
+        raise UserError(
+            f"{output} holds a run or a model, whose own report stays; choose another --output."
+        )
+    if not config.overwrite and any(
+        (output / name).exists() for name in (METRICS_FILE, REPORT_FILE)
+    ):
+        raise UserError(
+            f"{output} already has a report. Add --overwrite to replace it, or choose "
+            "another --output."
+        )
     if foreign := foreign_results(output):
         raise UserError(
-            f"{output} contains {', '.join(foreign)}, which a report would replace and histocoder did not write. "
+            f"{output} contains {', '.join(foreign)}, which a report would replace and "
+            "histocoder did not write. "
             "Choose another --output."
         )
     folder = local_folder(config.model)
@@ -74,7 +94,10 @@ def run_compare(config: CompareFlags) -> None:
 
     device, output = distributed.start(device=config.device), Path(config.output)
     check_output(output, inputs=[config.data], overwrite=config.overwrite)
-    first, second = (Coder.from_pretrained(name, str(device), precision=config.precision) for name in config.models)
+    first, second = (
+        Coder.from_pretrained(name, str(device), precision=config.precision)
+        for name in config.models
+    )
     examples = _coded_rows(config, first)
     for name, coder in zip(config.models, (first, second), strict=True):
         _measured(coder, examples, local_folder(name))
@@ -87,13 +110,15 @@ def run_compare(config: CompareFlags) -> None:
     log.info(f"Exactly right, of rows (and of distinct descriptions): {models}.")
     of_rows, of_texts = (points(difference) for difference in found["difference"].values())
     log.info(
-        f"Difference in percentage points, with 95 % intervals: {of_rows} of rows, {of_texts} of distinct descriptions."
+        f"Difference in percentage points, with 95 % intervals: {of_rows} of rows, "
+        f"{of_texts} of distinct descriptions."
     )
     for name in ("true", "codes_first", "codes_second"):
         changed[name] = changed[name].map(" ".join)
     write_frame(output, changed.round(4), Form(raw=config.raw))
     log.info(
-        f"Wrote the {len(changed):,} rows that they code differently to {output}: {changed['right_first'].sum():,} are "
+        f"Wrote the {len(changed):,} rows that they code differently to {output}: "
+        f"{changed['right_first'].sum():,} are "
         f"right by the first model alone, {changed['right_second'].sum():,} by the second alone."
     )
 
@@ -118,18 +143,23 @@ def _coded_rows(config: KnownCodesFlags, coder: Coder) -> Examples:
     return files.read(say=log.info)
 
 
-def _trained(config: EvaluateFlags, coder: Coder, examples: Examples, folder: Path) -> Baselines | None:
+def _trained(
+    config: EvaluateFlags, coder: Coder, examples: Examples, folder: Path
+) -> Baselines | None:
     """Read what the model was trained on; None where that is not known."""
     if config.train_data:
         columns = {"input_col": config.input_col, "language_col": config.language_col}
-        files, has_languages = training_files(Path(config.train_data), coder, rules_of(config), **columns)
+        files, has_languages = training_files(
+            Path(config.train_data), coder, rules_of(config), **columns
+        )
         chunks = files.chunks(say=log.info)
     else:
         rows, has_languages = run_rows(run_of(folder), coder, TRAIN), True
         if rows is None:
             if config.baselines:
                 raise UserError(
-                    f"--baselines needs the training data, and {run_of(folder)} has none. Add --train-data FILE."
+                    f"--baselines needs the training data, and {run_of(folder)} has none. "
+                    "Add --train-data FILE."
                 )
             _say_learned(coder, examples, config.model)
             return None
@@ -148,24 +178,33 @@ def _say_learned(coder: Coder, examples: Examples, name: str) -> None:
         return
     num_learned = int(are_among(examples.texts, trained_on.cpu().numpy()).sum())
     if num_learned:
-        log.info(f"Notice: {name} was trained on {num_learned:,} of these {len(examples):,} descriptions.")
+        log.info(
+            f"Notice: {name} was trained on {num_learned:,} of these {len(examples):,} "
+            "descriptions."
+        )
 
 
 def _measured(coder: Coder, examples: Examples, folder: Path) -> list[Examples]:
-    """Return the rows on which a model was trained after its report, and say how many of `examples` they have."""
+    """Return the rows on which a model was trained after its report, and say how many of `examples`
+    they have.
+    """
     run = run_of(folder)
     rows = run_rows(run, coder, VAL, HELD_OUT) if coder.model.config.fitted_to_validation else None
     keys = set(description_keys(rows.texts)) if rows is not None else ()
     if num_seen := sum(key in keys for key in description_keys(examples.texts)):
         log.info(
-            f"Notice: {num_seen:,} of these {len(examples):,} descriptions are in the run's validation data or "
-            f"held-out corrections, on which {folder} was trained after {run / REPORT_FILE} had measured it."
+            f"Notice: {num_seen:,} of these {len(examples):,} descriptions are in the "
+            "run's validation data or "
+            f"held-out corrections, on which {folder} was trained after "
+            f"{run / REPORT_FILE} had measured it."
         )
     return [rows] if rows is not None else []
 
 
 def _apply_decisions(config: ReviewFlags, columns: Columns, model: ModelConfig) -> None:
-    """Write the coded table with the codes of files that a person has filled in; of several for a row, the last."""
+    """Write the coded table with the codes of files that a person has filled in; of several for a
+    row, the last.
+    """
     decisions: dict[tuple[str, str], DecidedCodes] = {}
     for path in map(Path, config.apply or ()):
         decisions |= read_decisions(path, columns, set(model.codes) - {MISSING})
@@ -182,12 +221,15 @@ def _apply_decisions(config: ReviewFlags, columns: Columns, model: ModelConfig) 
     )
     log.info(
         f"Wrote {output}: {counted(num_rows, 'row has', 'rows have')} the codes of "
-        f"{counted(len(decisions), 'checked description', 'checked descriptions')}; the model's are in model_…."
+        f"{counted(len(decisions), 'checked description', 'checked descriptions')}; the "
+        "model's are in model_…."
     )
 
 
 def run_review(config: ReviewFlags) -> None:
-    """Write the rows to check, and say what to do with them; or the table with what people have decided."""
+    """Write the rows to check, and say what to do with them; or the table with what people have
+    decided.
+    """
     folder, output = local_folder(config.model), Path(config.output)
     settings = run_settings(run_of(folder))
     columns = Columns(

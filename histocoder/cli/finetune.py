@@ -17,7 +17,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     """Prepare the table that the flags name, and train on it."""
     config = parse(FinetuneConfig, argv, prog=prog)
     with importing():
-        from histocoder.training.train import train  # importing torch takes seconds, which --help saves
+        from histocoder.training.train import (
+            train,
+        )  # importing torch takes seconds, which --help saves
 
     words = sys.argv[1:] if argv is None else argv
     try:
@@ -39,14 +41,26 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
 
 def _with(words: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
     """Return the words of a command with other settings, and without what a launcher has added."""
-    flags = {f"--{name.replace('_', '-')}": value for name, value in settings.items()} | {"--local-rank": False}
+    flags = {f"--{name.replace('_', '-')}": value for name, value in settings.items()} | {
+        "--local-rank": False
+    }
     kept, keep = [], True
     for word in words:
-        keep = keep if not word.startswith("--") else word.partition("=")[0].replace("_", "-") not in flags
+        keep = (
+            keep
+            if not word.startswith("--")
+            else word.partition("=")[0].replace("_", "-") not in flags
+        )
         kept += [word] if keep else []
     for flag, value in flags.items():
         kept += [] if value is False else [flag]
-        kept += [] if isinstance(value, bool) else map(str, value) if isinstance(value, tuple) else [str(value)]
+        kept += (
+            []
+            if isinstance(value, bool)
+            else map(str, value)
+            if isinstance(value, tuple)
+            else [str(value)]
+        )
     return kept
 
 

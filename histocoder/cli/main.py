@@ -15,7 +15,8 @@ _SCRIPTS = {
     "finetune": "fine-tune a model on your own table and classification, as finetune.py does",
     "train-mixer": "train the full model on prepared files, as train_mixer.py does",
 }
-# modules of the other commands, which are imported when they are needed, and flags of their functions `run_…`
+# modules of the other commands, which are imported when they are needed, and flags of their
+# functions `run_…`
 _COMMANDS: dict[str, tuple[str, type[Settings]]] = {
     "predict": ("predict", flags.PredictFlags),
     "evaluate": ("evaluate", flags.EvaluateFlags),
@@ -38,7 +39,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def build_parser() -> Parser:
     """Return the commands and their flags."""
-    parser = Parser("Train models of occupational codes, code files with them, and check the codes.", prog="histocoder")
+    parser = Parser(
+        "Train models of occupational codes, code files with them, and check the codes.",
+        prog="histocoder",
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, text in _SCRIPTS.items():
         commands.add_parser(name, help=text, description=text)
@@ -46,7 +50,9 @@ def build_parser() -> Parser:
         text = str(kind.__doc__)
         short = text[0].lower() + text[1:].removesuffix(".")
         of_languages = HELP if hasattr(kind, "language") else None
-        add_flags(commands.add_parser(name, help=short, description=text, epilog=of_languages), kind)
+        add_flags(
+            commands.add_parser(name, help=short, description=text, epilog=of_languages), kind
+        )
     return parser
 
 

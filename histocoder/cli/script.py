@@ -26,8 +26,11 @@ def run_script(main: Callable[[], None]) -> None:
         if stream is None:  # as after >&- in a shell
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")  # for characters that the stream can't write
-    # torch, which main imports, prints C++ frames around warnings of lost connections, which users are told of below
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # for characters that the stream can't write
+    # torch, which main imports, prints C++ frames around warnings of lost connections, which users
+    # are told of below
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     notices = set[str]()
 
@@ -52,7 +55,9 @@ def run_script(main: Callable[[], None]) -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Let the garbage collector skip what a block imports, then and at the end; PyTorch is 200,000 objects."""
+    """Let the garbage collector skip what a block imports, then and at the end; PyTorch is 200,000
+    objects.
+    """
     gc.disable()
     try:
         yield
@@ -62,12 +67,16 @@ def importing() -> Iterator[None]:
 
 
 def _distributed() -> ModuleType | None:
-    """Return the module `distributed` if the program has imported it: without it there is no process group."""
+    """Return the module `distributed` if the program has imported it: without it there is no
+    process group.
+    """
     return sys.modules.get("histocoder.distributed")
 
 
 def _ending(error: BaseException) -> tuple[str, int] | None:
-    """Return the message and the exit code with which an error ends the program; None for a fault of its own."""
+    """Return the message and the exit code with which an error ends the program; None for a fault
+    of its own.
+    """
     end: tuple[str, int] | None = None
     match error:
         case UserError():
@@ -81,7 +90,13 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
         case BrokenPipeError():  # as after `| head`
             end = "Stopped, because the program that read the output has ended.", _NOBODY_READS
         case OSError(errno=errno.ENOSPC, filename=None):
-            end = f"error: The output can't be written ({error.strerror}). Make room, and run the command again.", 2
+            end = (
+                (
+                    f"error: The output can't be written ({error.strerror}). Make room, and "
+                    "run the command again."
+                ),
+                2,
+            )
         case UnicodeEncodeError():  # as of an argument that is not in the terminal's encoding
             end = _unreadable(error.object), 2
         case RuntimeError() | MemoryError():
@@ -95,12 +110,16 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
                 again = "Run the same command again to resume from what was saved last."
                 end = f"error: another process has ended or can't be reached ({reason}). {again}", 1
     if end and isinstance(error, OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python flushes at the end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # where Python flushes at the end
     return end
 
 
 def _unreadable(name: str) -> str:
-    """Return the error for an argument that can't be encoded, such as a path whose bytes are in another encoding."""
+    """Return the error for an argument that can't be encoded, such as a path whose bytes are in
+    another encoding.
+    """
     way = "Set PYTHONUTF8=1, or a locale in UTF-8"
     if sys.getfilesystemencoding() == "utf-8" and readable(name) != name:
         way = "Rename the file or folder so that its name is in UTF-8"
@@ -110,8 +129,9 @@ def _unreadable(name: str) -> str:
 def _leave(message: str, status: int) -> NoReturn:
     """End this process with a message that is printed once if all ranks end for one reason.
 
-    Rank 0 prints its message at once. The others give it some seconds to do so, since a launcher ends all processes
-    with the first; a rank that fails alone prints its own. The status is that of the rank that printed.
+    Rank 0 prints its message at once. The others give it some seconds to do so, since a launcher
+    ends all processes with the first; a rank that fails alone prints its own. The status is that of
+    the rank that printed.
 
     torchrun prints a traceback of its own when a rank fails, and at its end what that rank has left for it; there a
     user's mistake stands, instead of above.
@@ -136,7 +156,8 @@ def _leave(message: str, status: int) -> NoReturn:
 
 
 def _left_for_torchrun(message: str, status: int) -> bool:
-    """Leave a message for torchrun to print, in the file that it reads; return whether there is one.
+    """Leave a message for torchrun to print, in the file that it reads; return whether there is
+    one.
 
     The form is that of torch's `ErrorHandler`.
     """
@@ -145,7 +166,9 @@ def _left_for_torchrun(message: str, status: int) -> bool:
         return False
     # torchrun shows the earliest failure, in whole seconds; other ranks end with this one
     earliest = str(int(time.time()) - 1)
-    content = {"message": {"message": message, "errorCode": status, "extraInfo": {"timestamp": earliest}}}
+    content = {
+        "message": {"message": message, "errorCode": status, "extraInfo": {"timestamp": earliest}}
+    }
     try:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(content, file)

@@ -32,10 +32,14 @@ DESK_FILE = "desk.sqlite"  # the database of a workspace
 
 
 def run_serve(config: ServeFlags) -> None:
-    """Serve the page until it is interrupted; raise a UserError if a package is missing, or others could use it."""
+    """Serve the page until it is interrupted; raise a UserError if a package is missing, or others
+    could use it.
+    """
     missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"histocoder serve needs {' and '.join(missing)}: pip install 'histocoder[serve]'.")
+        raise UserError(
+            f"histocoder serve needs {' and '.join(missing)}: pip install 'histocoder[serve]'."
+        )
     from histocoder.desk.app import create_app
     from histocoder.desk.users import Users
 
@@ -62,14 +66,19 @@ def run_serve(config: ServeFlags) -> None:
         host = f"[{config.host}]" if ":" in config.host else config.host
         query = "" if has_users else f"?token={token}"
         address = f"http://{host}:{port}/{query}"
-        log.info(f"Open {address}\nPress Ctrl-C to stop the server. Models, decisions and files are kept in {folder}.")
+        log.info(
+            f"Open {address}\nPress Ctrl-C to stop the server. Models, decisions and files "
+            f"are kept in {folder}."
+        )
         if not config.no_browser:
             threading.Timer(0.5, webbrowser.open, [_opening_page(folder, address)]).start()
         _answer(app, listener)
 
 
 def _workspace(name: str | None, model: Path | None) -> Path:
-    """Make the folder of a desk, by default one in the working folder; no other account reads one that is new."""
+    """Make the folder of a desk, by default one in the working folder; no other account reads one
+    that is new.
+    """
     folder = Path(name or "histocoder-desk").absolute()
     is_new = not folder.exists()
     make_folder(folder)
@@ -79,17 +88,27 @@ def _workspace(name: str | None, model: Path | None) -> Path:
     # until version 1.0.0 a model's run had the desk
     earlier = run_of(model) / "desk" if model else folder
     if name is None and (earlier / DESK_FILE).exists() and earlier.absolute() != folder:
-        log.info(f"Notice: an earlier desk of this model is in {earlier}; --workspace {earlier} opens it.")
+        log.info(
+            f"Notice: an earlier desk of this model is in {earlier}; --workspace {earlier} "
+            "opens it."
+        )
     return folder
 
 
 def _check_access(config: ServeFlags, *, has_users: bool) -> None:
-    """Raise a UserError if others reach the server and need no secret, or the secret is too short."""
+    """Raise a UserError if others reach the server and need no secret, or the secret is too
+    short.
+    """
     from histocoder.desk.connections import LOOPBACK
 
     if config.host not in LOOPBACK and not config.token and not has_users:
-        raise UserError(f"Others can reach {config.host}, too. Set a secret with --token, or add users (--add-user).")
-    if config.token is not None and (len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()):
+        raise UserError(
+            f"Others can reach {config.host}, too. Set a secret with --token, or add users "
+            "(--add-user)."
+        )
+    if config.token is not None and (
+        len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()
+    ):
         raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
 
 
@@ -99,7 +118,9 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"Can't listen on {host}, port {port}: {reason}. Choose another --port.") from error
+        raise UserError(
+            f"Can't listen on {host}, port {port}: {reason}. Choose another --port."
+        ) from error
 
 
 def _open_desk(config: ServeFlags, folder: Path, model: Path | None, *, device: str) -> Desk:
@@ -113,7 +134,9 @@ def _open_desk(config: ServeFlags, folder: Path, model: Path | None, *, device: 
         models.use_again()
     else:
         name = run_of(model).name if Path(config.model or "").exists() else str(config.model)
-        models.give(Coder.from_pretrained(model, device, precision=config.precision), model, name=name)
+        models.give(
+            Coder.from_pretrained(model, device, precision=config.precision), model, name=name
+        )
     may_train = config.host in LOOPBACK if config.allow_training is None else config.allow_training
     desk = Desk(folder, models=models, double_share=config.double_share, may_train=may_train)
     if config.data:
@@ -146,20 +169,31 @@ def _make_private(folder: Path) -> None:
 
 
 def _opening_page(folder: Path, address: str) -> str:
-    """Write a page that leads to the desk, and return its address, for the command line of a browser.
+    """Write a page that leads to the desk, and return its address, for the command line of a
+    browser.
 
-    Command lines can be read by everyone on the machine, and the desk's own address has the token in it.
+    Command lines can be read by everyone on the machine, and the desk's own address has the token
+    in it.
     """
     path = folder / "open.html"
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}"><title>histocoder</title>')
+    with os.fdopen(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+    ) as file:
+        file.write(
+            '<!doctype html><meta http-equiv="refresh" content="0; '
+            f'url={address}"><title>histocoder</title>'
+        )
     return path.as_uri()
 
 
 def _kept_token(path: Path) -> str:
-    """Return the folder's token, with which an open page keeps working after a restart; only its owner can read it."""
+    """Return the folder's token, with which an open page keeps working after a restart; only its
+    owner can read it.
+    """
     if not path.is_file():
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        with os.fdopen(
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii"
+        ) as file:
             file.write(secrets.token_hex(24))
     return path.read_text(encoding="ascii").strip()

@@ -1,4 +1,6 @@
-"""`train_mixer.py`, which is `histocoder train-mixer` and `python -m histocoder.cli.train_mixer`, too."""
+"""`train_mixer.py`, which is `histocoder train-mixer` and `python -m histocoder.cli.train_mixer`,
+too.
+"""
 
 from collections.abc import Sequence
 
@@ -11,7 +13,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     """Train on the files that the flags name."""
     config = parse(MixerConfig, argv, prog=prog)
     with importing():
-        from histocoder.training.train import train  # importing torch takes seconds, which --help saves
+        from histocoder.training.train import (
+            train,
+        )  # importing torch takes seconds, which --help saves
 
     train(config)
 

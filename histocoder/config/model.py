@@ -20,7 +20,8 @@ ALL_LANGUAGES = "*"  # key of the threshold for all languages
 def check_target_len(num_blocks: int, block_size: int) -> None:
     require(
         1 + num_blocks * block_size <= MAX_TARGET_LEN,
-        f"{num_blocks} codes of {block_size} characters exceed the {MAX_TARGET_LEN - 1} positions of the decoder; "
+        f"{num_blocks} codes of {block_size} characters exceed the {MAX_TARGET_LEN - 1} "
+        "positions of the decoder; "
         "name fewer --target-cols, or set --block-size to the longest code's length.",
     )
 
@@ -45,42 +46,70 @@ def _fits(value: Any, kind: Any) -> bool:
 class ModelConfig:
     """Sizes of the model, what its classes mean, and how text reaches it; saved as config.json."""
 
-    encoder: dict[str, Any]  # fields of its config; `model_type` says which it is, without one CANINE
+    encoder: dict[
+        str, Any
+    ]  # fields of its config; `model_type` says which it is, without one CANINE
     formatter: dict[str, Any]  # fields of `Formatter.to_config`
     vocab_size: int  # number of tokens of the decoder
     codes: tuple[str, ...]  # the code of each class of the flat head
     target_cols: tuple[str, ...]  # the columns that held the codes
     descriptions: dict[str, str] = field(default_factory=dict)  # of codes, as in the key
-    attributes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # column -> categories, beside none
+    attributes: dict[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # column -> categories, beside none
     languages: tuple[str, ...] = ()  # those of the training data
-    reads_language: bool = True  # whether a pretrained encoder reads the language in front of the description
+    reads_language: bool = (
+        True  # whether a pretrained encoder reads the language in front of the description
+    )
     decoder_num_layers: int = 3
     decoder_num_heads: int = 8
-    decoder_dim_feedforward: int | None = None  # inner width of the decoder; None: the encoder's width
+    decoder_dim_feedforward: int | None = (
+        None  # inner width of the decoder; None: the encoder's width
+    )
     dropout: float = 0.0  # in the decoder and before the flat head; the encoder has its own
-    max_len: int = 128  # characters, or tokens, of the longest input, special ones and language included
+    max_len: int = (
+        128  # characters, or tokens, of the longest input, special ones and language included
+    )
     mask_memory: bool = True  # whether the decoder ignores padded positions
     pad_to: int | None = None  # positions that every input is padded to; None trims each batch
     text_normalization: str = "none"  # see `data.normalize`
-    pooling: str = "auto"  # of Hugging Face's encoders: "mean", or "auto", the first token if it stands for the text
-    flat_loss: str = "bce-mean"  # on which the meaning of the flat head's logits depends; see `losses.flat_loss`
+    # Of Hugging Face's encoders: "mean", or "auto", the first token if it stands for the text
+    pooling: str = "auto"
+    flat_loss: str = (
+        "bce-mean"  # on which the meaning of the flat head's logits depends; see `losses.flat_loss`
+    )
     flat_head: str = "linear"  # or "cosine"; see `CosineClassifier`
     mode: str = "greedy"  # the best in validation, the default of `Coder.predict`
-    decoder_prior: bool = False  # whether the decoder starts from what the flat head expects; see `Prior`
+    decoder_prior: bool = (
+        False  # whether the decoder starts from what the flat head expects; see `Prior`
+    )
     decoder_learns: bool = True  # whether it adds anything to that prior
     experts: dict[str, float] = field(default_factory=dict)  # their weights; see `CombinedSearch`
-    attribute_experts: dict[str, dict[str, float]] = field(default_factory=dict)  # their weights, by column
+    attribute_experts: dict[str, dict[str, float]] = field(
+        default_factory=dict
+    )  # their weights, by column
     num_linear_features: int = 0  # n-grams of the linear expert; 0: there is none
     num_nearest_rows: int = 0  # rows that the nearest-neighbour expert remembers; 0: there is none
     num_attribute_features: int = 0  # those of the linear expert on attributes
-    num_trained_on: int = 0  # descriptions that it was trained on, of which it has hashes; see `key_hashes`
-    fitted_to_validation: bool = False  # whether it was trained on the validation data as well, once measured
-    usual_confidence: float = 0.0  # that four fifths of the validation descriptions exceed; see `TableCoder.unlike`
-    thresholds: dict[str, float] = field(default_factory=dict)  # of the flat head, by language; see `ALL_LANGUAGES`
+    num_trained_on: int = (
+        0  # descriptions that it was trained on, of which it has hashes; see `key_hashes`
+    )
+    fitted_to_validation: bool = (
+        False  # whether it was trained on the validation data as well, once measured
+    )
+    usual_confidence: float = (
+        0.0  # that four fifths of the validation descriptions exceed; see `TableCoder.unlike`
+    )
+    thresholds: dict[str, float] = field(
+        default_factory=dict
+    )  # of the flat head, by language; see `ALL_LANGUAGES`
 
     def __post_init__(self) -> None:
         check_max_len(self.max_len)
-        require(self.flat_loss in FLAT_LOSSES, f"config.json names the flat loss {self.flat_loss!r}, which is unknown.")
+        require(
+            self.flat_loss in FLAT_LOSSES,
+            f"config.json names the flat loss {self.flat_loss!r}, which is unknown.",
+        )
 
     @property
     def num_classes(self) -> int:
@@ -88,17 +117,27 @@ class ModelConfig:
 
     @property
     def attribute_labels(self) -> list[tuple[str, str | None]]:
-        """Column and category of each logit of the attributes; that of none, None, is each column's first."""
-        return [(name, label) for name, labels in self.attributes.items() for label in (None, *labels)]
+        """Column and category of each logit of the attributes; that of none, None, is each column's
+        first.
+        """
+        return [
+            (name, label) for name, labels in self.attributes.items() for label in (None, *labels)
+        ]
 
     @property
     def system(self) -> str:
-        """The classification's name: the target columns' without their numbers (hisco_1, …), else the formatter's."""
-        stems = {re.sub(rf"(_|(?<!\d)){i}$", "", name) for i, name in enumerate(self.target_cols, 1)}
+        """The classification's name: the target columns' without their numbers (hisco_1, …), else
+        the formatter's.
+        """
+        stems = {
+            re.sub(rf"(_|(?<!\d)){i}$", "", name) for i, name in enumerate(self.target_cols, 1)
+        }
         return (stems.pop() if len(stems) == 1 else "") or str(self.formatter["name"])
 
     def code_columns(self, width: int) -> list[str]:
-        """Return the names of so many columns of codes: the target columns', and hisco_3 and so on behind them."""
+        """Return the names of so many columns of codes: the target columns', and hisco_3 and so on
+        behind them.
+        """
         further = (f"{self.system}_{i + 1}" for i in range(len(self.target_cols), width))
         return [*self.target_cols[:width], *further]
 
@@ -113,19 +152,31 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
-        """Return the config with the values of `to_dict`; raises UserError if they are not a histocoder model's."""
-        require(values.get("model_type") == MODEL_TYPE, "config.json is not that of a histocoder model.")
+        """Return the config with the values of `to_dict`; raises UserError if they are not a
+        histocoder model's.
+        """
+        require(
+            values.get("model_type") == MODEL_TYPE, "config.json is not that of a histocoder model."
+        )
         version = values.get("format_version", 0)
         require(
             isinstance(version, int) and version <= FORMAT_VERSION,
-            f"The model has format version {version}; this histocoder reads up to {FORMAT_VERSION}. Update histocoder.",
+            (
+                f"The model has format version {version}; this histocoder reads up to "
+                f"{FORMAT_VERSION}. Update histocoder."
+            ),
         )
         known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
         for name, kind in get_type_hints(cls).items():
-            require(name not in known or _fits(known[name], kind), f"config.json: {name!r} has an invalid value.")
+            require(
+                name not in known or _fits(known[name], kind),
+                f"config.json: {name!r} has an invalid value.",
+            )
         for name in ("encoder", "formatter", "vocab_size"):
             require(name in known, f"config.json: {name!r} is missing.")
         for name in ("codes", "target_cols", "languages"):
             known[name] = tuple(known.get(name, ()))
-        known["attributes"] = {name: tuple(labels) for name, labels in known.get("attributes", {}).items()}
+        known["attributes"] = {
+            name: tuple(labels) for name, labels in known.get("attributes", {}).items()
+        }
         return cls(**known)

@@ -1,8 +1,9 @@
 """Settings as fields of frozen dataclasses, which declare all about them.
 
-To add a setting, add one field to the dataclass of its group, in `training` or `run`, by `free` or by `fixed`. Its
-flag, its key in YAML files, its row in docs/configuration.md, its line in args.yaml, its range check and the comparison
-with the checkpoint that a run resumes from all follow from the field.
+To add a setting, add one field to the dataclass of its group, in `training` or `run`, by `free` or
+by `fixed`. Its flag, its key in YAML files, its row in docs/configuration.md, its line in
+args.yaml, its range check and the comparison with the checkpoint that a run resumes from all follow
+from the field.
 """
 
 import os
@@ -32,11 +33,17 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A setting: what `free` and `fixed` declare, and below that what `settings_of` adds from its field and class."""
+    """A setting: what `free` and `fixed` declare, and below that what `settings_of` adds from its
+    field and class.
+    """
 
-    text: str | None  # help of the flag, to which the default is added unless it names one; None hides it
+    text: (
+        str | None
+    )  # help of the flag, to which the default is added unless it names one; None hides it
     default: Any
-    resume: str = ""  # part that a resumed run must agree on: "value", the named file's "content", or ""
+    resume: str = (
+        ""  # part that a resumed run must agree on: "value", the named file's "content", or ""
+    )
     metavar: str | None = None  # name of a value in the help; N for whole numbers
     choices: tuple[str, ...] | None = None
     parse: Callable[[str], Any] | None = None  # parser of a value, if not the field's type
@@ -45,7 +52,9 @@ class Setting:
     between: tuple[float, float] | None = None  # least and largest value
     is_negatable: bool = False  # whether there is a `--no-` flag
     is_required: bool = False  # whether a command requires the flag
-    is_recorded: bool = True  # whether args.yaml has it: it is the run's, not that of one start of it
+    is_recorded: bool = (
+        True  # whether args.yaml has it: it is the run's, not that of one start of it
+    )
     flags: tuple[str, ...] = ()  # spellings of the flag, if the field's name is not the only one
     needs: Need | None = None
 
@@ -66,9 +75,15 @@ class Setting:
             return text
         if self.is_required:
             return f"{text} (required)"
-        if self.default == "" or isinstance(self.default, bool | tuple) or (self.default is None and self.is_optional):
+        if (
+            self.default == ""
+            or isinstance(self.default, bool | tuple)
+            or (self.default is None and self.is_optional)
+        ):
             return text
-        return f"{text} (default: {'chosen for you' if self.default is None else shown(self.default)})"
+        return (
+            f"{text} (default: {'chosen for you' if self.default is None else shown(self.default)})"
+        )
 
     def check(self, value: Any) -> None:
         """Raise a UserError if a value is not one of the choices, or out of bounds."""
@@ -87,12 +102,15 @@ class Setting:
 
 
 def free(default: Any, text: str | None, **options: Any) -> Any:
-    """Declare a setting that a resumed run may change, or whose effect is compared by itself (data, rows of a step).
+    """Declare a setting that a resumed run may change, or whose effect is compared by itself (data,
+    rows of a step).
 
-    A default of None means that there is none, or that the recipe has it if the field's type does not allow None. See
-    `Setting` for `text` and `options`.
+    A default of None means that there is none, or that the recipe has it if the field's type does
+    not allow None. See `Setting` for `text` and `options`.
     """
-    return field(default=default, metadata={"setting": Setting(text=text, default=default, **options)})
+    return field(
+        default=default, metadata={"setting": Setting(text=text, default=default, **options)}
+    )
 
 
 fixed = partial(free, resume="value")
@@ -102,7 +120,9 @@ fixed = partial(free, resume="value")
 def changed(kind: "type[Settings]", name: str, default: Any, **options: Any) -> Any:
     """Declare another default or other options for a setting of a base class."""
     declared = next(one for one in settings_of(kind) if one.name == name)
-    return field(default=default, metadata={"setting": replace(declared, default=default, **options)})
+    return field(
+        default=default, metadata={"setting": replace(declared, default=default, **options)}
+    )
 
 
 def shown(value: Any) -> str:
@@ -118,7 +138,9 @@ def _plain(value: Any) -> Any:
 
 
 class Settings:
-    """Base of all groups of settings: checks the bounds of each field, then calls the `check` of each group."""
+    """Base of all groups of settings: checks the bounds of each field, then calls the `check` of
+    each group.
+    """
 
     GROUP: ClassVar[str] = ""  # title of the flags that a class declares
     MAIN: ClassVar[tuple[str, ...]] = ()  # settings that `--help` shows; `--help-all` shows all
@@ -129,7 +151,11 @@ class Settings:
         for name, value in new.items():
             if isinstance(value, Mapping):
                 own = getattr(self, name)
-                right = tuple(value.get(column, column) for column in own) if isinstance(own, tuple) else None
+                right = (
+                    tuple(value.get(column, column) for column in own)
+                    if isinstance(own, tuple)
+                    else None
+                )
                 new[name] = right or next(iter(value.values()))
         return replace(self, **new)  # type: ignore[type-var]  # it is a dataclass
 
@@ -159,7 +185,9 @@ def settings_of(kind: type[Settings]) -> list[Setting]:
 
 
 def without_effect(config: Settings, model: Any) -> list[str]:
-    """Return a sentence for each setting of a run that is given, and means nothing for its model, a `ModelConfig`."""
+    """Return a sentence for each setting of a run that is given, and means nothing for its model, a
+    `ModelConfig`.
+    """
     sentences = []
     by_recipe = getattr(config, "by_recipe", None) or ()
     for setting in settings_of(type(config)):
@@ -172,4 +200,6 @@ def without_effect(config: Settings, model: Any) -> list[str]:
 
 def recorded(config: Settings) -> dict[str, Any]:
     """Return the settings that args.yaml has, by name."""
-    return {one.name: getattr(config, one.name) for one in settings_of(type(config)) if one.is_recorded}
+    return {
+        one.name: getattr(config, one.name) for one in settings_of(type(config)) if one.is_recorded
+    }

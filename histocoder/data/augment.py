@@ -1,4 +1,6 @@
-"""Noise in descriptions, as from transcription, spelling and abbreviation, which a model learns to ignore."""
+"""Noise in descriptions, as from transcription, spelling and abbreviation, which a model learns to
+ignore.
+"""
 
 import itertools
 from collections import Counter
@@ -11,9 +13,15 @@ import pandas as pd
 
 _KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 _LETTERS = "".join(sorted("".join(_KEYBOARD)))
-_POSITIONS = {key: (row, column) for row, keys in enumerate(_KEYBOARD) for column, key in enumerate(keys)}
+_POSITIONS = {
+    key: (row, column) for row, keys in enumerate(_KEYBOARD) for column, key in enumerate(keys)
+}
 _NEIGHBOURS = {
-    key: "".join(k for k, (r, c) in _POSITIONS.items() if k != key and abs(r - row) <= 1 and abs(c - column) <= 1)
+    key: "".join(
+        k
+        for k, (r, c) in _POSITIONS.items()
+        if k != key and abs(r - row) <= 1 and abs(c - column) <= 1
+    )
     for key, (row, column) in _POSITIONS.items()
 }
 
@@ -22,7 +30,9 @@ class WordList:
     """Words that are drawn in proportion to their frequencies."""
 
     def __init__(self, frequencies: dict[str, float]) -> None:
-        items = sorted((word, weight) for word, weight in frequencies.items() if word and weight > 0) or [("", 1.0)]
+        items = sorted(
+            (word, weight) for word, weight in frequencies.items() if word and weight > 0
+        ) or [("", 1.0)]
         self.words = [word for word, _ in items]
         self._cumulative = np.array(list(itertools.accumulate(weight for _, weight in items)))
         self._lengths = np.array([len(word) for word in self.words])
@@ -65,7 +75,9 @@ def _substitute(text: str, at: float, what: float, *_: object) -> str:
 def _neighbour(text: str, at: float, what: float, *_: object) -> str:
     i = int(at * len(text))
     neighbours = _NEIGHBOURS.get(text[i : i + 1].lower())
-    return text[:i] + neighbours[int(what * len(neighbours))] + text[i + 1 :] if neighbours else text
+    return (
+        text[:i] + neighbours[int(what * len(neighbours))] + text[i + 1 :] if neighbours else text
+    )
 
 
 def _swap_characters(text: str, at: float, *_: object) -> str:
@@ -89,7 +101,15 @@ def _insert_word(text: str, at: float, what: float, new: WordList) -> str:
 
 
 _Edit: TypeAlias = Callable[[str, float, float, WordList], str]
-_EDITS: list[_Edit] = [_delete, _insert, _substitute, _neighbour, _swap_characters, _swap_words, _insert_word]
+_EDITS: list[_Edit] = [
+    _delete,
+    _insert,
+    _substitute,
+    _neighbour,
+    _swap_characters,
+    _swap_words,
+    _insert_word,
+]
 
 
 class Noise(NamedTuple):
@@ -97,7 +117,9 @@ class Noise(NamedTuple):
 
     withheld: np.ndarray  # whether each row's language is withheld, of shape (n,)
     num_edits: np.ndarray  # number of edits of each row, of shape (n,)
-    edits: np.ndarray  # index of each edit in `_EDITS`, of shape (n, num_transformations), as are `at` and `what`
+    edits: (
+        np.ndarray
+    )  # index of each edit in `_EDITS`, of shape (n, num_transformations), as are `at` and `what`
     at: np.ndarray  # position of each edit in its text, from 0 (the beginning) to below 1 (the end)
     what: np.ndarray  # draw of a letter or word, from 0 to below 1
 
@@ -106,13 +128,16 @@ class Noise(NamedTuple):
 class Augmenter:
     """Alters a share of all descriptions by a few random edits.
 
-    Randomness is a hash of (seed, epoch, row): every process and worker draws the same, in any order. The length of an
-    altered description is known without altering it, so that batches can be made of like lengths.
+    Randomness is a hash of (seed, epoch, row): every process and worker draws the same, in any
+    order. The length of an altered description is known without altering it, so that batches can be
+    made of like lengths.
     """
 
     words: WordList  # words to insert
     augmentation_prob: float  # share of descriptions that are altered
-    num_transformations: int  # largest number of edits of a description; each number from 1 is equally likely
+    num_transformations: (
+        int  # largest number of edits of a description; each number from 1 is equally likely
+    )
     unk_lang_prob: float  # share of descriptions whose language is withheld
     seed: int = 0
 
@@ -124,16 +149,28 @@ class Augmenter:
         run = pd.util.hash_array(parts[:1] + np.uint64(3) * parts[1:])
         state = pd.util.hash_array(run + rows.astype(np.uint64))
         withheld, altered, many = _uniforms(state, range(3))
-        num_edits = np.where(altered < self.augmentation_prob, np.ceil((1 - many) * most).astype(int), 0)
+        num_edits = np.where(
+            altered < self.augmentation_prob, np.ceil((1 - many) * most).astype(int), 0
+        )
         edited = num_edits > 0
         drawn = np.zeros((3, most, len(rows)))
-        drawn[..., edited] = _uniforms(state[edited], range(3, 3 + 3 * most)).reshape(3, most, edited.sum())
+        drawn[..., edited] = _uniforms(state[edited], range(3, 3 + 3 * most)).reshape(
+            3, most, edited.sum()
+        )
         kind, at, what = drawn.transpose(0, 2, 1)
         edits = (kind * len(_EDITS)).astype(int)
-        return Noise(withheld=withheld < self.unk_lang_prob, num_edits=num_edits, edits=edits, at=at, what=what)
+        return Noise(
+            withheld=withheld < self.unk_lang_prob,
+            num_edits=num_edits,
+            edits=edits,
+            at=at,
+            what=what,
+        )
 
     def lengths(self, noise: Noise, lengths: np.ndarray) -> np.ndarray:
-        """Return the lengths in characters of descriptions after their noise, given those before."""
+        """Return the lengths in characters of descriptions after their noise, given those
+        before.
+        """
         lengths = lengths.astype(np.int64)
         rows = noise.num_edits.nonzero()[0]
         for i in range(self.num_transformations):
@@ -156,8 +193,11 @@ class Augmenter:
 def _uniforms(state: np.ndarray, draws: range) -> np.ndarray:
     """Draw numbers from 0 to below 1 from generators in some states, of shape (number of draws, n).
 
-    The generator is SplitMix64 (Steele, Lea and Flood 2014), whose k-th number is a hash of state and k.
+    The generator is SplitMix64 (Steele, Lea and Flood 2014), whose k-th number is a hash of state
+    and k.
     """
-    steps = np.arange(draws.start + 1, draws.stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    steps = np.arange(draws.start + 1, draws.stop + 1, dtype=np.uint64) * np.uint64(
+        0x9E3779B97F4A7C15
+    )
     drawn = pd.util.hash_array((state + steps[:, None]).ravel()).reshape(len(steps), len(state))
     return (drawn >> np.uint64(11)) * 2.0**-53

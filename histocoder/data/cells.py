@@ -1,4 +1,6 @@
-"""Cells of columns of codes, as people and programs write them: one function says what a cell is."""
+"""Cells of columns of codes, as people and programs write them: one function says what a cell
+is.
+"""
 
 import re
 import unicodedata
@@ -9,18 +11,51 @@ from typing import NamedTuple
 from histocoder.formatters import MISSING, CodeSystem
 
 _MISSING_MARKS = frozenset(
-    {"NA", "NaN", "nan", "NaT", "<NA>", "None", "NULL", "null", "(null)", "\\N", "N/A", "n/a", "#N/A", "#NV"}
+    {
+        "NA",
+        "NaN",
+        "nan",
+        "NaT",
+        "<NA>",
+        "None",
+        "NULL",
+        "null",
+        "(null)",
+        "\\N",
+        "N/A",
+        "n/a",
+        "#N/A",
+        "#NV",
+    }
 )
-"""Marks of missing values: R writes NA; pandas NaN, nan, NaT, <NA> or None; databases NULL or \\N; spreadsheets N/A.
-Lower case "na" and "none" are left out, since people write them as words."""
+"""Marks of missing values: R writes NA; pandas NaN, nan, NaT, <NA> or None; databases NULL or \\N;
+spreadsheets N/A. Lower case "na" and "none" are left out, since people write them as words.
+"""
 _NOTHING = re.compile(r"[-.?_…· ]+")  # as people leave a cell out; Stata and SAS write a dot
 _MISSING_AMONG_NUMBERS = frozenset(
     {
-        *("na", "n/a", "n.a.", "n.a", "none", "no", "null", "nan", "nil", "missing", "blank", "x", "xx", "xxx"),
+        *(
+            "na",
+            "n/a",
+            "n.a.",
+            "n.a",
+            "none",
+            "no",
+            "null",
+            "nan",
+            "nil",
+            "missing",
+            "blank",
+            "x",
+            "xx",
+            "xxx",
+        ),
         *("k.a.", "k.a", "n.v.t.", "nvt"),  # German and Dutch for n/a
     }
 )
-"""Words, in lower case, that mean no code where codes have digits; where codes are words they may be codes."""
+"""Words, in lower case, that mean no code where codes have digits; where codes are words they may
+be codes.
+"""
 
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d"
 _BLANKS = "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000"
@@ -37,10 +72,14 @@ _SAME = str.maketrans(
 _FORMULA = re.compile(r'="(.*)"|=(-?[0-9].*)')  # as spreadsheets keep digits as text
 _QUOTED = re.compile(r"""(["'])(.*)\1""")
 _KEPT_AS_TEXT = re.compile(r"'(-?[0-9=].*)")
-_EDGES = re.compile(r"[^\w-]*(-? ?[0-9](?:.*[0-9])?)[^\w-]*")  # a number, and signs around it that are not its own
+_EDGES = re.compile(
+    r"[^\w-]*(-? ?[0-9](?:.*[0-9])?)[^\w-]*"
+)  # a number, and signs around it that are not its own
 
 WHOLE_NUMBER = re.compile(r"(-?[0-9]+)([.,]0+)?")
-_FRACTION = re.compile(r"-?[0-9]+[.,][0-9]+|[A-Za-z]\w*[.,][0-9]+")  # decimals that belong to a code
+_FRACTION = re.compile(
+    r"-?[0-9]+[.,][0-9]+|[A-Za-z]\w*[.,][0-9]+"
+)  # decimals that belong to a code
 _THOUSANDS = re.compile(r"-?[0-9]{1,3}([.,' ])[0-9]{3}(\1[0-9]{3})*")
 _PRINTED_HISCO = re.compile(r"([0-9])-([0-9]{2})\.([0-9]{2})")
 _LOOSE_HISCO = re.compile(r"([0-9])[-. ]?([0-9]{2})[-.,]([0-9]{2})")
@@ -51,14 +90,22 @@ _MONTH = "(jan|feb|mar|mrt|apr|may|mai|maj|mei|jun|jul|aug|sep|oct|okt|nov|dec|d
 _SPOILT = {
     "a number": re.compile(r"-?[0-9](\.[0-9]+)?e[+-][0-9]{2,3}", re.IGNORECASE),
     "a date": re.compile(
-        rf"[0-9]{{1,2}}-{_MONTH}|{_MONTH}-[0-9]{{2}}|(19|20)[0-9]{{2}}-[01][0-9]-[0-3][0-9]", re.IGNORECASE
+        rf"[0-9]{{1,2}}-{_MONTH}|{_MONTH}-[0-9]{{2}}|(19|20)[0-9]{{2}}-[01][0-9]-[0-3][0-9]",
+        re.IGNORECASE,
     ),
     "an error": re.compile(r"#[A-Z/0]{2,}[!?]", re.IGNORECASE),
 }
 
 FEWEST_DIGITS = 3
 """Fewest digits of codes whose zeros may be lost; shorter ones, such as HISCLASS's, have none."""
-BLANK, FORMATTED, PADDED, RESPELT, SPLIT, MAYBE_BLANK = "blank", "formatted", "padded", "respelt", "split", "maybe"
+BLANK, FORMATTED, PADDED, RESPELT, SPLIT, MAYBE_BLANK = (
+    "blank",
+    "formatted",
+    "padded",
+    "respelt",
+    "split",
+    "maybe",
+)
 """Changes of a cell that is not taken as it stands; see `Cell.change`."""
 
 
@@ -67,9 +114,11 @@ class Cell(NamedTuple):
 
     codes: tuple[str, ...] = ()
     change: str = ""
-    """`BLANK`: a mark that means no code; `FORMATTED`: what a program has added is left out; `PADDED`: leading zeros
-    are restored; `RESPELT`: written as other cells write the code; `SPLIT`: several codes are separated; `MAYBE_BLANK`:
-    taken as a code, and may mean no code. "": none of these."""
+    """`BLANK`: a mark that means no code; `FORMATTED`: what a program has added is left out;
+    `PADDED`: leading zeros are restored; `RESPELT`: written as other cells write the code; `SPLIT`:
+    several codes are separated; `MAYBE_BLANK`: taken as a code, and may mean no code. "": none of
+    these.
+    """
     problem: str = ""  # why it holds no code
     is_short: bool = False  # whether that is because leading zeros may be lost
 
@@ -86,7 +135,8 @@ def is_missing(text: str) -> bool:
 
 
 def bare(cell: str) -> str:
-    """Return what is in a cell without what programs put around it; dashes, blanks and marks are those of ASCII.
+    """Return what is in a cell without what programs put around it; dashes, blanks and marks are
+    those of ASCII.
 
     Examples
     --------
@@ -122,7 +172,8 @@ def spoilt(cell: str) -> str | None:
 
 
 def number_in(text: str) -> str | None:
-    """Return the number that a bare text is, without signs around it that are not its own; None if it is none.
+    """Return the number that a bare text is, without signs around it that are not its own; None if
+    it is none.
 
     Marks of decimals and of thousands, and HISCO's in printed form, are left as they are.
 
@@ -140,13 +191,21 @@ def number_in(text: str) -> str | None:
 
 
 def has_own_decimals(number: str) -> bool:
-    """Return whether a cell has decimals that belong to its code, unlike those that programs add to whole numbers."""
-    is_other = WHOLE_NUMBER.fullmatch(number) or _THOUSANDS.fullmatch(number) or _LOOSE_HISCO.fullmatch(number)
+    """Return whether a cell has decimals that belong to its code, unlike those that programs add to
+    whole numbers.
+    """
+    is_other = (
+        WHOLE_NUMBER.fullmatch(number)
+        or _THOUSANDS.fullmatch(number)
+        or _LOOSE_HISCO.fullmatch(number)
+    )
     return not is_other and _FRACTION.fullmatch(number) is not None
 
 
 def loose_hisco(number: str) -> str | None:
-    """Return the digits of a number such as 641-00, 6.41.00 or 641.20, which may be HISCO's; None for others."""
+    """Return the digits of a number such as 641-00, 6.41.00 or 641.20, which may be HISCO's; None
+    for others.
+    """
     match = _LOOSE_HISCO.fullmatch(number)
     return "".join(match.groups()) if match is not None else None
 
@@ -162,25 +221,37 @@ def means_blank_among_numbers(text: str) -> bool:
 
 
 def separators_in(text: str, known: Collection[str], *, num_digits: int) -> set[str] | None:
-    """Return the marks between the codes of a bare text that holds several numbers, or `known` codes; else None.
+    """Return the marks between the codes of a bare text that holds several numbers, or `known`
+    codes; else None.
 
-    Three digits on both sides of a mark are one number with a mark of thousands, unless codes have three `num_digits`.
+    Three digits on both sides of a mark are one number with a mark of thousands, unless codes have
+    three `num_digits`.
     """
     if _SEVERAL_CODES.fullmatch(text) and (num_digits == 3 or not _THOUSANDS.fullmatch(text)):
         marks = re.sub(_PART, "", text)
         return set(marks.replace(" ", "")) or {" "}
     marks_between = (sep for sep in ";/|&+," if sep in text)
-    return {sep for sep in marks_between if all(part.strip() in known for part in text.split(sep))} or None
+    return {
+        sep for sep in marks_between if all(part.strip() in known for part in text.split(sep))
+    } or None
 
 
 def is_short(code: str, system: CodeSystem) -> bool:
-    """Return whether a code does not fill its block, as if it had lost zeros; -1 and the like never do."""
-    return not code.startswith("-") and code not in ("", MISSING) and system.length(code) < system.block_size
+    """Return whether a code does not fill its block, as if it had lost zeros; -1 and the like never
+    do.
+    """
+    return (
+        not code.startswith("-")
+        and code not in ("", MISSING)
+        and system.length(code) < system.block_size
+    )
 
 
 @dataclass(frozen=True)
 class CodeColumn:
-    """Rules by which the cells of columns of codes are read; `column_of` decides them with all cells in view."""
+    """Rules by which the cells of columns of codes are read; `column_of` decides them with all
+    cells in view.
+    """
 
     known: Collection[str] = ()
     """Codes that are read as they are, whatever they look like."""
@@ -238,7 +309,8 @@ class CodeColumn:
         return self._single(plain, text)
 
     def spelling_key(self, code: str) -> str:
-        """Return what spellings of a code have in common: they differ in case and blanks; 02 is 2 if codes are short.
+        """Return what spellings of a code have in common: they differ in case and blanks; 02 is 2
+        if codes are short.
 
         Examples
         --------
@@ -250,12 +322,15 @@ class CodeColumn:
         return (folded.lstrip("0") or "0") if has_zeros else folded
 
     def _single(self, plain: str, text: str | None = None) -> Cell:
-        """Return what a bare text without separators holds, of a cell with `text`, which may be the same."""
+        """Return what a bare text without separators holds, of a cell with `text`, which may be the
+        same.
+        """
         if self._is_blank(plain):
             return Cell(change=BLANK)
         code = self._code(plain)
 
-        # a word is left as it stands: what was made of it to compare it with numbers is not the person's
+        # a word is left as it stands: what was made of it to compare it with numbers is not the
+        # person's
         is_word = not any(map(str.isdigit, code))
         if text is not None and is_word and not _QUOTED.fullmatch(text.translate(_SAME)):
             code = _visible(text)
@@ -264,7 +339,13 @@ class CodeColumn:
         if spelling != code:
             code, change = spelling, RESPELT
         system = self.system
-        if self.zero_pad and system is not None and code.isascii() and code.isdigit() and is_short(code, system):
+        if (
+            self.zero_pad
+            and system is not None
+            and code.isascii()
+            and code.isdigit()
+            and is_short(code, system)
+        ):
             code, change = code.zfill(system.block_size), PADDED
         if not change and means_blank_among_numbers(code) and code not in self.known:
             change = MAYBE_BLANK
@@ -293,7 +374,9 @@ class CodeColumn:
         form = _LOOSE_HISCO if self.is_hisco else _PRINTED_HISCO
         match = form.fullmatch(number)
         system = self.system
-        if match is not None and (system is None or (system.problem(number) and system.block_size == 5)):
+        if match is not None and (
+            system is None or (system.problem(number) and system.block_size == 5)
+        ):
             return "".join(match.groups())
         whole = WHOLE_NUMBER.fullmatch(number)
         marks = "." if self.has_commas else ".,"
@@ -303,7 +386,9 @@ class CodeColumn:
         return whole[1]
 
     def _problem(self, code: str, plain: str) -> tuple[str | None, bool]:
-        """Return why a code does not fit, None if it does; and whether that is because zeros may be lost."""
+        """Return why a code does not fit, None if it does; and whether that is because zeros may be
+        lost.
+        """
         system = self.system
         if code in self.known:
             return None, False
@@ -311,17 +396,36 @@ class CodeColumn:
         if self.is_numeric and not self.has_decimals and _THOUSANDS.fullmatch(code):
             return "has a mark of thousands", False
         if system is not None and is_short(code, system) and not self.allow_short:
-            return f"has fewer than {system.block_size} characters", code.isascii() and code.isdigit()
-        is_decimal = problem is not None and re.fullmatch(r"-?[0-9]+\.[0-9]+(e[+-]?[0-9]+)?", code, re.IGNORECASE)
+            return (
+                f"has fewer than {system.block_size} characters",
+                code.isascii() and code.isdigit(),
+            )
+        is_decimal = problem is not None and re.fullmatch(
+            r"-?[0-9]+\.[0-9]+(e[+-]?[0-9]+)?", code, re.IGNORECASE
+        )
         changed = "a number" if is_decimal else spoilt(code)
         if changed is not None:
-            return f"looks like a code that a spreadsheet has turned into {changed}; save the column as text", False
-        if _SEVERAL_CODES.fullmatch(plain):
             return (
-                "holds several codes; put each in a column of its own, or name what separates them (--code-sep)",
+                (
+                    f"looks like a code that a spreadsheet has turned into {changed}; save the "
+                    "column as text"
+                ),
                 False,
             )
-        if problem is None and self.is_numeric and self.num_digits >= FEWEST_DIGITS and not any(map(str.isdigit, code)):
+        if _SEVERAL_CODES.fullmatch(plain):
+            return (
+                (
+                    "holds several codes; put each in a column of its own, or name what "
+                    "separates them (--code-sep)"
+                ),
+                False,
+            )
+        if (
+            problem is None
+            and self.is_numeric
+            and self.num_digits >= FEWEST_DIGITS
+            and not any(map(str.isdigit, code))
+        ):
             problem = "has no digits, unlike most codes"
         if problem is None and self.allowed is not None and code not in self.allowed:
             problem = "is not in the key"

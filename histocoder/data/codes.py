@@ -39,7 +39,10 @@ from histocoder.tables.table import Table, TableFile
 _NUM_EXAMPLES = 3
 HISCO_DIGITS = 5
 _LONGEST_CODE = 10  # characters; longer ones are numbered
-_MOST, _NEARLY_ALL = 0.5, 0.9  # shares of cells: with codes, so that words are mistakes; that a block must hold
+_MOST, _NEARLY_ALL = (
+    0.5,
+    0.9,
+)  # shares of cells: with codes, so that words are mistakes; that a block must hold
 _LEAST_HISCO = 1 / 2  # share of numbers such as 641-00 that are HISCO's, so that all are
 
 
@@ -49,10 +52,18 @@ class LabelRules:
 
     zero_pad: bool = False  # whether codes of digits get leading zeros up to the block size
     allow_short: bool = False  # whether codes may be shorter than the block
-    drop_bad: bool = False  # whether rows with codes that do not fit are dropped, instead of stopping the run
-    blank_means_no_occupation: bool = False  # whether to keep rows without codes, as the formatter marks them
-    code_sep: str | None = None  # separator of several codes in one cell; None: the one that fits all such cells
-    needs_code: bool = False  # whether a row that a person has checked needs a code, since no mark stands for none
+    drop_bad: bool = (
+        False  # whether rows with codes that do not fit are dropped, instead of stopping the run
+    )
+    blank_means_no_occupation: bool = (
+        False  # whether to keep rows without codes, as the formatter marks them
+    )
+    code_sep: str | None = (
+        None  # separator of several codes in one cell; None: the one that fits all such cells
+    )
+    needs_code: bool = (
+        False  # whether a row that a person has checked needs a code, since no mark stands for none
+    )
 
 
 def rules_of(config: Any) -> LabelRules:
@@ -67,7 +78,9 @@ def rules_of(config: Any) -> LabelRules:
 
 
 def count_cells(tables: Iterable[Table], columns: Sequence[str]) -> Counter[str]:
-    """Count the cells of each text in some columns of tables, but for blank ones, for `column_of`."""
+    """Count the cells of each text in some columns of tables, but for blank ones, for
+    `column_of`.
+    """
     counts: Counter[str] = Counter()
     for table in tables:
         for name in columns:
@@ -95,15 +108,18 @@ def column_of(
 ) -> CodeColumn:
     """Decide how the cells of columns of codes are written, from the number of cells of each text.
 
-    With `known` codes, of a key or a model, these decide whether codes are numbers; so does the `system`, if it is
-    HISCO or OCC1950. `has_commas` says that commas separate the tokens within a code.
+    With `known` codes, of a key or a model, these decide whether codes are numbers; so does the
+    `system`, if it is HISCO or OCC1950. `has_commas` says that commas separate the tokens within a
+    code.
     """
     known = frozenset(known) - {""}
     texts = _texts(counts, known)
     known_once = Counter(dict.fromkeys(known, 1))
 
     # several codes in one cell are counted each
-    separator = code_sep or _separator(texts, known, _usual_length(known_once or texts), has_commas=has_commas)
+    separator = code_sep or _separator(
+        texts, known, _usual_length(known_once or texts), has_commas=has_commas
+    )
     parts: Counter[str] = Counter()
     for text, count in texts.items():
         for part in text.split(separator) if separator else (text,):
@@ -126,12 +142,16 @@ def column_of(
     in_cells = {number for text in parts if (number := number_in(text)) is not None}
     loose = {number: digits for number in in_cells if (digits := loose_hisco(number)) is not None}
     has_marks = not all(map(WHOLE_NUMBER.fullmatch, loose))
-    is_hisco = has_marks and _are_hisco(loose.values(), known, has_form=has_form and num_digits == HISCO_DIGITS)
+    is_hisco = has_marks and _are_hisco(
+        loose.values(), known, has_form=has_form and num_digits == HISCO_DIGITS
+    )
     has_decimal_codes = any(has_own_decimals(numbers.get(text, text)) for text in with_digits)
     has_loose_decimals = has_marks and not is_hisco and not known
 
     # a lone 0 is a code where codes of zeros, or others of one digit, are
-    wholes = {match[1] for number in {*in_cells, *known} if (match := WHOLE_NUMBER.fullmatch(number))}
+    wholes = {
+        match[1] for number in {*in_cells, *known} if (match := WHOLE_NUMBER.fullmatch(number))
+    }
     has_short_codes = any(len(whole) == 1 and whole != "0" for whole in wholes)
     column = CodeColumn(
         known=known,
@@ -168,14 +188,22 @@ def _are_hisco(codes: Collection[str], known: Collection[str], *, has_form: bool
     return not known and sum(code in hisco_codes() for code in codes) >= _LEAST_HISCO * len(codes)
 
 
-def column_of_few(cells: Sequence[str], *, known: Collection[str], system: CodeSystem) -> CodeColumn:
-    """Return how a few cells are written that a person gives beside the `known` codes of a model."""
-    column = column_of(Counter(cells), known=known, system=system, has_commas=bool(system.separator))
+def column_of_few(
+    cells: Sequence[str], *, known: Collection[str], system: CodeSystem
+) -> CodeColumn:
+    """Return how a few cells are written that a person gives beside the `known` codes of a
+    model.
+    """
+    column = column_of(
+        Counter(cells), known=known, system=system, has_commas=bool(system.separator)
+    )
     return replace(column, system=system, allow_short=any(is_short(code, system) for code in known))
 
 
 def _usual_length(counts: Mapping[str, int]) -> int:
-    """Return the number of digits that nine tenths of all numbers have at most; 0 if there are none."""
+    """Return the number of digits that nine tenths of all numbers have at most; 0 if there are
+    none.
+    """
     lengths: Counter[int] = Counter()
     for text, count in counts.items():
         number = number_in(text)
@@ -183,10 +211,19 @@ def _usual_length(counts: Mapping[str, int]) -> int:
             whole = WHOLE_NUMBER.fullmatch(number)
             lengths[sum(map(str.isdigit, whole[1] if whole else number))] += count
     total = sum(lengths.values())
-    return next((n for n in sorted(lengths) if sum(lengths[m] for m in lengths if m <= n) >= _NEARLY_ALL * total), 0)
+    return next(
+        (
+            n
+            for n in sorted(lengths)
+            if sum(lengths[m] for m in lengths if m <= n) >= _NEARLY_ALL * total
+        ),
+        0,
+    )
 
 
-def _separator(texts: Collection[str], known: Collection[str], num_digits: int, *, has_commas: bool) -> str:
+def _separator(
+    texts: Collection[str], known: Collection[str], num_digits: int, *, has_commas: bool
+) -> str:
     """Return the one mark that separates the codes in each cell of several; "" if there is none."""
     marks = [separators_in(text, known, num_digits=num_digits) for text in texts]
     common = set.intersection(*filter(None, marks)) if any(marks) else set()
@@ -195,7 +232,9 @@ def _separator(texts: Collection[str], known: Collection[str], num_digits: int, 
 
 
 def _spellings(column: CodeColumn, counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the spelling to use of each code that is written in several ways: the known one, or the most frequent."""
+    """Return the spelling to use of each code that is written in several ways: the known one, or
+    the most frequent.
+    """
     codes = Counter(dict.fromkeys(column.known, 1)) if column.known else count_codes(counts, column)
     by_key: dict[str, list[str]] = {}
     for code, _ in codes.most_common():
@@ -213,20 +252,25 @@ def fit_codes(
     use_within_block_sep: bool = False,
     are_right: bool = False,
 ) -> tuple[Formatter, LabelRules]:
-    """Return the formatter that codes need, by `--block-size auto`, and the rules that they are checked by.
+    """Return the formatter that codes need, by `--block-size auto`, and the rules that they are
+    checked by.
 
-    Codes with digits are written by their characters, in blocks that hold the longest; others are labels, which are
-    numbered. Short codes are right, except among numbers that mostly have three digits or more. `counts` is the number
-    of cells of each code: if most have digits, others are mistakes, as are those among numbers, unless all codes
-    `are_right`, as in a key.
+    Codes with digits are written by their characters, in blocks that hold the longest; others are
+    labels, which are numbered. Short codes are right, except among numbers that mostly have three
+    digits or more. `counts` is the number of cells of each code: if most have digits, others are
+    mistakes, as are those among numbers, unless all codes `are_right`, as in a key.
     """
-    build = partial(build_formatter, "general", num_blocks=num_blocks, use_within_block_sep=use_within_block_sep)
+    build = partial(
+        build_formatter, "general", num_blocks=num_blocks, use_within_block_sep=use_within_block_sep
+    )
     most = MAX_TARGET_LEN if use_within_block_sep else _LONGEST_CODE
     system = build(block_size=most).system
     fits = {code: system.problem(code) is None and any(map(str.isdigit, code)) for code in counts}
     codes = [code for code in counts if fits[code] or use_within_block_sep]
     numbers = [code for code in codes if WHOLE_NUMBER.fullmatch(code)]
-    num_cells, num_codes, num_numbers = (sum(counts[code] for code in some) for some in (counts, codes, numbers))
+    num_cells, num_codes, num_numbers = (
+        sum(counts[code] for code in some) for some in (counts, codes, numbers)
+    )
     if num_codes < num_cells * (1 if are_right else _MOST):
         return build(labels=sorted(counts)), rules
     is_numeric = num_numbers >= _NEARLY_ALL * num_codes and not use_within_block_sep
@@ -234,12 +278,16 @@ def fit_codes(
     lengths = np.array([system.length(code) for code in found] or [5])
     cells = np.array([0 if code.startswith("-") else counts[code] for code in found] or [1])
     size = int(lengths.max())
-    usual = next(n for n in range(size + 1) if cells[lengths <= n].sum() >= _NEARLY_ALL * cells.sum())
+    usual = next(
+        n for n in range(size + 1) if cells[lengths <= n].sum() >= _NEARLY_ALL * cells.sum()
+    )
     may_lack_zeros = is_numeric and usual >= FEWEST_DIGITS
     if may_lack_zeros and not (are_right or rules.allow_short):
         size = usual
     check_target_len(num_blocks, size)
-    return build(block_size=size), replace(rules, allow_short=rules.allow_short or not may_lack_zeros)
+    return build(block_size=size), replace(
+        rules, allow_short=rules.allow_short or not may_lack_zeros
+    )
 
 
 @dataclass
@@ -254,11 +302,12 @@ class _Changed:
 class LabelChecker:
     """Reads the codes of a file chunk by chunk, and gathers those that do not fit.
 
-    Cells are read by a `CodeColumn`: the given one, or that of the first chunk. `known` are the codes of a model. With
-    a key, no other codes are allowed. Reading of a row stops at its first missing code; a code that a row has twice
-    counts once, and the codes of a cell that has several are codes of the row. `MISSING`, the mark for a missing first
-    code, is missing, too, unless rows without codes are kept: they get it. So do rows without codes of a file whose
-    rows a person has checked: that is a decision.
+    Cells are read by a `CodeColumn`: the given one, or that of the first chunk. `known` are the
+    codes of a model. With a key, no other codes are allowed. Reading of a row stops at its first
+    missing code; a code that a row has twice counts once, and the codes of a cell that has several
+    are codes of the row. `MISSING`, the mark for a missing first code, is missing, too, unless rows
+    without codes are kept: they get it. So do rows without codes of a file whose rows a person has
+    checked: that is a decision.
     """
 
     def __init__(
@@ -276,10 +325,16 @@ class LabelChecker:
         self.file, self._target_cols, self._formatter = file, target_cols, formatter
         self._rules, self._key = rules, key
         self._known = {*known, *(key.codes if key else ())} - {""}
-        self._allow_short = rules.allow_short or any(is_short(code, formatter.system) for code in known)
+        self._allow_short = rules.allow_short or any(
+            is_short(code, formatter.system) for code in known
+        )
         self._is_checked, self._needs_code = is_checked, is_checked and rules.needs_code
-        self._marks_missing = (is_checked or rules.blank_means_no_occupation) and not self._needs_code
-        self._num_without = self._first_without = 0  # number of checked rows without codes, and the first one's line
+        self._marks_missing = (
+            is_checked or rules.blank_means_no_occupation
+        ) and not self._needs_code
+        self._num_without = self._first_without = (
+            0  # number of checked rows without codes, and the first one's line
+        )
         self._given = column
         self._column: CodeColumn | None = None
         self._num_ignored = self._num_rows = self._num_bad = 0
@@ -293,7 +348,8 @@ class LabelChecker:
     def check(self, table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return each column's codes of a chunk's n rows, and the reasons why rows can't be used.
 
-        Codes are strings, None where there is none; reasons are None if a row can be used. Chunks come in order.
+        Codes are strings, None where there is none; reasons are None if a row can be used. Chunks
+        come in order.
         """
         if self._column is None:
             self._column = self._column_for(table)
@@ -334,7 +390,10 @@ class LabelChecker:
             self._first_without = int(table.lines(without[:1])[0])
         self._num_without += len(without) if self._is_checked else 0
         for row in without.tolist() if self._needs_code else ():
-            bad[row] = f"{self._target_cols[0]}: is checked and blank; write the code of no occupation, such as -1"
+            bad[row] = (
+                f"{self._target_cols[0]}: is checked and blank; write the code of no "
+                "occupation, such as -1"
+            )
         for row in np.flatnonzero(is_filled & ~is_read).tolist():
             bad.setdefault(row, f"{self._target_cols[0]}: no code, but one in a later column")
 
@@ -353,7 +412,11 @@ class LabelChecker:
         """Return how cells are written: as given, else as those of the first chunk."""
         system, rules, given = self._formatter.system, self._rules, self._given
         counts = count_cells([table], [name for name in self._target_cols if name in table.columns])
-        how: dict[str, Any] = {"system": system, "code_sep": rules.code_sep, "has_commas": bool(system.separator)}
+        how: dict[str, Any] = {
+            "system": system,
+            "code_sep": rules.code_sep,
+            "has_commas": bool(system.separator),
+        }
         own = column_of(counts, known=self._known, **how)
         if given is not None:
             known = frozenset({*given.known, *self._known})
@@ -367,7 +430,9 @@ class LabelChecker:
         )
 
     def _read(self, name: str, table: Table) -> tuple[np.ndarray, list[str], list[Cell]]:
-        """Return each cell's index among the distinct texts of a column, -1 if blank, these texts, and their cells."""
+        """Return each cell's index among the distinct texts of a column, -1 if blank, these texts,
+        and their cells.
+        """
         if name not in table.columns:
             return np.full(len(table), -1), [], []
         assert self._column is not None
@@ -377,25 +442,34 @@ class LabelChecker:
         if name == self._target_cols[0] and self._marks_missing:
             # prepared data have the formatter's own mark of a row without codes
             cells = [
-                Cell((MISSING,)) if bare(text) == MISSING else cell for text, cell in zip(texts, cells, strict=True)
+                Cell((MISSING,)) if bare(text) == MISSING else cell
+                for text, cell in zip(texts, cells, strict=True)
             ]
         self._count_changes(name, table, index, texts, cells)
         self._codes.update(code for cell in cells if not cell.problem for code in cell.codes)
         return index, texts, cells
 
-    def _count_changes(self, name: str, table: Table, index: np.ndarray, texts: list[str], cells: list[Cell]) -> None:
+    def _count_changes(
+        self, name: str, table: Table, index: np.ndarray, texts: list[str], cells: list[Cell]
+    ) -> None:
         """Count the cells that were not taken as they stand."""
         if not any(cell.change for cell in cells):
             return
         numbers = np.bincount(index[index >= 0], minlength=len(cells))
         present, rows = np.unique(index, return_index=True)
-        for i, row in sorted(zip(present.tolist(), rows.tolist(), strict=True), key=lambda pair: pair[1]):
+        for i, row in sorted(
+            zip(present.tolist(), rows.tolist(), strict=True), key=lambda pair: pair[1]
+        ):
             if i < 0 or not (change := cells[i].change):
                 continue
             changed = self._changed.setdefault(change, _Changed())
             if not changed.first:
                 line = table.lines(np.array([row]))[0]
-                result = f" as {' & '.join(cells[i].codes)}" if cells[i].codes and change != kinds.MAYBE_BLANK else ""
+                result = (
+                    f" as {' & '.join(cells[i].codes)}"
+                    if cells[i].codes and change != kinds.MAYBE_BLANK
+                    else ""
+                )
                 changed.first = f"the first in line {line}, {name}: {shown(texts[i])}{result}"
             changed.number += int(numbers[i])
             changed.texts[texts[i].strip()] += int(numbers[i])
@@ -411,12 +485,16 @@ class LabelChecker:
         for index, _, cells in read.values():
             is_split |= np.array([len(cell.codes) > 1 for cell in cells] + [False])[index]
         for row in np.flatnonzero(is_split).tolist():
-            cells_of_row = [cells[index[row]] for index, _, cells in read.values() if index[row] >= 0]
+            cells_of_row = [
+                cells[index[row]] for index, _, cells in read.values() if index[row] >= 0
+            ]
             found = list(dict.fromkeys(code for cell in cells_of_row for code in cell.codes))
             for name, code in itertools.zip_longest(codes, found[: len(codes)]):
                 codes[name][row] = code
             if len(found) > len(codes):
-                texts = ", ".join(shown(texts[index[row]]) for index, texts, _ in read.values() if index[row] >= 0)
+                texts = ", ".join(
+                    shown(texts[index[row]]) for index, texts, _ in read.values() if index[row] >= 0
+                )
                 columns = counted(len(codes), "column", "columns")
                 bad[row] = f"{self._target_cols[0]}: {texts} holds {len(found)} codes for {columns}"
                 self._most_codes = max(self._most_codes, len(found))
@@ -441,7 +519,9 @@ class LabelChecker:
         path = self.file.path
         no_codes = self._no_codes()
         may_pad = self._has_short and not no_codes
-        is_asked = self._has_short and (len(no_codes) < len(self._short) or not self._is_known_classification())
+        is_asked = self._has_short and (
+            len(no_codes) < len(self._short) or not self._is_known_classification()
+        )
         rows = counted(self._num_bad, "row has a label that does", "rows have labels that do")
         few = "; ".join(f"line {line}, {text}" for line, text in self._first_bad)
         if self._num_bad and (is_asked or not self._rules.drop_bad):
@@ -451,19 +531,29 @@ class LabelChecker:
             say(f"{path}: {rows} not fit, and are left out: {few}.")
         if self._num_without:
             rows = counted(self._num_without, "checked row has", "checked rows have")
-            say(f"{path}: {rows} no code, which means no occupation; the first is in line {self._first_without}.")
+            say(
+                f"{path}: {rows} no code, which means no occupation; the first is in line "
+                f"{self._first_without}."
+            )
         for change, changed in self._changed.items():
             say(f"{path}: {self._sentence(change, changed)}")
         if self._num_ignored:
             codes = counted(self._num_ignored, "code is", "codes are")
-            say(f"{path}: {codes} ignored, because an earlier cell of the row is empty or has the same code.")
+            say(
+                f"{path}: {codes} ignored, because an earlier cell of the row is empty or "
+                "has the same code."
+            )
 
     def _way_on(self, *, may_pad: bool, is_asked: bool) -> tuple[str, dict[str, Any]]:
-        """Return what to do about codes that do not fit, and the settings that are right for them, if any are."""
+        """Return what to do about codes that do not fit, and the settings that are right for them,
+        if any are.
+        """
         short = "if short codes are right, --allow-codes-shorter-than-block-size"
         is_general = self._formatter.name == "general"
         if may_pad:
-            advice = "If leading zeros were lost, add --zero-pad-codes" + (f"; {short}" if is_general else "")
+            advice = "If leading zeros were lost, add --zero-pad-codes" + (
+                f"; {short}" if is_general else ""
+            )
             return f"{advice}.", {"zero_pad_codes": True}
         if is_asked:
             padded = shown(min(self._no_codes()))
@@ -473,16 +563,22 @@ class LabelChecker:
             names = _more_names(self._target_cols, self._most_codes)
             separator = self._column.separator
             advice = (
-                f"Name a column for each of a row's codes: --target-cols {' '.join(names)}. --code-sep "
-                f"{shown(separator)} fills those that the table lacks. Or leave such rows out with --drop-bad-labels."
+                "Name a column for each of a row's codes: --target-cols "
+                f"{' '.join(names)}. --code-sep "
+                f"{shown(separator)} fills those that the table lacks. Or leave such rows "
+                "out with --drop-bad-labels."
             )
             return advice, {"target_cols": names, "code_sep": separator}
         if 2 * self._num_bad > self._num_rows:  # leaving most rows out is no repair
             return "Correct the labels; if they are codes as they stand, list them in --key.", {}
-        return "Correct the labels, or leave such rows out with --drop-bad-labels.", {"drop_bad_labels": True}
+        return "Correct the labels, or leave such rows out with --drop-bad-labels.", {
+            "drop_bad_labels": True
+        }
 
     def _no_codes(self) -> set[str]:
-        """Return short codes that with leading zeros are neither codes of the table nor of a classification."""
+        """Return short codes that with leading zeros are neither codes of the table nor of a
+        classification.
+        """
         codes = self._codes | self._known
         padded = (code.zfill(self._formatter.block_size) for code in self._short)
         return {code for code in padded if code not in codes and not is_of_hisco_or_occ1950(code)}
@@ -496,7 +592,9 @@ class LabelChecker:
     def _sentence(self, change: str, changed: _Changed) -> str:
         """Return what was done with cells that were not taken as they stand."""
         cells = counted(changed.number, "cell", "cells")
-        few = ", ".join(f"{shown(text)} ({count:,})" for text, count in changed.texts.most_common(5))
+        few = ", ".join(
+            f"{shown(text)} ({count:,})" for text, count in changed.texts.most_common(5)
+        )
         match change:
             case kinds.BLANK:
                 text = f"{cells} of codes mean that there is no code: {few}; {changed.first}."
@@ -506,13 +604,24 @@ class LabelChecker:
             case kinds.PADDED:
                 return f"{cells} of codes got leading zeros; {changed.first}."
             case kinds.RESPELT:
-                text = f"{cells} of codes differ from others in case, blanks or zeros alone, and are read as these"
-                return f"{text}; {changed.first}. If they are different codes, list all codes in --key."
+                text = (
+                    f"{cells} of codes differ from others in case, blanks or zeros alone, and "
+                    "are read as these"
+                )
+                return (
+                    f"{text}; {changed.first}. If they are different codes, list all codes "
+                    "in --key."
+                )
             case kinds.SPLIT:
                 assert self._column is not None
-                text = f"{cells} hold several codes, with {shown(self._column.separator)} between them"
+                text = (
+                    f"{cells} hold several codes, with {shown(self._column.separator)} between them"
+                )
                 return f"{text}; {changed.first}."
-        return f"{cells} of codes may mean that there is no code: {few}; {changed.first}. They are taken as a code."
+        return (
+            f"{cells} of codes may mean that there is no code: {few}; {changed.first}. They "
+            "are taken as a code."
+        )
 
 
 def _more_names(columns: Sequence[str], number: int) -> tuple[str, ...]:

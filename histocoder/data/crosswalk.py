@@ -1,4 +1,6 @@
-"""Social classes and other values of codes, from a crosswalk: a table that a user has downloaded."""
+"""Social classes and other values of codes, from a crosswalk: a table that a user has
+downloaded.
+"""
 
 import itertools
 import re
@@ -20,12 +22,21 @@ from histocoder.tables.header import named
 from histocoder.tables.table import fingerprint, open_table, strings
 
 CODE_COL = "hisco"
-"""Column of a crosswalk that is matched, as are those of `QUALIFIERS`, of which a later one is left out first."""
+"""Column of a crosswalk that is matched, as are those of `QUALIFIERS`, of which a later one is left
+out first.
+"""
 EXACT, AGREED = "exact", "all rows of the code agree"
-AMBIGUOUS, NO_VALUE, UNKNOWN, NO_CODE = "ambiguous", "no value in the table", "code not in the table", "no code"
+AMBIGUOUS, NO_VALUE, UNKNOWN, NO_CODE = (
+    "ambiguous",
+    "no value in the table",
+    "code not in the table",
+    "no code",
+)
 WITHOUT_VALUE = (AMBIGUOUS, NO_VALUE, UNKNOWN, NO_CODE)
 LIKELY, SHARE = "histocoder:likely:", "histocoder:share:"
-"""Names of columns begin so that list a row's likely codes, or statuses and so on, and the probability of each."""
+"""Names of columns begin so that list a row's likely codes, or statuses and so on, and the
+probability of each.
+"""
 
 _DECIMALS, _OF_SCALES = 4, ("mean", "sd", "share")
 _VALUES = CodeColumn(has_decimals=True)  # of classes and scales
@@ -42,11 +53,12 @@ class Found(NamedTuple):
 class Crosswalk:
     """Values of codes by HISCO, status, relation and product.
 
-    The most specific row whose status, relation and product are the given ones or none wins. If no row matches, a code
-    has the value on which all its rows agree. Rows with the same key that disagree are ambiguous, each value by itself.
+    The most specific row whose status, relation and product are the given ones or none wins. If no
+    row matches, a code has the value on which all its rows agree. Rows with the same key that
+    disagree are ambiguous, each value by itself.
 
-    The table at `path` has the column `hisco`, and `status`, `relation` and `product` where its values depend on them.
-    Of the options `value_cols`, `scale_cols` and `none` count.
+    The table at `path` has the column `hisco`, and `status`, `relation` and `product` where its
+    values depend on them. Of the options `value_cols`, `scale_cols` and `none` count.
 
     Raises UserError if the table can't be read, or has no such columns.
     """
@@ -57,15 +69,21 @@ class Crosswalk:
         self.file = open_table(path, [CODE_COL], optional=QUALIFIERS)
         self.notices = self.file.notices
         self._none, value_cols, scale_cols = options.none, options.value_cols, options.scale_cols
-        self.keys = {name: self.file.column(name) for name in (CODE_COL, *QUALIFIERS) if self.file.has(name)}
+        self.keys = {
+            name: self.file.column(name) for name in (CODE_COL, *QUALIFIERS) if self.file.has(name)
+        }
         if value_cols:
             values = [self.file.column(name, "value_cols") for name in value_cols]
         else:
             values = [name for name in self.file.header if name not in self.keys.values()]
         if not values:
-            raise UserError(f"{path} has no columns of values, such as hisclass, beside {', '.join(self.keys)}.")
+            raise UserError(
+                f"{path} has no columns of values, such as hisclass, beside {', '.join(self.keys)}."
+            )
         self.value_cols = list(dict.fromkeys(values))
-        self._values: dict[tuple[str | None, ...], list[set[str | None]]] = {}  # of all rows of a key, and of a code
+        self._values: dict[
+            tuple[str | None, ...], list[set[str | None]]
+        ] = {}  # of all rows of a key, and of a code
         for table in self.file.tables([*self.keys, *self.value_cols]):
             cells = {name: column.to_pylist() for name, column in table.columns.items()}
             given = [cells.get(name, [None] * len(table)) for name in (CODE_COL, *QUALIFIERS)]
@@ -73,7 +91,9 @@ class Crosswalk:
             for key, row in zip(zip(*given, strict=True), values_of, strict=True):
                 code, *qualifiers = self._key(*key)
                 for own in ((code,), (code, *qualifiers)) if code else ():
-                    for some, cell in zip(self._values.setdefault(own, [set() for _ in row]), row, strict=True):
+                    for some, cell in zip(
+                        self._values.setdefault(own, [set() for _ in row]), row, strict=True
+                    ):
                         some.add(self._cell(cell))
         self.identity = {"table": self.file.path.name, "sha256": fingerprint(path)}
         scales = filter(self._is_scale, self.value_cols) if scale_cols is None else scale_cols
@@ -84,26 +104,45 @@ class Crosswalk:
         i = self.value_cols.index(name)
         cells = {cell for values in self._values.values() for cell in values[i] if cell is not None}
         has_decimals = any("." in cell or "," in cell for cell in cells)
-        return (name.lower().startswith("hiscam") or has_decimals) and all(map(_NUMBER.fullmatch, cells))
+        return (name.lower().startswith("hiscam") or has_decimals) and all(
+            map(_NUMBER.fullmatch, cells)
+        )
 
     def find(
-        self, code: str | None, status: str | None = None, relation: str | None = None, product: str | None = None
+        self,
+        code: str | None,
+        status: str | None = None,
+        relation: str | None = None,
+        product: str | None = None,
     ) -> list[Found]:
-        """Return the value of each of `value_cols` for cells as they are in a table; None is a blank one."""
+        """Return the value of each of `value_cols` for cells as they are in a table; None is a
+        blank one.
+        """
         code, *given = self._key(code, status, relation, product)
         if code is None or (code,) not in self._values:
             return [Found(None, NO_CODE if code is None else UNKNOWN)] * len(self.value_cols)
         values, how = self._values[(code,)], AGREED
-        for kept in itertools.product((True, False), repeat=len(QUALIFIERS)):  # the last one is left out first
+        for kept in itertools.product(
+            (True, False), repeat=len(QUALIFIERS)
+        ):  # the last one is left out first
             key = (code, *(cell if keep else None for cell, keep in zip(given, kept, strict=True)))
             if key in self._values:
-                left_out = [name for name, cell, used in zip(QUALIFIERS, given, key[1:], strict=True) if cell != used]
-                values, how = self._values[key], f"without {', '.join(left_out)}" if left_out else EXACT
+                left_out = [
+                    name
+                    for name, cell, used in zip(QUALIFIERS, given, key[1:], strict=True)
+                    if cell != used
+                ]
+                values, how = (
+                    self._values[key],
+                    f"without {', '.join(left_out)}" if left_out else EXACT,
+                )
                 break
         found = []
         for some in values:  # those that the rows have
             value = next(iter(some)) if len(some) == 1 else None
-            found.append(Found(value, AMBIGUOUS if len(some) > 1 else NO_VALUE if value is None else how))
+            found.append(
+                Found(value, AMBIGUOUS if len(some) > 1 else NO_VALUE if value is None else how)
+            )
         return found
 
     def _cell(self, cell: str | None) -> str | None:
@@ -111,27 +150,41 @@ class Crosswalk:
         return None if text == "" or text in self._none else text
 
     def _key(self, code: str | None, *qualifiers: str | None) -> list[str | None]:
-        """Return a code with its leading zeros, and qualifiers without; None where there is none."""
-        cells = [None if cell is None else self._cell(read_code(cell).lstrip("0")) for cell in qualifiers]
+        """Return a code with its leading zeros, and qualifiers without; None where there is
+        none.
+        """
+        cells = [
+            None if cell is None else self._cell(read_code(cell).lstrip("0")) for cell in qualifiers
+        ]
         return [code_in(code), *cells]
 
 
 class Groups:
-    """Groups of codes on some levels, with their titles, which are found as the values of a `Crosswalk` are."""
+    """Groups of codes on some levels, with their titles, which are found as the values of a
+    `Crosswalk` are.
+    """
 
     qualifiers = ()
 
     def __init__(self, system: str, levels: Sequence[str]) -> None:
         if system == "occ1950" and {*levels} != {"major"}:
             raise UserError("OCC1950 has major groups alone; give --levels major.")
-        self._system, self.classes, self.scales, self.notices = system, [*levels], list[str](), list[str]()
+        self._system, self.classes, self.scales, self.notices = (
+            system,
+            [*levels],
+            list[str](),
+            list[str](),
+        )
         self.value_cols = [name for level in levels for name in (level, f"{level}_title")]
         self.identity = {"table": f"groups of {system.upper()}", "sha256": fingerprint(GROUPS)}
 
     def find(self, code: str | None, *_: str | None) -> list[Found]:
         """Return the number of each level's group, and its title."""
         known = code_in(code)
-        pairs = [(None, None) if known is None else group_of(self._system, level, known) for level in self.classes]
+        pairs = [
+            (None, None) if known is None else group_of(self._system, level, known)
+            for level in self.classes
+        ]
         why = NO_CODE if known is None else NO_VALUE if known.startswith("-") else UNKNOWN
         return [Found(value, EXACT if value else why) for pair in pairs for value in pair]
 
@@ -139,25 +192,45 @@ class Groups:
 class Classes:
     """The columns that a crosswalk or groups add to a table of codes, and how many rows have which.
 
-    With columns that list a row's likely first codes (see `LIKELY`), these columns follow those of values, where p is
-    the probability of a code, times that of status, relation and product where these are predicted as well:
+    With columns that list a row's likely first codes (see `LIKELY`), these columns follow those of
+    values, where p is the probability of a code, times that of status, relation and product where
+    these are predicted as well:
 
-    - `…_prob` of a class: the sum of p over the codes that have the class that is written, where codes that are not
+    - `…_prob` of a class: the sum of p over the codes that have the class that is written, where
+      codes that are not
       listed are taken to have it as often as those listed behind the first one;
-    - `…_mean`, `…_sd` of a scale: mean and standard deviation of its values, weighted by p, over codes with one;
+    - `…_mean`, `…_sd` of a scale: mean and standard deviation of its values, weighted by p, over
+      codes with one;
     - `…_share` of a scale: the sum of p over the codes that have a value, on which the former rest.
     """
 
     def __init__(
-        self, values: Crosswalk | Groups, code_cols: Sequence[str], options: ClassOptions, *, prefix: str, expect: bool
+        self,
+        values: Crosswalk | Groups,
+        code_cols: Sequence[str],
+        options: ClassOptions,
+        *,
+        prefix: str,
+        expect: bool,
     ) -> None:
-        self.values, self._code_cols, self._options, self._prefix = values, [*code_cols], options, prefix
+        self.values, self._code_cols, self._options, self._prefix = (
+            values,
+            [*code_cols],
+            options,
+            prefix,
+        )
         self._expect = expect  # whether there are such columns
-        self._qualifier_cols: dict[str, str] = {}  # status, relation or product -> its column, where the table has one
+        self._qualifier_cols: dict[
+            str, str
+        ] = {}  # status, relation or product -> its column, where the table has one
         numbers = [f"_{i}" if len(code_cols) > 1 else "" for i in range(1, len(code_cols) + 1)]
-        self._names = [[f"{prefix}{value}{number}" for value in values.value_cols] for number in numbers]
+        self._names = [
+            [f"{prefix}{value}{number}" for value in values.value_cols] for number in numbers
+        ]
         self._counts: dict[str, Counter[str]] = {}
-        self._sums: dict[str, np.ndarray] = {}  # column of numbers -> number of rows that have one, and their sum
+        self._sums: dict[
+            str, np.ndarray
+        ] = {}  # column of numbers -> number of rows that have one, and their sum
 
     @property
     def fields(self) -> list[pa.Field]:
@@ -165,7 +238,13 @@ class Classes:
         found, values = [], self.values
         for number, names in enumerate(self._names):
             for value, name in zip(values.value_cols, names, strict=True):
-                ends = ("prob",) if value in values.classes else _OF_SCALES if value in values.scales else ()
+                ends = (
+                    ("prob",)
+                    if value in values.classes
+                    else _OF_SCALES
+                    if value in values.scales
+                    else ()
+                )
                 found.append(pa.field(name, pa.string()))
                 if self._expect and number == 0:
                     found += [pa.field(f"{name}_{end}", pa.float64()) for end in ends]
@@ -177,8 +256,13 @@ class Classes:
             usual = (getattr(self._options, f"{name}_col") or name, f"{self._prefix}{name}")
             if columns := [column for own in usual for column in named(own, table.column_names)]:
                 self._qualifier_cols[name] = columns[0]
-        cells = {name: strings(table[name], f"The column {name!r}").to_pylist() for name in self._matched}
-        given = [cells.get(self._qualifier_cols.get(name, ""), [None] * len(table)) for name in QUALIFIERS]
+        cells = {
+            name: strings(table[name], f"The column {name!r}").to_pylist() for name in self._matched
+        }
+        given = [
+            cells.get(self._qualifier_cols.get(name, ""), [None] * len(table))
+            for name in QUALIFIERS
+        ]
         found: dict[str, Any] = {}
         for code_col, names in zip(self._code_cols, self._names, strict=True):
             keys = list(zip(cells[code_col], *given, strict=True))
@@ -186,7 +270,9 @@ class Classes:
             for i, (value, name) in enumerate(zip(self.values.value_cols, names, strict=True)):
                 found[name] = np.array([values[key][i].value for key in keys], dtype=object)
                 if value in (*self.values.classes, *self.values.scales):
-                    self._counts.setdefault(name, Counter()).update(values[key][i].how for key in keys)
+                    self._counts.setdefault(name, Counter()).update(
+                        values[key][i].how for key in keys
+                    )
         if self._expect:
             found |= self._expected_values(table, given, found)
         for one in self.fields:
@@ -196,17 +282,26 @@ class Classes:
     def _expected_values(
         self, table: pa.Table, given: list[list[str | None]], found: dict[str, Any]
     ) -> dict[str, np.ndarray]:
-        """Return the columns of numbers, each of shape (n,), for the n rows of a table; NaN where there is none."""
+        """Return the columns of numbers, each of shape (n,), for the n rows of a table; NaN where
+        there is none.
+        """
         pairs = _likely(table, CODE_COL)
         for name, cells in zip(QUALIFIERS, given, strict=True):
             own = f"{self._prefix}{name}"
             if self._qualifier_cols.get(name) == own and f"{LIKELY}{name}" in table.column_names:
-                pairs = pairs.merge(_likely(table, name), on="row", how="left", suffixes=("", "_of_it"))
-                pairs["p"] *= pairs.pop("p_of_it").fillna(1.0)  # of a known description, nothing is predicted
+                pairs = pairs.merge(
+                    _likely(table, name), on="row", how="left", suffixes=("", "_of_it")
+                )
+                pairs["p"] *= pairs.pop("p_of_it").fillna(
+                    1.0
+                )  # of a known description, nothing is predicted
             else:
                 pairs[name] = np.array(cells, dtype=object)[pairs["row"]]
         rows, p = pairs["row"].to_numpy(), pairs["p"].to_numpy()
-        cells_of = (pairs[name].astype(object).where(pairs[name].notna(), None) for name in (CODE_COL, *QUALIFIERS))
+        cells_of = (
+            pairs[name].astype(object).where(pairs[name].notna(), None)
+            for name in (CODE_COL, *QUALIFIERS)
+        )
         keys = pd.Index(list(zip(*cells_of, strict=True)), tupleize_cols=False)
         index, distinct = pd.factorize(keys)
         values = [self.values.find(*key) for key in distinct]
@@ -221,16 +316,24 @@ class Classes:
             own = np.array([one[i].value for one in values], dtype=object)[index]
             if value in self.values.classes:
                 same = own == found[name][rows]
-                prob = total(p * same) + unlisted * total(rest * same) / np.maximum(total(rest), np.finfo(float).tiny)
+                prob = total(p * same) + unlisted * total(rest * same) / np.maximum(
+                    total(rest), np.finfo(float).tiny
+                )
                 columns[f"{name}_prob"] = np.where(pd.notna(found[name]), prob, np.nan)
             if value in self.values.scales:
-                numbers = pd.to_numeric(pd.Series(own).str.replace(",", "."), errors="coerce").to_numpy(dtype=float)
+                numbers = pd.to_numeric(
+                    pd.Series(own).str.replace(",", "."), errors="coerce"
+                ).to_numpy(dtype=float)
                 weights, numbers = np.where(np.isnan(numbers), 0, p), np.nan_to_num(numbers)
                 share = total(weights)
                 known = np.where(share > 0, share, np.nan)
                 mean = total(weights * numbers) / known
                 variance = total(weights * (numbers - mean[rows]) ** 2) / known
-                columns |= {f"{name}_mean": mean, f"{name}_sd": variance**0.5, f"{name}_share": share}
+                columns |= {
+                    f"{name}_mean": mean,
+                    f"{name}_sd": variance**0.5,
+                    f"{name}_share": share,
+                }
         for name, column in columns.items():
             columns[name] = np.where(is_coded, column.round(_DECIMALS), np.nan)
             sums = np.array([np.isfinite(columns[name]).sum(), np.nansum(columns[name])])
@@ -243,7 +346,9 @@ class Classes:
 
     @property
     def told(self) -> dict[str, Any]:
-        """The table, the columns that are matched, rows by how a value was found, and means of numbers; for JSON."""
+        """The table, the columns that are matched, rows by how a value was found, and means of
+        numbers; for JSON.
+        """
         means = {
             name: {"rows": int(rows), "mean": round(total / max(rows, 1), _DECIMALS)}
             for name, (rows, total) in self._sums.items()
@@ -252,16 +357,28 @@ class Classes:
         return {**self.values.identity, "columns": columns, "counts": self._counts, "means": means}
 
     def coverage(self) -> str:
-        """Say how many rows with a code have each value by an exact match, and with fallbacks; then all counts."""
+        """Say how many rows with a code have each value by an exact match, and with fallbacks; then
+        all counts.
+        """
         told = self.told
-        lines = [f"Classes of {told['table']} (SHA-256 {told['sha256'][:12]}) by {', '.join(self._matched)}:"]
+        lines = [
+            (
+                f"Classes of {told['table']} (SHA-256 {told['sha256'][:12]}) by "
+                f"{', '.join(self._matched)}:"
+            )
+        ]
         for name, counts in told["counts"].items():
             coded, found = covered(counts)
-            exact, all_ways = (f"{100 * part / max(coded, 1):.1f} %" for part in (counts[EXACT], found))
-            order = sorted(counts, key=lambda how: (how != EXACT, how in WITHOUT_VALUE, -counts[how], how))
+            exact, all_ways = (
+                f"{100 * part / max(coded, 1):.1f} %" for part in (counts[EXACT], found)
+            )
+            order = sorted(
+                counts, key=lambda how: (how != EXACT, how in WITHOUT_VALUE, -counts[how], how)
+            )
             each = ", ".join(f"{how} {counts[how]:,}" for how in order if counts[how])
             lines.append(
-                f"  {name}: {exact} of {coded:,} rows with a code by exact matches, {all_ways} with fallbacks ({each})"
+                f"  {name}: {exact} of {coded:,} rows with a code by exact matches, "
+                f"{all_ways} with fallbacks ({each})"
             )
         return "\n".join(lines)
 
@@ -270,11 +387,18 @@ def _likely(table: pa.Table, name: str) -> pd.DataFrame:
     """Return the rows of a table with what it lists as likely for each, and its probability p."""
     lists, shares = (table[f"{start}{name}"].combine_chunks() for start in (LIKELY, SHARE))
     columns = {"row": pc.list_parent_indices(lists), name: lists.flatten(), "p": shares.flatten()}
-    return pd.DataFrame({key: column.to_numpy(zero_copy_only=False) for key, column in columns.items()})
+    return pd.DataFrame(
+        {key: column.to_numpy(zero_copy_only=False) for key, column in columns.items()}
+    )
 
 
 def classes_of(
-    code_cols: Sequence[str], options: ClassOptions, table: str | None, *, codes: Collection[str] | None, **how: Any
+    code_cols: Sequence[str],
+    options: ClassOptions,
+    table: str | None,
+    *,
+    codes: Collection[str] | None,
+    **how: Any,
 ) -> list[Classes]:
     """Return what is added to columns of codes: values of a table, if there is one, and groups.
 
@@ -283,12 +407,16 @@ def classes_of(
     values: list[Crosswalk | Groups] = [Crosswalk(table, options)] if table else []
     if options.levels:
         if (system := system_of(code_cols[0].removeprefix(how["prefix"]), codes)) is None:
-            raise UserError("--levels are of HISCO and OCC1950, and the model's codes are neither; omit it.")
+            raise UserError(
+                "--levels are of HISCO and OCC1950, and the model's codes are neither; omit it."
+            )
         values.append(Groups(system, options.levels))
     return [Classes(one, code_cols, options, **how) for one in values]
 
 
 def covered(counts: Mapping[str, int]) -> tuple[int, int]:
-    """Return the number of rows with a code, and of those with a value, of the counts of a column."""
+    """Return the number of rows with a code, and of those with a value, of the counts of a
+    column.
+    """
     coded = sum(counts.values()) - counts.get(NO_CODE, 0)
     return coded, sum(number for how, number in counts.items() if how not in WITHOUT_VALUE)

@@ -1,4 +1,6 @@
-"""Batches of `examples.arrow`, from worker processes; one that is killed or hangs ends the run with its name."""
+"""Batches of `examples.arrow`, from worker processes; one that is killed or hangs ends the run with
+its name.
+"""
 
 import itertools
 import signal
@@ -27,13 +29,25 @@ from histocoder.data.samplers import BucketSampler, Share
 from histocoder.data.titles import WEIGHT
 from histocoder.errors import MachineError, ignore_stop_signals, in_main_thread
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
-from histocoder.formatters.tokenizers import CHARACTERS, CLS_ID, SEP_ID, UNKNOWN, Tokenizer, join_language, tokenize
+from histocoder.formatters.tokenizers import (
+    CHARACTERS,
+    CLS_ID,
+    SEP_ID,
+    UNKNOWN,
+    Tokenizer,
+    join_language,
+    tokenize,
+)
 from histocoder.model.ngram import Lookup, NgramConfig
 
 _ROWS_AT_ONCE = 1 << 18
-_GPU_WORKERS = 2  # processes that load data for a GPU, which one process with noise does not keep busy
+_GPU_WORKERS = (
+    2  # processes that load data for a GPU, which one process with noise does not keep busy
+)
 _END_SECONDS = 0.3  # between the end of a process' pipes and its own
-_ROWS_MULTIPLE = 16  # rows that a merged batch keeps a multiple of: processors compile code for each shape
+_ROWS_MULTIPLE = (
+    16  # rows that a merged batch keeps a multiple of: processors compile code for each shape
+)
 
 
 @dataclass
@@ -42,9 +56,15 @@ class Batch:
 
     input_ids: Tensor  # token ids, of shape (B, S), int32
     targets: Tensor  # tokens of the codes, of shape (B, 2 + num_blocks * block_size), int64
-    class_ids: Tensor  # classes of the codes, of shape (B, num_blocks), int64; -1 where there is none
-    attribute_ids: Tensor  # categories of the attributes, of shape (B, A), int64; 0 is none, -1 not known
-    num_rows: int  # number of rows of the global batch; see `samplers.Share` for this and the next two
+    class_ids: (
+        Tensor  # classes of the codes, of shape (B, num_blocks), int64; -1 where there is none
+    )
+    attribute_ids: (
+        Tensor  # categories of the attributes, of shape (B, A), int64; 0 is none, -1 not known
+    )
+    num_rows: (
+        int  # number of rows of the global batch; see `samplers.Share` for this and the next two
+    )
     num_target_blocks: int
     weight: float
     rows: Tensor  # indices of the rows in the dataset, of shape (B,)
@@ -82,7 +102,9 @@ class Batch:
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the batch with a function of each tensor in place of it."""
-        values: dict[str, Any] = {name: function(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        values: dict[str, Any] = {
+            name: function(x) for name, x in vars(self).items() if isinstance(x, Tensor)
+        }
         lookup = None if self.lookup is None else self.lookup.mapped(function)
         return replace(self, **values, lookup=lookup)
 
@@ -98,21 +120,33 @@ class OccupationDataset(Dataset):
     formatter: Formatter  # the one that the examples were checked with
     classes: Sequence[str]  # codes of the flat head, in order
     max_len: int  # maximum number of tokens of an input
-    attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # column -> categories, beside none
+    attributes: Mapping[str, Sequence[str]] = field(
+        default_factory=dict
+    )  # column -> categories, beside none
     tokenizer: Tokenizer = CHARACTERS
     augmenter: Augmenter | None = None
-    pad_to: int | None = None  # number of positions of all batches; None: as many as the longest row needs
-    once: bool = False  # whether each description is an example once, with its codes by their share of its rows
+    pad_to: int | None = (
+        None  # number of positions of all batches; None: as many as the longest row needs
+    )
+    # Whether each description is an example once, with its codes by their share of its rows
+    once: bool = False
 
     def __post_init__(self) -> None:
         blocks = self.formatter.blocks(self.examples.code_table).astype(np.int64)
-        self._blocks = np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)  # an unused block, then each code's
+        self._blocks = np.pad(
+            blocks, ((1, 0), (0, 0)), constant_values=PAD
+        )  # an unused block, then each code's
         index = {MISSING: -1} | {code: i for i, code in enumerate(self.classes)}
         if strange := [code for code in self.examples.code_table if code not in index]:
             raise ValueError(f"the code {strange[0]!r} is not in the key")
         # the class of an unused block and of each code, -1 where there is none
-        self._class_ids = np.array([-1, *(index[code] for code in self.examples.code_table)], dtype=np.int64)
-        ids = [category_ids(self.examples.attributes[name], own) for name, own in self.attributes.items()]
+        self._class_ids = np.array(
+            [-1, *(index[code] for code in self.examples.code_table)], dtype=np.int64
+        )
+        ids = [
+            category_ids(self.examples.attributes[name], own)
+            for name, own in self.attributes.items()
+        ]
         self._attribute_ids = np.array(ids, dtype=np.int32).reshape(len(ids), len(self)).T  # (n, A)
         self._prefix_lengths = np.array([len(lang + LANG_SEP) for lang in self.examples.languages])
         if self.tokenizer.reads_characters:
@@ -121,7 +155,10 @@ class OccupationDataset(Dataset):
             lengths = np.minimum(lengths, self.max_len)
         else:
             parts = np.array_split(np.arange(len(self)), -(-len(self) // _ROWS_AT_ONCE))
-            tokens = (self.tokenizer.token_ids(self.examples.inputs(rows), max_len=self.max_len) for rows in parts)
+            tokens = (
+                self.tokenizer.token_ids(self.examples.inputs(rows), max_len=self.max_len)
+                for rows in parts
+            )
             of_parts = [(numbers, num_cut) for _, numbers, num_cut in tokens]
             lengths = np.concatenate([numbers for numbers, _ in of_parts])
             self.num_cut = sum(num_cut for _, num_cut in of_parts)
@@ -135,7 +172,8 @@ class OccupationDataset(Dataset):
             self.weights = np.where(is_title, WEIGHT, np.float32(1.0))
         self.num_titles = int((self.weights < 1).sum())
         if self.once:
-            # the first row of each text, codes and attributes counts, by their share of the text's rows
+            # the first row of each text, codes and attributes counts, by their share of the text's
+            # rows
             _, text = self.distinct_texts()
             pairs = np.column_stack([text, self.examples.code_index, self._attribute_ids])
             _, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
@@ -148,22 +186,32 @@ class OccupationDataset(Dataset):
     def __len__(self) -> int:
         return len(self.examples)
 
-    def of(self, examples: Examples, *, augmenter: Augmenter | None, once: bool = False) -> "OccupationDataset":
+    def of(
+        self, examples: Examples, *, augmenter: Augmenter | None, once: bool = False
+    ) -> "OccupationDataset":
         """Return a dataset of other rows in the same form."""
         return replace(self, examples=examples, augmenter=augmenter, once=once)
 
     def distinct_texts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first row of each distinct text, of shape (m,), and the text of each row, of shape (n,)."""
+        """Return the first row of each distinct text, of shape (m,), and the text of each row, of
+        shape (n,).
+        """
         parts = np.array_split(np.arange(len(self)), -(-len(self) // _ROWS_AT_ONCE))
-        hashes = [hash_array(np.array(self.examples.inputs(rows), dtype=object), categorize=False) for rows in parts]
-        _, first, text_of_row = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
+        hashes = [
+            hash_array(np.array(self.examples.inputs(rows), dtype=object), categorize=False)
+            for rows in parts
+        ]
+        _, first, text_of_row = np.unique(
+            np.concatenate(hashes), return_index=True, return_inverse=True
+        )
         return first, text_of_row
 
     def lengths(self, epoch: int = 0) -> np.ndarray:
         """Return the number of tokens of each row in an epoch, of shape (n,).
 
-        If tokens are not characters, these are the lengths before noise: only tokenising all rows once more would give
-        those after it. They serve to make batches of like lengths; a batch is padded to its own rows.
+        If tokens are not characters, these are the lengths before noise: only tokenising all rows
+        once more would give those after it. They serve to make batches of like lengths; a batch is
+        padded to its own rows.
         """
         if self.augmenter is None or not self.tokenizer.reads_characters:
             return self._lengths
@@ -188,7 +236,9 @@ class OccupationDataset(Dataset):
         return rows[index], class_ids[index, blocks]
 
     def attribute_labels(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return, of each attribute, the rows to train on where it is known, and their categories."""
+        """Return, of each attribute, the rows to train on where it is known, and their
+        categories.
+        """
         columns = self._attribute_ids[self.rows].T
         return [(self.rows[ids >= 0], ids[ids >= 0]) for ids in columns]
 
@@ -221,16 +271,23 @@ class OccupationDataset(Dataset):
         texts = self.examples.inputs(share.rows)
         if (augmenter := self.augmenter) is not None:
             noise = augmenter.noise(share.rows, share.epoch)
-            altered = [augmenter.alter(text, noise, i) for i, text in enumerate(self.descriptions(share.rows))]
+            altered = [
+                augmenter.alter(text, noise, i)
+                for i, text in enumerate(self.descriptions(share.rows))
+            ]
             langs = [self.examples.languages[lang] for lang in self.examples.lang_index[share.rows]]
             texts = join_language(altered, np.where(noise.withheld, UNKNOWN, langs).tolist())
         tokens = tokenize(texts, max_len=self.max_len, tokenizer=self.tokenizer)
         return tokens.pad(np.arange(len(texts)), max_len=self.max_len, num_positions=self.pad_to)
 
     def _characters(self, rows: np.ndarray) -> np.ndarray:
-        """Return what `tokenize` makes of rows' characters, in half its time, since no strings are made of them."""
+        """Return what `tokenize` makes of rows' characters, in half its time, since no strings are
+        made of them.
+        """
         characters, lengths = self.examples.characters(rows, most=self.max_len - 2)
-        num_positions = self.pad_to or self.tokenizer.num_positions(int(lengths.max()) + 2, self.max_len)
+        num_positions = self.pad_to or self.tokenizer.num_positions(
+            int(lengths.max()) + 2, self.max_len
+        )
         ids = np.zeros((len(rows), num_positions), dtype=np.int32)
         ids[:, 1:][np.arange(num_positions - 1) < lengths[:, None]] = characters
         ids[:, 0], ids[np.arange(len(rows)), lengths + 1] = CLS_ID, SEP_ID
@@ -238,15 +295,22 @@ class OccupationDataset(Dataset):
 
 
 def category_ids(column: pa.ChunkedArray, categories: Sequence[str]) -> np.ndarray:
-    """Return the index of each category, from 1, writable; 0 where there is none, -1 where that is not known."""
-    return pc.fill_null(pc.index_in(column, value_set=pa.array(["", *categories], pa.string())), -1).to_numpy().copy()
+    """Return the index of each category, from 1, writable; 0 where there is none, -1 where that is
+    not known.
+    """
+    return (
+        pc.fill_null(pc.index_in(column, value_set=pa.array(["", *categories], pa.string())), -1)
+        .to_numpy()
+        .copy()
+    )
 
 
 class BatchLoader:
-    """Loads the batches of a sampler, in its order, merged (see `Batch`); each iteration starts over.
+    """Loads the batches of a sampler, in its order, merged (see `Batch`); each iteration starts
+    over.
 
-    Batches are for a GPU if `on_gpu`, which sets the defaults of workers and of pinned memory. `ngrams` are the sizes
-    of an n-gram encoder whose lookups are to be prepared.
+    Batches are for a GPU if `on_gpu`, which sets the defaults of workers and of pinned memory.
+    `ngrams` are the sizes of an n-gram encoder whose lookups are to be prepared.
     """
 
     def __init__(
@@ -273,15 +337,20 @@ class BatchLoader:
             persistent_workers=config.persistent_workers and self.num_workers > 0,
             pin_memory=on_gpu if config.pin_memory is None else config.pin_memory,
             worker_init_fn=ignore_stop_signals,
-            generator=torch.Generator(),  # its own, so that loading leaves the run's random state alone
+            # its own, so that loading leaves the run's random state alone
+            generator=torch.Generator(),
         )
 
     def __iter__(self) -> Iterator[Batch]:
         batches = iter(self._loader)
-        self._workers = getattr(batches, "_workers", [])  # torch says nowhere else which processes are its
+        self._workers = getattr(
+            batches, "_workers", []
+        )  # torch says nowhere else which processes are its
         if not self._workers:
             yield from batches
-        for i in itertools.cycle(range(len(self._workers))):  # torch's timeout would not end reading from a stopped one
+        for i in itertools.cycle(
+            range(len(self._workers))
+        ):  # torch's timeout would not end reading from a stopped one
             timer = threading.Timer(self._timeout, self._end_late_worker, [i])
             timer.start()
             try:
@@ -298,9 +367,11 @@ class BatchLoader:
 
     @contextmanager
     def naming_workers(self) -> Iterator[None]:
-        """Turn the failure of a worker, which may come up at any point within, into a MachineError that names it.
+        """Turn the failure of a worker, which may come up at any point within, into a MachineError
+        that names it.
 
-        All workers are killed at the end: they ignore signals, and this process would wait for them.
+        All workers are killed at the end: they ignore signals, and this process would wait for
+        them.
         """
         try:
             yield
@@ -309,7 +380,8 @@ class BatchLoader:
             if (what := self._failure(str(error))) is None:
                 raise
             raise MachineError(
-                f"{what} Run the same command again to resume from the last checkpoint; --num-workers 0 loads data "
+                f"{what} Run the same command again to resume from the last checkpoint; "
+                "--num-workers 0 loads data "
                 "without such processes."
             ) from error
         finally:
@@ -321,18 +393,29 @@ class BatchLoader:
         """Return which worker failed and how; None if none did."""
         time.sleep(_END_SECONDS)
         if (i := self._late) is not None:
-            return f"Loader worker {i} (process {self._workers[i].pid}) has returned no batch for {self._timeout:g} s."
+            return (
+                f"Loader worker {i} (process {self._workers[i].pid}) has returned no batch for "
+                f"{self._timeout:g} s."
+            )
         for i, worker in enumerate(self._workers):
             if worker.exitcode:  # the others are ended by torch, with 0
-                return f"Loader worker {i} (process {worker.pid}) was killed, perhaps because memory ran out."
+                return (
+                    f"Loader worker {i} (process {worker.pid}) was killed, perhaps because "
+                    "memory ran out."
+                )
         if "No space left" not in error:
             return None
         sys.unraisablehook = lambda _: None  # torch's own, when its half-made workers are deleted
-        return "/dev/shm, which workers pass batches through, is full; make it larger, in a container by --shm-size 1g."
+        return (
+            "/dev/shm, which workers pass batches through, is full; make it larger, in a "
+            "container by --shm-size 1g."
+        )
 
 
 def _collated(batch: Batch, *, ngrams: NgramConfig | None) -> Batch:
-    """Merge a batch, and in a worker move it to shared memory, since a failure is hidden if torch does so later."""
+    """Merge a batch, and in a worker move it to shared memory, since a failure is hidden if torch
+    does so later.
+    """
     merged = batch.merged()
     if ngrams is not None:
         merged = replace(merged, lookup=Lookup.of(merged.input_ids, ngrams))

@@ -24,15 +24,19 @@ from histocoder.tables.table import Table, TableFile, open_table
 
 _INDEX_COLS = tuple(f"code{i}" for i in range(1, 6))  # indices into a key
 CHECKED_COL = MARK_COL
-"""Column in which a person marks the rows that are right; of a file that has one, these count alone."""
+"""Column in which a person marks the rows that are right; of a file that has one, these count
+alone.
+"""
 _YES = {*"x ✓ ✔ 1 1.0 true y yes ok j ja já jo s sí si sì sim oui ναι kyllä tak".split()}
 
 
 @dataclass(frozen=True)
 class ExampleFiles:
-    """Files with a description, a language and codes in each row, which are read one after the other.
+    """Files with a description, a language and codes in each row, which are read one after the
+    other.
 
-    Every method that reads them raises `UserError` for mistakes in them, with the file and the line.
+    Every method that reads them raises `UserError` for mistakes in them, with the file and the
+    line.
     """
 
     paths: tuple[Path, ...]
@@ -49,11 +53,15 @@ class ExampleFiles:
     key: Key | None = None
     """Key whose codes alone are allowed; None: all codes that fit."""
     known: Collection[str] = ()
-    """Codes of a model, which are read as they are even if they look like marks of missing values, or numbers."""
+    """Codes of a model, which are read as they are even if they look like marks of missing values,
+    or numbers.
+    """
     rules: LabelRules = field(default_factory=LabelRules)
     """Rules for codes that do not fit."""
     column: CodeColumn | None = None
-    """Rules by which cells of codes are read, by all of them; None: by the first ones of each file."""
+    """Rules by which cells of codes are read, by all of them; None: by the first ones of each
+    file.
+    """
     attribute_cols: tuple[str, ...] = ()
     """Columns of attributes, which a file may lack."""
     sheet: str | None = None
@@ -71,7 +79,8 @@ class ExampleFiles:
     def rows(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[pa.RecordBatch]:
         """Yield all rows, chunk by chunk, with the columns of `row_schema`, and say what was found.
 
-        HTML entities in descriptions are decoded. Labels that do not fit raise an error at the end of a file.
+        HTML entities in descriptions are decoded. Labels that do not fit raise an error at the end
+        of a file.
         """
         is_empty = True
         for path in self.paths:
@@ -79,7 +88,9 @@ class ExampleFiles:
                 is_empty &= batch["reason"].null_count == 0
                 yield batch
         if is_empty:
-            raise UserError(f"{', '.join(map(str, self.paths))}: no row has a description and codes that fit.")
+            raise UserError(
+                f"{', '.join(map(str, self.paths))}: no row has a description and codes that fit."
+            )
 
     def chunks(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[Examples]:
         """Yield the rows that are kept, in chunks."""
@@ -99,13 +110,20 @@ class ExampleFiles:
 
     def _open(self, path: Path) -> TableFile:
         if path not in self.opened:
-            columns, optional = {self.input_col: "input_col", **self.needed}, (self.language_col, *self.target_cols)
+            columns, optional = (
+                {self.input_col: "input_col", **self.needed},
+                (self.language_col, *self.target_cols),
+            )
             optional = (*optional, *self.attribute_cols, *_INDEX_COLS)
-            self.opened[path] = open_table(path, columns, optional=optional, sheet=self.sheet, encoding=self.encoding)
+            self.opened[path] = open_table(
+                path, columns, optional=optional, sheet=self.sheet, encoding=self.encoding
+            )
         return self.opened[path]
 
     def _code_columns(self, file: TableFile) -> dict[str, str]:
-        """Return the file's column of each target column: that of its name, or OccCANINE's `code1` and so on."""
+        """Return the file's column of each target column: that of its name, or OccCANINE's `code1`
+        and so on.
+        """
         first, indexed = self.target_cols[0], [name for name in _INDEX_COLS if file.has(name)]
         if file.has(first) or not indexed or self.key is None:
             return {name: name for name in self.target_cols if name == first or file.has(name)}
@@ -114,7 +132,9 @@ class ExampleFiles:
     def _file_rows(self, path: Path, say: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
         file = self._open(path)
         code_columns = self._code_columns(file)
-        lang_cols = [self.language_col] if self.language is None and file.has(self.language_col) else []
+        lang_cols = (
+            [self.language_col] if self.language is None and file.has(self.language_col) else []
+        )
         for notice in file.notices:
             say(notice)
         how: dict[str, Any] = {"key": self.key, "known": self.known, "column": self.column}
@@ -122,29 +142,52 @@ class ExampleFiles:
         checker = LabelChecker(file, self.target_cols, self.formatter, self.rules, **how)
         num_dropped = num_decoded = 0
         own = list(filter(file.has, self.attribute_cols))
-        for table in checked_tables(file, [self.input_col, *lang_cols, *code_columns.values(), *own], say):
+        for table in checked_tables(
+            file, [self.input_col, *lang_cols, *code_columns.values(), *own], say
+        ):
             attributes = [
-                _categories(table.columns[name]) if name in own else pa.nulls(len(table), pa.string())
+                _categories(table.columns[name])
+                if name in own
+                else pa.nulls(len(table), pa.string())
                 for name in self.attribute_cols
             ]
             for target, column in code_columns.items():
                 if target != column:
                     table.columns[target] = _codes_of(table, column, self.key)
             texts = decode_entities(table.columns[self.input_col])
-            num_decoded += pc.sum(pc.not_equal(texts, table.columns[self.input_col]), min_count=0).as_py()
+            num_decoded += pc.sum(
+                pc.not_equal(texts, table.columns[self.input_col]), min_count=0
+            ).as_py()
             cleaned, reasons = checker.check(table)
             reasons[np.asarray(texts.is_null())] = "no description"
             reason = pa.array(reasons, pa.string())
             num_dropped += len(reason) - reason.null_count
             nothing = pa.nulls(len(table), pa.string())
             codes = [
-                pc.if_else(reason.is_null(), pa.array(cleaned[name], pa.string()), table.columns.get(name, nothing))
+                pc.if_else(
+                    reason.is_null(),
+                    pa.array(cleaned[name], pa.string()),
+                    table.columns.get(name, nothing),
+                )
                 for name in self.target_cols
             ]
-            langs = table.columns[lang_cols[0]] if lang_cols else pa.repeat(self.language or "", len(table))
+            langs = (
+                table.columns[lang_cols[0]]
+                if lang_cols
+                else pa.repeat(self.language or "", len(table))
+            )
             coded = langs.fill_null("").dictionary_encode()
-            langs = pa.array(map(Language, coded.dictionary.to_pylist()), pa.string()).take(coded.indices)
-            columns = [pa.array(table.rows), pa.array(file.lines(table.rows)), texts, langs, reason, *codes]
+            langs = pa.array(map(Language, coded.dictionary.to_pylist()), pa.string()).take(
+                coded.indices
+            )
+            columns = [
+                pa.array(table.rows),
+                pa.array(file.lines(table.rows)),
+                texts,
+                langs,
+                reason,
+                *codes,
+            ]
             yield pa.RecordBatch.from_arrays([*columns, *attributes], schema=self.schema)
         checker.finish(say)
         if num_dropped:
@@ -154,13 +197,23 @@ class ExampleFiles:
             rows = counted(num_decoded, "description has", "descriptions have")
             say(f"{path}: {rows} HTML entities, such as &amp;, which are decoded.")
         if self.language is None and not lang_cols:
-            say(f"{path} has no column {self.language_col!r}; its language is treated as unknown (unk).")
+            say(
+                f"{path} has no column {self.language_col!r}; its language is treated as "
+                "unknown (unk)."
+            )
 
 
 def other_cells(
-    examples: Examples, path: str, name: str, *, setting: str, sheet: str | None = None, encoding: str | None = None
+    examples: Examples,
+    path: str,
+    name: str,
+    *,
+    setting: str,
+    sheet: str | None = None,
+    encoding: str | None = None,
 ) -> pa.Array:
-    """Return the cells of another column of the file that rows were read from, of shape (n,); null where blank.
+    """Return the cells of another column of the file that rows were read from, of shape (n,); null
+    where blank.
 
     Raises UserError if there is no such column; `setting` is the one that names it.
     """
@@ -168,8 +221,11 @@ def other_cells(
     return table.columns[name].take(examples.table["row"].combine_chunks())
 
 
-def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str], None]) -> Iterator[Table]:
-    """Yield columns as `TableFile.tables` does; of a file with a column `checked`, the checked rows, and say how many.
+def checked_tables(
+    file: TableFile, columns: Collection[str], say: Callable[[str], None]
+) -> Iterator[Table]:
+    """Yield columns as `TableFile.tables` does; of a file with a column `checked`, the checked
+    rows, and say how many.
 
     Raises UserError if no row is checked.
     """
@@ -186,9 +242,15 @@ def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str
         num_checked += int(is_checked.sum())
         yield table.filter(is_checked)
     if not num_checked:
-        raise UserError(f"{file.path}: no row is checked. Write x in the column {name!r} of each row that is right.")
+        raise UserError(
+            f"{file.path}: no row is checked. Write x in the column {name!r} of each row "
+            "that is right."
+        )
     unchecked = num_rows - num_checked
-    say(f"{file.path}: {num_checked:,} checked rows are used; {unchecked:,} unchecked rows are ignored.")
+    say(
+        f"{file.path}: {num_checked:,} checked rows are used; {unchecked:,} unchecked rows "
+        "are ignored."
+    )
 
 
 def _checked_column(file: TableFile) -> str | None:
@@ -207,13 +269,16 @@ def _codes_of(table: Table, column: str, key: Key | None) -> pa.Array:
     coded = table.columns[column].dictionary_encode()
     codes: list[str | None] = []
     for text in coded.dictionary.to_pylist():
-        index = re.fullmatch(r"\s*(\d{1,9})(\.0)?\s*", text)  # columns with gaps are often saved as floats
+        index = re.fullmatch(
+            r"\s*(\d{1,9})(\.0)?\s*", text
+        )  # columns with gaps are often saved as floats
         if is_missing(text.strip()):
             codes.append(text)  # counted by `LabelChecker`
         elif index is None or int(index[1]) >= len(key.codes):
             row = np.flatnonzero(np.asarray(coded.indices.fill_null(-1)) == len(codes))
             raise UserError(
-                f"{table.file.path}, line {table.lines(row[:1])[0]}, {column}: {shown(text)} is not an index into the "
+                f"{table.file.path}, line {table.lines(row[:1])[0]}, {column}: "
+                f"{shown(text)} is not an index into the "
                 f"key, which has {len(key.codes):,} codes."
             )
         else:

@@ -26,14 +26,21 @@ ROW = pa.schema(
         ("reason", pa.string()),  # why it is dropped; null if it is kept
     ]
 )
-"""First columns of checked rows; behind them are those of codes, which a dropped row has as the file does."""
+"""First columns of checked rows; behind them are those of codes, which a dropped row has as the
+file does.
+"""
 CODES, ATTRIBUTES = "codes.", "attributes."
-"""Begins of the names of columns of codes, and of attributes: "" where a row has none, null where that is not known."""
+"""Begins of the names of columns of codes, and of attributes: "" where a row has none, null where
+that is not known.
+"""
 
 
 def row_schema(target_cols: Sequence[str], attribute_cols: Sequence[str] = ()) -> pa.Schema:
     """Return the columns of checked rows."""
-    names = [*(f"{CODES}{name}" for name in target_cols), *(f"{ATTRIBUTES}{name}" for name in attribute_cols)]
+    names = [
+        *(f"{CODES}{name}" for name in target_cols),
+        *(f"{ATTRIBUTES}{name}" for name in attribute_cols),
+    ]
     return pa.schema([*ROW, *((name, pa.string()) for name in names)])
 
 
@@ -45,19 +52,23 @@ def is_codes(name: str) -> bool:
 class Examples:
     """Descriptions with languages and codes, of n rows.
 
-    Those that `open` maps into memory share one copy in all processes of a node, and also have the `input` that models
-    read. Pickling them keeps the path and the splits alone.
+    Those that `open` maps into memory share one copy in all processes of a node, and also have the
+    `input` that models read. Pickling them keeps the path and the splits alone.
     """
 
     def __init__(self, table: pa.Table) -> None:
-        self.table = table  # columns `text`, `lang` and those of codes; see `row_schema` and `ExampleWriter`
+        self.table = (
+            table  # columns `text`, `lang` and those of codes; see `row_schema` and `ExampleWriter`
+        )
         self.path: Path | None = None  # file that is mapped
         self.splits: tuple[str, ...] = ()  # those of that file
         self._content: pa.Buffer = None  # that file's
 
     @classmethod
     def open(cls, path: Path, *splits: str) -> "Examples":
-        """Map the rows of some splits, those of one behind those of the other, in the order of the file."""
+        """Map the rows of some splits, those of one behind those of the other, in the order of the
+        file.
+        """
         content = pa.memory_map(str(path)).read_buffer()
         file = pa.ipc.open_file(content)
         batches = [file.get_batch(i) for i in range(file.num_record_batches)]
@@ -69,8 +80,14 @@ class Examples:
     @classmethod
     def of(cls, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame) -> "Examples":
         """Return examples from a column of codes for each of `codes`, None where there is none."""
-        columns = {"text": texts, "lang": langs, **{f"{CODES}{name}": codes[name] for name in codes}}
-        return cls(pa.table({name: pa.array(column, pa.string()) for name, column in columns.items()}))
+        columns = {
+            "text": texts,
+            "lang": langs,
+            **{f"{CODES}{name}": codes[name] for name in codes},
+        }
+        return cls(
+            pa.table({name: pa.array(column, pa.string()) for name, column in columns.items()})
+        )
 
     @classmethod
     def join(cls, parts: "Sequence[Examples]") -> "Examples":
@@ -80,7 +97,11 @@ class Examples:
         return len(self.table)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Examples, (self.table,)) if self.path is None else (Examples.open, (self.path, *self.splits))
+        return (
+            (Examples, (self.table,))
+            if self.path is None
+            else (Examples.open, (self.path, *self.splits))
+        )
 
     @cached_property
     def texts(self) -> list[str]:
@@ -93,7 +114,9 @@ class Examples:
     @cached_property
     def codes(self) -> pd.DataFrame:
         """Codes, of shape (n, k): strings, None where there is none."""
-        columns = {name.removeprefix(CODES): self.table[name].to_numpy() for name in self._code_columns}
+        columns = {
+            name.removeprefix(CODES): self.table[name].to_numpy() for name in self._code_columns
+        }
         return pd.DataFrame(columns, dtype=object)
 
     @cached_property
@@ -126,9 +149,18 @@ class Examples:
             yield Examples(pa.Table.from_batches([batch]))
 
     def as_people_read(self) -> Iterator[pa.Table]:
-        """Yield descriptions, languages, codes, and attributes that some rows state, under their names, by chunks."""
-        known = [name for name, column in self.attributes.items() if column.null_count < len(column)]
-        names = [TEXT_COL, LANG_COL, *(name.removeprefix(CODES) for name in self._code_columns), *known]
+        """Yield descriptions, languages, codes, and attributes that some rows state, under their
+        names, by chunks.
+        """
+        known = [
+            name for name, column in self.attributes.items() if column.null_count < len(column)
+        ]
+        names = [
+            TEXT_COL,
+            LANG_COL,
+            *(name.removeprefix(CODES) for name in self._code_columns),
+            *known,
+        ]
         own = (f"{ATTRIBUTES}{name}" for name in known)
         table = self.table.select(["text", "lang", *self._code_columns, *own]).rename_columns(names)
         return (pa.Table.from_batches([batch]) for batch in table.to_batches())
@@ -176,16 +208,24 @@ class Examples:
             start = content.address - self._content.address if content is not None else 0
             starts.append(start + bounds[:-1].astype(np.int64))
             sizes.append(np.diff(bounds))
-        return np.frombuffer(self._content, np.uint8), np.concatenate(starts), _smallest(np.concatenate(sizes))
+        return (
+            np.frombuffer(self._content, np.uint8),
+            np.concatenate(starts),
+            _smallest(np.concatenate(sizes)),
+        )
 
     def inputs(self, rows: np.ndarray) -> list[str]:
-        """Return what models read: the languages and descriptions of some rows, joined for `tokenize`."""
+        """Return what models read: the languages and descriptions of some rows, joined for
+        `tokenize`.
+        """
         text = self._input_bytes(rows).tobytes().decode()
         ends = np.cumsum(self.num_characters[rows].astype(np.int64)).tolist()
         return [text[start:end] for start, end in itertools.pairwise([0, *ends])]
 
     def characters(self, rows: np.ndarray, *, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the Unicode code points of `inputs`, at most so many of each row, and how many each row has."""
+        """Return the Unicode code points of `inputs`, at most so many of each row, and how many
+        each row has.
+        """
         found, numbers = self._input_bytes(rows), self.num_characters[rows].astype(np.int64)
         if len(found) != numbers.sum():  # not ASCII
             found = np.frombuffer(found.tobytes().decode().encode("utf-32-le"), "<u4")
@@ -201,7 +241,8 @@ class Examples:
 
 
 def _index(columns: Sequence[pa.ChunkedArray]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the index of each value among the distinct ones, from 1; 0 where there is none; and these.
+    """Return the index of each value among the distinct ones, from 1; 0 where there is none; and
+    these.
 
     The index is of shape (n, number of columns).
     """
@@ -209,7 +250,9 @@ def _index(columns: Sequence[pa.ChunkedArray]) -> tuple[np.ndarray, tuple[str, .
     coded = joined.dictionary_encode().unify_dictionaries()
     values = coded.chunk(0).dictionary
     kind = np.min_scalar_type(len(values))
-    index = np.concatenate([(np.asarray(chunk.indices.fill_null(-1)) + 1).astype(kind) for chunk in coded.chunks])
+    index = np.concatenate(
+        [(np.asarray(chunk.indices.fill_null(-1)) + 1).astype(kind) for chunk in coded.chunks]
+    )
     return np.ascontiguousarray(index.reshape(len(columns), -1).T), tuple(values.to_pylist())
 
 

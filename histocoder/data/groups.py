@@ -16,7 +16,9 @@ _LEAST_HISCO = 0.9  # least share of codes in groups of HISCO
 
 
 def code_in(cell: str | None) -> str | None:
-    """Return the code in a cell, one of digits with HISCO's leading zeros; None if there is none."""
+    """Return the code in a cell, one of digits with HISCO's leading zeros; None if there is
+    none.
+    """
     digits = read_code(cell or "")
     return (digits.zfill(5) if digits.isdecimal() else digits) or None
 
@@ -44,7 +46,9 @@ def is_of_hisco_or_occ1950(code: str) -> bool:
 def _titles(system: str) -> dict[str, str]:
     """Return the titles of groups, and of HISCO's most usual codes."""
     with GROUPS.open(encoding="utf-8", newline="") as file:
-        return {row["code"]: row["title"] for row in csv.DictReader(file) if row["system"] == system}
+        return {
+            row["code"]: row["title"] for row in csv.DictReader(file) if row["system"] == system
+        }
 
 
 @cache
@@ -56,13 +60,16 @@ def group_of(system: str, level: str, code: str) -> tuple[str | None, str | None
     elif code.isdecimal() and len(code) == 5 and code[:2] in titles:
         if level == "major":
             group = next(one for one in titles if code[0] in one.split("/"))
-        elif code[: _DIGITS[level]] in titles or code[2] == "0":  # such as 610, farmers without more being said
+        elif (
+            code[: _DIGITS[level]] in titles or code[2] == "0"
+        ):  # such as 610, farmers without more being said
             group = code[: _DIGITS[level]]
     return group, group and (titles.get(group) or f"{titles[group[:2]]} (minor group)")
 
 
 def titles_of(codes: Collection[str]) -> dict[str, str]:
-    """Return the titles of codes if they are HISCO's: their own, else their groups', marked as such.
+    """Return the titles of codes if they are HISCO's: their own, else their groups', marked as
+    such.
 
     Examples
     --------
@@ -78,9 +85,13 @@ def titles_of(codes: Collection[str]) -> dict[str, str]:
 
 
 def system_of(column: str, codes: Collection[str] | None = None) -> str | None:
-    """Return the classification that has groups, by the name of a column of codes and, if given, the codes."""
+    """Return the classification that has groups, by the name of a column of codes and, if given,
+    the codes.
+    """
     if plain(column).startswith("occ1950"):
         return "occ1950"
     of_work = [code for code in codes or () if not code.startswith("-")]
-    are_hisco = sum(group_of("hisco", "unit", code)[0] is not None for code in of_work) >= _LEAST_HISCO * len(of_work)
+    are_hisco = sum(
+        group_of("hisco", "unit", code)[0] is not None for code in of_work
+    ) >= _LEAST_HISCO * len(of_work)
     return "hisco" if codes is None or (of_work and are_hisco) else None

@@ -1,4 +1,6 @@
-"""Hashes of cells, and those by which a model knows the descriptions that it was trained on without their texts."""
+"""Hashes of cells, and those by which a model knows the descriptions that it was trained on without
+their texts.
+"""
 
 from collections.abc import Sequence
 

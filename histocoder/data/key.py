@@ -18,15 +18,22 @@ from histocoder.tables.table import open_table
 _INDEX_COLUMNS = ("code", "index")
 _CODE_COLUMNS = ("system_code", "hisco", "occ1950")
 _DESC_COLUMNS = ("desc", "title", "en_hisco_text")
-_NUM_DIGITS = {"hisco": 5, "occ1950": 3}  # of codes in these columns, whose leading zeros may be lost
+_NUM_DIGITS = {
+    "hisco": 5,
+    "occ1950": 3,
+}  # of codes in these columns, whose leading zeros may be lost
 
 
 @dataclass(frozen=True)
 class Key:
     """Codes in the order of the flat head's classes."""
 
-    codes: tuple[str, ...]  # by class; one may be empty: OccCANINE's class of blank cells, which no row has here
-    descriptions: dict[str, str] = field(default_factory=dict)  # code -> its meaning, if the key describes it
+    codes: tuple[
+        str, ...
+    ]  # by class; one may be empty: OccCANINE's class of blank cells, which no row has here
+    descriptions: dict[str, str] = field(
+        default_factory=dict
+    )  # code -> its meaning, if the key describes it
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -39,19 +46,26 @@ class Key:
         return cls(tuple(sorted(set(codes))))
 
     def extended(self, codes: Iterable[str], descriptions: Mapping[str, str]) -> "Key":
-        """Return the key with further codes behind its own, and descriptions of codes that have none."""
-        return Key((*self.codes, *sorted(set(codes) - set(self.codes))), {**descriptions, **self.descriptions})
+        """Return the key with further codes behind its own, and descriptions of codes that have
+        none.
+        """
+        return Key(
+            (*self.codes, *sorted(set(codes) - set(self.codes))),
+            {**descriptions, **self.descriptions},
+        )
 
 
 def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
     """Read a key file.
 
-    It has a column of codes (`system_code`, or `hisco`, `occ1950`) and one of class indices from 0 (`code` or `index`);
-    optionally one of descriptions (`desc` or `title`). A row without code and index is left out, and codes in `hisco`
-    and `occ1950` get their leading zeros back: OccCANINE's own key is such a file. Codes of digits in `system_code` get
-    zeros up to `num_digits`; None: up to the longest.
+    It has a column of codes (`system_code`, or `hisco`, `occ1950`) and one of class indices from 0
+    (`code` or `index`); optionally one of descriptions (`desc` or `title`). A row without code and
+    index is left out, and codes in `hisco` and `occ1950` get their leading zeros back: OccCANINE's
+    own key is such a file. Codes of digits in `system_code` get zeros up to `num_digits`; None: up
+    to the longest.
 
-    Raises UserError if a column is missing, a code or a blank cell occurs twice, or the indices are not 0, 1, 2, …
+    Raises UserError if a column is missing, a code or a blank cell occurs twice, or the indices are
+    not 0, 1, 2, …
     """
     file = open_table(path, (), optional=(*_CODE_COLUMNS, *_INDEX_COLUMNS, *_DESC_COLUMNS))
     code_col, index_col, desc_col = (
@@ -66,11 +80,15 @@ def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
     table = file.read([c for c in (code_col, index_col, desc_col) if c is not None])
     pairs = zip(*(table.columns[c].to_pylist() for c in (code_col, index_col)), strict=True)
     table = table.filter(np.array([not all(map(_is_blank, pair)) for pair in pairs]))
-    codes, indices = ([bare(cell or "") for cell in table.columns[c].to_pylist()] for c in (code_col, index_col))
+    codes, indices = (
+        [bare(cell or "") for cell in table.columns[c].to_pylist()] for c in (code_col, index_col)
+    )
     longest = max((len(code) for code in codes if code.isdigit()), default=0)
     num_digits = _NUM_DIGITS.get(code_col, longest if num_digits is None else num_digits)
     codes = [code.zfill(num_digits) if code.isdigit() else code for code in codes]
-    numbers = pd.Series([int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1 for text in indices], dtype=int)
+    numbers = pd.Series(
+        [int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1 for text in indices], dtype=int
+    )
     is_odd = numbers.duplicated() | ~numbers.between(0, len(numbers) - 1)
     is_repeated = pd.Series(codes, dtype=object).duplicated()
     for column, cells, is_wrong, rule in (
@@ -83,7 +101,9 @@ def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
             raise UserError(f"The key {path} must {rule} in the column {column!r}; {has}.")
     texts = table.columns[desc_col].to_pylist() if desc_col is not None else []
     ordered = tuple(codes[i] for i in np.argsort(numbers.to_numpy()))
-    return Key(ordered, {code: text for code, text in zip(codes, texts, strict=False) if text is not None})
+    return Key(
+        ordered, {code: text for code, text in zip(codes, texts, strict=False) if text is not None}
+    )
 
 
 def _is_blank(cell: str | None) -> bool:
@@ -93,7 +113,10 @@ def _is_blank(cell: str | None) -> bool:
 
 def write_key(path: Path, key: Key) -> None:
     """Write the columns system_code, code and, if the key has descriptions, desc."""
-    columns: dict[str, list[str | None] | range] = {"system_code": list(key.codes), "code": range(len(key.codes))}
+    columns: dict[str, list[str | None] | range] = {
+        "system_code": list(key.codes),
+        "code": range(len(key.codes)),
+    }
     if key.descriptions:
         columns["desc"] = [key.descriptions.get(code) for code in key.codes]
     write_table(path, [pa.table({name: pa.array(values) for name, values in columns.items()})])

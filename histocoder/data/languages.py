@@ -14,23 +14,52 @@ with Path(__file__).with_name("languages.csv").open(encoding="utf-8", newline=""
     _ROWS = list(csv.DictReader(file))
 NAMES = {row["code"]: row["name"] for row in _ROWS}
 """ISO 639-1 code -> English name, without Northern Sami, whose code OccCANINE uses for Swedish."""
-_OCCCANINE = {"sv": "se", "de": "ge", "el": "gr"}  # ISO 639-1 -> OccCANINE's own, as published weights were trained
+_OCCCANINE = {
+    "sv": "se",
+    "de": "ge",
+    "el": "gr",
+}  # ISO 639-1 -> OccCANINE's own, as published weights were trained
 _ISO = {code: iso for iso, code in _OCCCANINE.items()}
 _BY_NAME = {name.casefold(): code for code, name in NAMES.items()} | {"unknown": UNKNOWN}
-_OTHER_NAMES = {name.casefold(): row["code"] for row in _ROWS for name in row["other_names"].split(";") if name}
-"""Names in the language itself and in others -> ISO 639-1 code; those that mean several languages are left out."""
+_OTHER_NAMES = {
+    name.casefold(): row["code"] for row in _ROWS for name in row["other_names"].split(";") if name
+}
+"""Names in the language itself and in others -> ISO 639-1 code; those that mean several languages
+are left out.
+"""
 _LONG_CODES = {code: row["code"] for row in _ROWS for code in row["iso3"].split()}
 """ISO 639-2 and 639-3 code -> ISO 639-1 code."""
-_SAMPLE = ("ca", "da", "en", "es", "fr", "de", "el", "is", "it", "nl", "no", "pt", "sv")  # those of OccCANINE
+_SAMPLE = (
+    "ca",
+    "da",
+    "en",
+    "es",
+    "fr",
+    "de",
+    "el",
+    "is",
+    "it",
+    "nl",
+    "no",
+    "pt",
+    "sv",
+)  # those of OccCANINE
 HELP = (
     "Languages: "
-    + ", ".join(f"{c} (or {_OCCCANINE[c]}) {NAMES[c]}" if c in _OCCCANINE else f"{c} {NAMES[c]}" for c in _SAMPLE)
-    + "; any other by its ISO 639 code; all by their names, in English, their own or others; unk where it is not known."
+    + ", ".join(
+        f"{c} (or {_OCCCANINE[c]}) {NAMES[c]}" if c in _OCCCANINE else f"{c} {NAMES[c]}"
+        for c in _SAMPLE
+    )
+    + (
+        "; any other by its ISO 639 code; all by their names, in English, their own or "
+        "others; unk where it is not known."
+    )
 )
 
 
 class Language(str):
-    """A language as models are trained with it, made from a code, an alias or a name; compared as a value.
+    """A language as models are trained with it, made from a code, an alias or a name; compared as a
+    value.
 
     A text that is not a language of the table is only stripped of blanks; a missing one is "unk".
 
@@ -67,7 +96,8 @@ class Language(str):
         return self == UNKNOWN or self.iso in NAMES
 
     def among(self, languages: Collection[str]) -> str:
-        """Return a model's own code for the language, "unk" if it is not among those that the model knows.
+        """Return a model's own code for the language, "unk" if it is not among those that the model
+        knows.
 
         A model that does not say which ones it knows is given the language itself.
 
@@ -76,7 +106,11 @@ class Language(str):
         >>> [Language("Swedish").among(known) for known in (("da", "sv"), ("da", "se"), ("da",), ())]
         ['sv', 'se', 'unk', 'se']
         """
-        return next((own for own in languages if Language(own) == self), UNKNOWN) if languages else self
+        return (
+            next((own for own in languages if Language(own) == self), UNKNOWN)
+            if languages
+            else self
+        )
 
 
 def chosen_language(text: str, known: Collection[str] = ()) -> Language:
@@ -100,18 +134,25 @@ def not_in_table(languages: Collection[str]) -> str:
     """
     few = ", ".join(map(with_nearest, sorted(languages)[:10]))
     return (
-        f"Languages that histocoder does not know: {few}{', …' * (len(languages) > 10)}. Give an ISO 639 code or a "
+        f"Languages that histocoder does not know: {few}{', …' * (len(languages) > 10)}. "
+        "Give an ISO 639 code or a "
         "name (docs/configuration.md lists them), and unk where the language is not known."
     )
 
 
 def own_languages(languages: Collection[str]) -> str:
-    """Return a notice on languages of training data that are not in the table; nothing if all are."""
+    """Return a notice on languages of training data that are not in the table; nothing if all
+    are.
+    """
     strange = [language for language in languages if not Language(language).is_known]
     return f"{not_in_table(strange)} They are trained as languages of their own." if strange else ""
 
 
 def with_nearest(text: str) -> str:
-    """Return a language as messages name it; if it is not in the table, with the nearest that is."""
-    near = [] if Language(text).is_known else difflib.get_close_matches(text.casefold(), _BY_NAME, n=1)
+    """Return a language as messages name it; if it is not in the table, with the nearest that
+    is.
+    """
+    near = (
+        [] if Language(text).is_known else difflib.get_close_matches(text.casefold(), _BY_NAME, n=1)
+    )
     return f"{shown(text)}{''.join(f' (did you mean {name.title()}, {_BY_NAME[name]}?)' for name in near)}"

@@ -1,4 +1,6 @@
-"""Text normalisation, which a model's config names, so that it is the same in training and in use."""
+"""Text normalisation, which a model's config names, so that it is the same in training and in
+use.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ _OF_PLAIN_LETTERS = ("nfc2", "lower2", "lower_ascii2")
 def normalize(texts: Sequence[str], how: str) -> list[str]:
     """Normalise descriptions.
 
-    `how` is "none"; "nfc": one Unicode form (NFC) for each character, whether or not its diacritics are code points of
-    their own; "lower": NFC, lower case, single blanks between words and none around them; or "lower_ascii": lower case,
-    then ASCII ("væver" -> "vaever", "γεωργός" -> "georgos"), as OccCANINE's published models were trained. "nfc2",
-    "lower2" and "lower_ascii2", of new models, first read `with_plain_letters`. All decode HTML entities; see
+    `how` is "none"; "nfc": one Unicode form (NFC) for each character, whether or not its diacritics
+    are code points of their own; "lower": NFC, lower case, single blanks between words and none
+    around them; or "lower_ascii": lower case, then ASCII ("væver" -> "vaever", "γεωργός" ->
+    "georgos"), as OccCANINE's published models were trained. "nfc2", "lower2" and "lower_ascii2",
+    of new models, first read `with_plain_letters`. All decode HTML entities; see
     `without_entities`.
 
     Examples
@@ -45,14 +48,23 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
     if how == "nfc":
         return [text if text.isascii() else unicodedata.normalize("NFC", text) for text in texts]
     if how == "lower":
-        return [" ".join((text if text.isascii() else _lower(text)).lower().split()) for text in texts]
+        return [
+            " ".join((text if text.isascii() else _lower(text)).lower().split()) for text in texts
+        ]
     if how == "lower_ascii":
-        return [text if text.isascii() else text.translate(_ASCII) for text in (text.lower() for text in texts)]
-    raise UserError(f"Unknown text normalisation {how!r}; choose one of {', '.join(NORMALIZATIONS)}.")
+        return [
+            text if text.isascii() else text.translate(_ASCII)
+            for text in (text.lower() for text in texts)
+        ]
+    raise UserError(
+        f"Unknown text normalisation {how!r}; choose one of {', '.join(NORMALIZATIONS)}."
+    )
 
 
 def normalize_column(texts: pa.Array, how: str) -> pa.Array:
-    """Normalise an Arrow array of descriptions as `normalize` does; plain ASCII ones are changed all at once."""
+    """Normalise an Arrow array of descriptions as `normalize` does; plain ASCII ones are changed
+    all at once.
+    """
     import pyarrow as pa  # here, since exported models run without it
     import pyarrow.compute as pc
 
@@ -62,8 +74,12 @@ def normalize_column(texts: pa.Array, how: str) -> pa.Array:
     if how in _OF_PLAIN_LETTERS:
         is_other = pc.or_(is_other, pc.invert(pc.ascii_is_printable(texts)))
     if how in ("lower", "lower2"):
-        trimmed = pc.equal(pc.binary_length(pc.ascii_trim_whitespace(texts)), pc.binary_length(texts))
-        is_tidy = pc.and_not(pc.and_(trimmed, pc.ascii_is_printable(texts)), pc.match_substring(texts, "  "))
+        trimmed = pc.equal(
+            pc.binary_length(pc.ascii_trim_whitespace(texts)), pc.binary_length(texts)
+        )
+        is_tidy = pc.and_not(
+            pc.and_(trimmed, pc.ascii_is_printable(texts)), pc.match_substring(texts, "  ")
+        )
         is_other = pc.or_(is_other, pc.invert(is_tidy))
     is_other = pc.fill_null(is_other, False)
     others = normalize(texts.filter(is_other).to_pylist(), how)
@@ -72,7 +88,8 @@ def normalize_column(texts: pa.Array, how: str) -> pa.Array:
 
 
 def without_entities(text: str) -> str:
-    """Decode HTML entities, those that decoding leaves included, so that decoding again changes nothing.
+    """Decode HTML entities, those that decoding leaves included, so that decoding again changes
+    nothing.
 
     Examples
     --------
@@ -100,11 +117,12 @@ def _decoded(match: re.Match[str]) -> str:
 
 
 def description_keys(texts: Sequence[str]) -> np.ndarray:
-    """Return keys of descriptions, of shape (n,), which are equal for spellings of the same description.
+    """Return keys of descriptions, of shape (n,), which are equal for spellings of the same
+    description.
 
-    A key is a description's words, in their order: `spellings` without punctuation, which delimits words; of a
-    description without words, such as a dash, the spelling. Data are split, corrected, looked up among known
-    descriptions and counted by these keys. `texts` may be an Arrow array.
+    A key is a description's words, in their order: `spellings` without punctuation, which delimits
+    words; of a description without words, such as a dash, the spelling. Data are split, corrected,
+    looked up among known descriptions and counted by these keys. `texts` may be an Arrow array.
 
     Examples
     --------
@@ -120,10 +138,12 @@ def description_keys(texts: Sequence[str]) -> np.ndarray:
 
 
 def spellings(texts: Sequence[str]) -> np.ndarray:
-    """Return descriptions as models may see them, of shape (n,): in small ASCII letters, with single blanks.
+    """Return descriptions as models may see them, of shape (n,): in small ASCII letters, with
+    single blanks.
 
-    Case, blanks, invisible characters, the Unicode form, accents and letters that ASCII lacks make no difference
-    ("lower2" and "lower_ascii2" of `normalize` together). `texts` may be an Arrow array.
+    Case, blanks, invisible characters, the Unicode form, accents and letters that ASCII lacks make
+    no difference ("lower2" and "lower_ascii2" of `normalize` together). `texts` may be an Arrow
+    array.
 
     Examples
     --------
@@ -136,7 +156,9 @@ def spellings(texts: Sequence[str]) -> np.ndarray:
     lower = normalize_column(pa.array(texts, pa.string()), "lower2")
     others = np.flatnonzero(pc.invert(pc.ascii_is_printable(lower)))
     spelt = lower.to_numpy(zero_copy_only=False)
-    for row in others.tolist():  # a text of which ASCII has nothing, such as one of emojis, stays as it is
+    for row in (
+        others.tolist()
+    ):  # a text of which ASCII has nothing, such as one of emojis, stays as it is
         spelt[row] = " ".join(spelt[row].translate(_ASCII).lower().split()) or spelt[row]
     return spelt
 
@@ -154,5 +176,7 @@ _ASCII = _Transliterations()
 
 
 def _lower(text: str) -> str:
-    """Return a text in lower case, in NFC: a letter may have a form there that its capital lacks."""
+    """Return a text in lower case, in NFC: a letter may have a form there that its capital
+    lacks.
+    """
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).lower())

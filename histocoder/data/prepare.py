@@ -1,4 +1,6 @@
-"""Preparation of a user's table, once, as training and validation data and a key, which later runs use again."""
+"""Preparation of a user's table, once, as training and validation data and a key, which later runs
+use again.
+"""
 
 import os
 from collections import Counter
@@ -17,7 +19,18 @@ from histocoder.data import store
 from histocoder.data.codes import LabelRules, column_of, count_codes, fit_codes, rules_of
 from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.examples import CODES, HELD_OUT, LANG_COL, SEEN, SPLITS, TITLES, TRAIN, VAL, Examples, is_codes
+from histocoder.data.examples import (
+    CODES,
+    HELD_OUT,
+    LANG_COL,
+    SEEN,
+    SPLITS,
+    TITLES,
+    TRAIN,
+    VAL,
+    Examples,
+    is_codes,
+)
 from histocoder.data.hashes import cell_hashes, key_hashes
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.languages import Language, chosen_language, own_languages
@@ -31,26 +44,45 @@ from histocoder.log import log, sending_lines
 from histocoder.tables.output import write_table
 from histocoder.tables.table import open_table
 
-SPLIT_FILES = {TRAIN: "data_train.csv", VAL: "data_val.csv", HELD_OUT: "data_held_out.csv", TITLES: "data_titles.csv"}
-"""Split -> the table that people read; corrections are held out to compare the model with the one before."""
+SPLIT_FILES = {
+    TRAIN: "data_train.csv",
+    VAL: "data_val.csv",
+    HELD_OUT: "data_held_out.csv",
+    TITLES: "data_titles.csv",
+}
+"""Split -> the table that people read; corrections are held out to compare the model with the one
+before.
+"""
 TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
 REJECTED_FILE, CONFLICTS_FILE = "rejected.csv", "conflicts.csv"
-PREPARED_TABLES = (store.EXAMPLES_FILE, *SPLIT_FILES.values(), KEY_FILE, REJECTED_FILE, CONFLICTS_FILE)
+PREPARED_TABLES = (
+    store.EXAMPLES_FILE,
+    *SPLIT_FILES.values(),
+    KEY_FILE,
+    REJECTED_FILE,
+    CONFLICTS_FILE,
+)
 _ROWS_FILE = "rows.arrow"
 LANGUAGE_COLS = ("lang", "language")
 """Names of columns of languages that need no flag."""
 _MOSTLY = 0.9  # share of distinct cells that are languages in a column of them
 _Config = TypeVar("_Config", bound=FinetuneConfig)
 _ENOUGH_TO_VALIDATE = 1_000  # descriptions, by default
-_FEWEST_NEW = 100  # descriptions unknown to the initial model from which on these alone are validated on
+_FEWEST_NEW = (
+    100  # descriptions unknown to the initial model from which on these alone are validated on
+)
 _MIN_IDENTIFIERS, _IDENTIFIERS_SHARE = 50, 0.9
-"""Number of codes, and its share of a column's rows, from which on the column seems to number its rows."""
+"""Number of codes, and its share of a column's rows, from which on the column seems to number its
+rows.
+"""
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
 """Rules by which prepared data, which were checked before, are read."""
 
 
 def formatter_of(record: dict[str, Any], key: Key) -> Formatter:
-    """Return the formatter of prepared data, from their record: the general one with a block for each target column."""
+    """Return the formatter of prepared data, from their record: the general one with a block for
+    each target column.
+    """
     settings = record["settings"]
     return build_formatter(
         "general",
@@ -67,13 +99,19 @@ def prepared_files(folder: Path, record: dict[str, Any], key: Key) -> dict[str, 
     columns, formatter = tuple(record["settings"]["target_cols"]), formatter_of(record, key)
     attributes = tuple(record["settings"].get("attribute_cols") or ())
     how: dict[str, Any] = {"key": key, "rules": PREPARED_RULES, "attribute_cols": attributes}
-    return {name: ExampleFiles((path,), columns, formatter, **how) for name, path in paths.items() if path.is_file()}
+    return {
+        name: ExampleFiles((path,), columns, formatter, **how)
+        for name, path in paths.items()
+        if path.is_file()
+    }
 
 
 def with_language_column(config: _Config) -> _Config:
-    """Return settings with the table's column `lang` or `language`, if it has languages and the settings name none.
+    """Return settings with the table's column `lang` or `language`, if it has languages and the
+    settings name none.
 
-    Data that were prepared before keep what they were prepared with. A table that can't be read is left to `prepare`.
+    Data that were prepared before keep what they were prepared with. A table that can't be read is
+    left to `prepare`.
     """
     if config.language_col is not None or config.language != "unk":
         return config
@@ -81,7 +119,9 @@ def with_language_column(config: _Config) -> _Config:
     if "language_col" in settings:
         return replace(config, language_col=settings["language_col"])
     try:
-        file = open_table(Path(config.dataset), [config.input_col], optional=LANGUAGE_COLS, sheet=config.sheet)
+        file = open_table(
+            Path(config.dataset), [config.input_col], optional=LANGUAGE_COLS, sheet=config.sheet
+        )
         name = next(file.column(name) for name in LANGUAGE_COLS if file.has(name))
         cells = next(file.tables([name])).columns[name].drop_null().unique().to_pylist()
     except (UserError, StopIteration):
@@ -91,7 +131,10 @@ def with_language_column(config: _Config) -> _Config:
     is_used = name in (config.input_col, *config.target_cols, *(config.attribute_cols or ()))
     if is_used or {*languages} <= {Language()} or num_known < _MOSTLY * len(cells):
         return config
-    log.info(f"{config.dataset}: the column {name!r} has each row's language; --language-col none ignores it.")
+    log.info(
+        f"{config.dataset}: the column {name!r} has each row's language; --language-col "
+        "none ignores it."
+    )
     return replace(config, language_col=name)
 
 
@@ -104,18 +147,20 @@ def prepare(
     text_normalization: str = "none",
     trained_on: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Prepare data in a folder, or use those prepared there before; return the content of `prepared.json`.
+    """Prepare data in a folder, or use those prepared there before; return the content of
+    `prepared.json`.
 
-    Writes `examples.arrow` (all rows, see `ExampleWriter`), `key.csv`, and what people read of both: `data_train.csv`,
-    `data_val.csv`, `rejected.csv` (each row that was dropped, with its line in the source and why), `conflicts.csv`
-    (descriptions with different codes), `data_held_out.csv` (corrections to compare models on) and `data_titles.csv`
-    (see `titles_to_learn`). Last comes `prepared.json` (the settings and the source's SHA-256).
+    Writes `examples.arrow` (all rows, see `ExampleWriter`), `key.csv`, and what people read of
+    both: `data_train.csv`, `data_val.csv`, `rejected.csv` (each row that was dropped, with its line
+    in the source and why), `conflicts.csv` (descriptions with different codes), `data_held_out.csv`
+    (corrections to compare models on) and `data_titles.csv` (see `titles_to_learn`). Last comes
+    `prepared.json` (the settings and the source's SHA-256).
 
-    `known` are the codes of the model that is trained further, which come first in the key, whether or not they occur.
-    With `overwrite`, other data that were prepared in the folder before are set aside, from where
-    `store.put_back_earlier` can put them back. `text_normalization` is how the model reads descriptions; see
-    `normalize`. Descriptions that the model was `trained_on` (see `key_hashes`) are not validated on while there are
-    enough others.
+    `known` are the codes of the model that is trained further, which come first in the key, whether
+    or not they occur. With `overwrite`, other data that were prepared in the folder before are set
+    aside, from where `store.put_back_earlier` can put them back. `text_normalization` is how the
+    model reads descriptions; see `normalize`. Descriptions that the model was `trained_on` (see
+    `key_hashes`) are not validated on while there are enough others.
 
     Raises UserError if the table or the settings can't be used; no half-prepared files are left.
     """
@@ -132,7 +177,10 @@ def prepare(
         raise _all_problems(error, config, folder, known) from error
     store.write_record(folder, record)
     if num_rejected := record["rows"]["rejected"]:
-        log.info(f"{folder / REJECTED_FILE} lists {counted(num_rejected, 'row that is', 'rows that are')} left out.")
+        log.info(
+            f"{folder / REJECTED_FILE} lists "
+            f"{counted(num_rejected, 'row that is', 'rows that are')} left out."
+        )
     log.info(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
     return record
 
@@ -140,11 +188,18 @@ def prepare(
 def _describe(record: dict[str, Any]) -> str:
     rows = record["rows"]
     val = counted(rows["val"], "validation row", "validation rows")
-    return f"{counted(rows['train'], 'training row', 'training rows')}, {val}, {record['codes']:,} codes."
+    return (
+        f"{counted(rows['train'], 'training row', 'training rows')}, {val}, "
+        f"{record['codes']:,} codes."
+    )
 
 
-def _all_problems(error: UserError, config: PrepareConfig, folder: Path, known: Key | None) -> UserError:
-    """Return an error with all problems of a table, and the settings by which it can be prepared, if there are any."""
+def _all_problems(
+    error: UserError, config: PrepareConfig, folder: Path, known: Key | None
+) -> UserError:
+    """Return an error with all problems of a table, and the settings by which it can be prepared,
+    if there are any.
+    """
     problems, fixed, num_guesses = [str(error)], config, 0
     while error.settings:
         is_guess = any(isinstance(value, Mapping) for value in error.settings.values())
@@ -159,7 +214,9 @@ def _all_problems(error: UserError, config: PrepareConfig, folder: Path, known: 
             error = other if str(other) not in problems else UserError("")
             problems += [str(other)] * (str(other) not in problems)
     names = [one.name for one in settings_of(type(config))]
-    changed = {name: new for name in names if (new := getattr(fixed, name)) != getattr(config, name)}
+    changed = {
+        name: new for name in names if (new := getattr(fixed, name)) != getattr(config, name)
+    }
     if num_guesses and not error.settings:
         problems = problems[:num_guesses]  # what follows wrong guesses at columns says nothing
     message = problems[0]
@@ -176,7 +233,9 @@ def _prepare(
     text_normalization: str,
     trained_on: np.ndarray | None,
 ) -> None:
-    """Write the tables, all or none of them, and add their numbers of rows and codes to the record."""
+    """Write the tables, all or none of them, and add their numbers of rows and codes to the
+    record.
+    """
     _refuse_to_replace(config, folder)
 
     # the form of the codes: by the key, a model that is trained further, or the table itself
@@ -188,7 +247,8 @@ def _prepare(
     if files.formatter.system.labels is not None:
         record["settings"]["block_size"] = None
         log.info(
-            f"{config.dataset}: {', '.join(config.target_cols)} holds labels, each of which is a class as written."
+            f"{config.dataset}: {', '.join(config.target_cols)} holds labels, each of "
+            "which is a class as written."
         )
     corrections = read_corrections(config, files, own) if config.corrections else None
     with temporary_folder(folder / "prepared") as scratch:
@@ -197,7 +257,8 @@ def _prepare(
         num_spelt, num_joined = joined_spellings(rows)
         if num_spelt:
             log.info(
-                f"{num_joined:,} rows have {counted(num_spelt, 'description', 'descriptions')} in several spellings "
+                f"{num_joined:,} rows have "
+                f"{counted(num_spelt, 'description', 'descriptions')} in several spellings "
                 "that differ in case, accents or punctuation only; these are one description each."
             )
         codes = _codes_of(rows)
@@ -219,7 +280,9 @@ def _prepare(
         form: dict[str, Any] = {"text_normalization": text_normalization, "trained_on": trained_on}
         writer = store.ExampleWriter(scratch / store.EXAMPLES_FILE, files, **form)
         is_val = _to_validate_on(rows, config, trained_on)
-        num_rows = _write_split(scratch, rows, is_val, config, writer, corrections=corrections, titles=titles)
+        num_rows = _write_split(
+            scratch, rows, is_val, config, writer, corrections=corrections, titles=titles
+        )
         left_out = [rows] if corrections is None else [rows, corrections.rejected]
         num_rows["rejected"] = sum(len(part) - part["reason"].null_count for part in left_out)
         record |= {"rows": num_rows, "codes": len(key.codes)}
@@ -230,7 +293,10 @@ def _prepare(
         if number:
             write_table(scratch / CONFLICTS_FILE, [table])
             descriptions = counted(number, "description has", "descriptions have")
-            log.info(f"{descriptions} different codes in different rows; {folder / CONFLICTS_FILE} lists them.")
+            log.info(
+                f"{descriptions} different codes in different rows; "
+                f"{folder / CONFLICTS_FILE} lists them."
+            )
 
         # only now is anything in the folder replaced
         del rows, left_out, table  # which keep their file open
@@ -263,16 +329,18 @@ def identifiers_notice(num_codes: int, num_rows: int, column: str) -> str | None
     if num_codes < _MIN_IDENTIFIERS or num_codes < _IDENTIFIERS_SHARE * num_rows:
         return None
     return (
-        f"Notice: the {num_rows:,} codes in {column} are {num_codes:,} different ones. A model can't learn what occurs "
+        f"Notice: the {num_rows:,} codes in {column} are {num_codes:,} different ones. A "
+        "model can't learn what occurs "
         "once. If the column numbers the rows, name that of the codes with --target-cols."
     )
 
 
 def _screen(files: ExampleFiles, config: PrepareConfig, path: Path) -> pa.Table:
-    """Check all rows of a table, write them to `path`, a chunk at a time, and return that file, mapped into memory.
+    """Check all rows of a table, write them to `path`, a chunk at a time, and return that file,
+    mapped into memory.
 
-    Its columns are those of `checked_rows`, `key` (see `description_keys`) and `unit`, a hash of the seed and of the
-    spelling, or of the row.
+    Its columns are those of `checked_rows`, `key` (see `description_keys`) and `unit`, a hash of
+    the seed and of the spelling, or of the row.
 
     Raises UserError if the table can't be read, its labels do not fit, or no row can be used.
     """
@@ -285,42 +353,62 @@ def _screen(files: ExampleFiles, config: PrepareConfig, path: Path) -> pa.Table:
                 split_by = spellings(texts)
             else:
                 split_by = rows["row"].to_numpy().astype(str).astype(object)
-            units = pd.util.hash_array(split_by, hash_key=f"{config.seed:016x}"[-16:], categorize=False)
+            units = pd.util.hash_array(
+                split_by, hash_key=f"{config.seed:016x}"[-16:], categorize=False
+            )
             columns = [*rows.columns, pa.array(keys, pa.string()), pa.array(units)]
             writer.write(pa.RecordBatch.from_arrays(columns, schema=schema))
     found = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    if strange := own_languages(found["lang"].filter(found["reason"].is_null()).unique().to_pylist()):
+    if strange := own_languages(
+        found["lang"].filter(found["reason"].is_null()).unique().to_pylist()
+    ):
         log.info(strange)
     return found
 
 
-def _to_validate_on(rows: pa.Table, config: PrepareConfig, trained_on: np.ndarray | None) -> np.ndarray:
-    """Return which rows are to validate on, of shape (n,): those of the descriptions, or rows, with the lowest hashes.
+def _to_validate_on(
+    rows: pa.Table, config: PrepareConfig, trained_on: np.ndarray | None
+) -> np.ndarray:
+    """Return which rows are to validate on, of shape (n,): those of the descriptions, or rows, with
+    the lowest hashes.
 
-    All spellings of a description have the lowest hash of any of them: they stay together, and a table with one
-    spelling of each is split as earlier versions did. Descriptions that the model was `trained_on` are not among them
-    if there are enough others.
+    All spellings of a description have the lowest hash of any of them: they stay together, and a
+    table with one spelling of each is split as earlier versions did. Descriptions that the model
+    was `trained_on` are not among them if there are enough others.
     """
     units, may_be = rows["unit"].to_numpy(), rows["reason"].is_null().to_numpy()
     if config.split_by == "text":
-        groups, distinct = pd.factorize(np.concatenate([cell_hashes(batch["key"]) for batch in rows.to_batches()]))
+        groups, distinct = pd.factorize(
+            np.concatenate([cell_hashes(batch["key"]) for batch in rows.to_batches()])
+        )
         lowest = np.full(len(distinct), np.iinfo(np.uint64).max)
         np.minimum.at(lowest, groups[may_be], units[may_be])
         units = lowest[groups]
     distinct = np.sort(pd.unique(units[may_be]))  # several times as fast as `np.unique`
     if len(distinct) < 2:
-        raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
-    share = np.clip(_ENOUGH_TO_VALIDATE / len(distinct), 0.1, 0.2) if config.share_val is None else config.share_val
+        raise UserError(
+            f"{config.dataset} has one distinct description; it can't be split for validation."
+        )
+    share = (
+        np.clip(_ENOUGH_TO_VALIDATE / len(distinct), 0.1, 0.2)
+        if config.share_val is None
+        else config.share_val
+    )
     num_val = min(max(round(len(distinct) * share), 1), len(distinct) - 1)
 
     # a model that is trained further is right on what it was trained on
     if trained_on is not None:
-        is_new = ~np.concatenate([np.isin(key_hashes(batch["key"]), trained_on) for batch in rows.to_batches()])
+        is_new = ~np.concatenate(
+            [np.isin(key_hashes(batch["key"]), trained_on) for batch in rows.to_batches()]
+        )
         new = np.sort(pd.unique(units[may_be & is_new]))
         if len(new) >= min(num_val, _FEWEST_NEW):
             distinct, may_be = new, may_be & is_new
             num_val = min(num_val, len(new))
-            log.info(f"Validation data are {num_val:,} descriptions that the initial model was not trained on.")
+            log.info(
+                f"Validation data are {num_val:,} descriptions that the initial model was "
+                "not trained on."
+            )
     return may_be & (units <= distinct[num_val - 1])
 
 
@@ -336,8 +424,8 @@ def _write_split(
 ) -> dict[str, int]:
     """Write all rows with their splits, and a table of each split; return their numbers of rows.
 
-    `is_val`, of shape (n,), says which rows are to validate on. All corrections are to train on, except for held-out
-    ones, which have a split of their own, as titles have.
+    `is_val`, of shape (n,), says which rows are to validate on. All corrections are to train on,
+    except for held-out ones, which have a split of their own, as titles have.
     """
     num_held_out = corrections.hold_out(config.seed) if corrections else 0
     train, val, held_out = map(SPLITS.index, (TRAIN, VAL, HELD_OUT))
@@ -365,32 +453,52 @@ def _write_split(
     parts = {name: (VAL, SEEN) if name == VAL else (name,) for name in SPLIT_FILES}
     examples = {name: Examples.open(writer.path, *splits) for name, splits in parts.items()}
     if not len(examples[VAL]):
-        raise UserError("All validation data are corrected, which makes them training data. Raise --share-val.")
+        raise UserError(
+            "All validation data are corrected, which makes them training data. Raise --share-val."
+        )
     for name, split_examples in examples.items():
         if len(split_examples):
             write_table(folder / SPLIT_FILES[name], split_examples.as_people_read())
     if num_held_out:
         log.info(
-            f"{num_held_out:,} of {len(corrections or ()):,} corrections, chosen at random, are held out "
-            f"({SPLIT_FILES[HELD_OUT]}) to compare the new model with the old one; training leaves out their rows."
+            f"{num_held_out:,} of {len(corrections or ()):,} corrections, chosen at "
+            "random, are held out "
+            f"({SPLIT_FILES[HELD_OUT]}) to compare the new model with the old one; "
+            "training leaves out their rows."
         )
     numbers = {"train": len(examples[TRAIN]), "val": len(examples[VAL])}
     return {**numbers, "held_out": num_held_out} if num_held_out else numbers
 
 
 def table_files(
-    config: PrepareConfig, key: Key | None = None, known: Key | None = None, codes: Collection[str] = ()
+    config: PrepareConfig,
+    key: Key | None = None,
+    known: Key | None = None,
+    codes: Collection[str] = (),
 ) -> ExampleFiles:
-    """Return the table with the formatter that its codes, and those of a key and of a model, need; see `fit_codes`."""
-    num_blocks, sep, attributes = len(config.target_cols), config.use_within_block_sep, config.attribute_cols or ()
+    """Return the table with the formatter that its codes, and those of a key and of a model, need;
+    see `fit_codes`.
+    """
+    num_blocks, sep, attributes = (
+        len(config.target_cols),
+        config.use_within_block_sep,
+        config.attribute_cols or (),
+    )
     language_col = config.column_of_languages
     needed = {language_col: "language_col"} if language_col else {}
     # those that --code-sep fills need not be there
-    needed |= dict.fromkeys(config.target_cols[:1] if config.code_sep else config.target_cols, "target_cols")
+    needed |= dict.fromkeys(
+        config.target_cols[:1] if config.code_sep else config.target_cols, "target_cols"
+    )
     files = ExampleFiles(
         (Path(config.dataset),),
         config.target_cols,
-        build_formatter("general", num_blocks=num_blocks, block_size=config.block_size or 1, use_within_block_sep=sep),
+        build_formatter(
+            "general",
+            num_blocks=num_blocks,
+            block_size=config.block_size or 1,
+            use_within_block_sep=sep,
+        ),
         needed=needed | dict.fromkeys(attributes, "attribute_cols"),
         input_col=config.input_col,
         language_col=language_col or LANG_COL,
@@ -407,18 +515,26 @@ def table_files(
     cells = files.count_cells()
     column = column_of(cells, known=codes, code_sep=config.code_sep, has_commas=sep)
     counts = Counter(codes) if key is not None else count_codes(cells, column) + Counter(codes)
-    how: dict[str, Any] = {"num_blocks": num_blocks, "use_within_block_sep": sep, "are_right": key is not None}
+    how: dict[str, Any] = {
+        "num_blocks": num_blocks,
+        "use_within_block_sep": sep,
+        "are_right": key is not None,
+    }
     formatter, rules = fit_codes(counts, files.rules, **how)
     return replace(files, formatter=formatter, rules=rules, column=column)
 
 
-def _whole_key(given: Key, known: Key | None, codes: set[str], corrections: Corrections | None) -> Key:
+def _whole_key(
+    given: Key, known: Key | None, codes: set[str], corrections: Corrections | None
+) -> Key:
     """Return a key of the known codes, those of the user's key, and those that occur."""
     first = known or given
     corrected = corrections.codes if corrections else set()
     key = first.extended([*given.codes, *(codes | corrected)], given.descriptions)
     if corrections and (new := key.codes[len(first.codes) :]):
-        log.info(f"New codes: {', '.join(new[:10])}{', …' if len(new) > 10 else ''} ({len(new):,}).")
+        log.info(
+            f"New codes: {', '.join(new[:10])}{', …' if len(new) > 10 else ''} ({len(new):,})."
+        )
     return key
 
 
@@ -427,4 +543,7 @@ def _refuse_to_replace(config: PrepareConfig, folder: Path) -> None:
     corrections = (("--corrections", path) for path in config.corrections or ())
     for flag, path in (("--dataset", config.dataset), ("--key", config.key), *corrections):
         if path is not None and any(is_same_file(path, folder / name) for name in PREPARED_TABLES):
-            raise UserError(f"{flag} {path}: preparing would replace this file. Copy it, or choose another folder.")
+            raise UserError(
+                f"{flag} {path}: preparing would replace this file. Copy it, or choose "
+                "another folder."
+            )

@@ -1,4 +1,6 @@
-"""Rows of a prepared table that people should look at: those left out, and those that contradict others."""
+"""Rows of a prepared table that people should look at: those left out, and those that contradict
+others.
+"""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -24,7 +26,9 @@ def rejected_rows(tables: Iterable[pa.Table], config: PrepareConfig) -> Iterator
 
 
 def joined_spellings(rows: pa.Table) -> tuple[int, int]:
-    """Return the number of descriptions that are spelt in several ways, and of their rows; see `description_keys`."""
+    """Return the number of descriptions that are spelt in several ways, and of their rows; see
+    `description_keys`.
+    """
     kept = rows.filter(rows["reason"].is_null()).select(["key", "text"])
     by_key = kept.group_by("key").aggregate([("text", "count_distinct"), ("text", "count")])
     several = by_key.filter(pc.greater(by_key["text_count_distinct"], 1))
@@ -32,27 +36,41 @@ def joined_spellings(rows: pa.Table) -> tuple[int, int]:
 
 
 def conflicts(rows: pa.Table, config: PrepareConfig) -> tuple[pa.Table, int]:
-    """Return the descriptions whose rows have different codes, a row for each set of codes; and their number.
+    """Return the descriptions whose rows have different codes, a row for each set of codes; and
+    their number.
 
     The descriptions of most rows come first; what the same description is, `description_keys` says.
     """
     batches = [batch.filter(batch["reason"].is_null()) for batch in rows.to_batches()]
     hashes = []  # of descriptions with their languages, and of sets of codes, whatever their order
     for batch in batches:
-        key, lang, *codes = (cell_hashes(batch[name]) for name in ("key", "lang", *filter(is_codes, rows.column_names)))
+        key, lang, *codes = (
+            cell_hashes(batch[name])
+            for name in ("key", "lang", *filter(is_codes, rows.column_names))
+        )
         hashes.append(pd.DataFrame({"described": key + 31 * lang, "coded": np.sum(codes, axis=0)}))
     described = pd.concat(hashes).drop_duplicates()["described"]
     described = described[described.duplicated()].unique()
     masks = [one["described"].isin(described) for one in hashes]
-    found = pa.Table.from_batches([batch.filter(pa.array(mask)) for batch, mask in zip(batches, masks, strict=True)])
-    group = pd.concat([one[mask] for one, mask in zip(hashes, masks, strict=True)], ignore_index=True)
+    found = pa.Table.from_batches(
+        [batch.filter(pa.array(mask)) for batch, mask in zip(batches, masks, strict=True)]
+    )
+    group = pd.concat(
+        [one[mask] for one, mask in zip(hashes, masks, strict=True)], ignore_index=True
+    )
     groups = found.to_pandas().join(group).groupby([*group], sort=False)
     names = list(filter(is_codes, rows.column_names))
     first = groups[["text", "lang", *names]].head(1).set_axis(groups["line"].first().index)
     first = first.assign(rows=groups.size(), lines=groups["line"].agg(_few))
     order = first.assign(all=first.groupby("described")["rows"].transform("sum"))
     first = first.loc[order.sort_values(["all", "described", "rows"]).index[::-1]]
-    first.columns = [config.input_col, LANG_COL, *(name.removeprefix(CODES) for name in names), "rows", "lines"]
+    first.columns = [
+        config.input_col,
+        LANG_COL,
+        *(name.removeprefix(CODES) for name in names),
+        "rows",
+        "lines",
+    ]
     return pa.Table.from_pandas(first, preserve_index=False), len(described)
 
 

@@ -11,7 +11,9 @@ import numpy as np
 class Share(NamedTuple):
     """One rank's rows of a global batch, or a part of them."""
 
-    rows: np.ndarray  # indices of the rows; a rank without any repeats another's row with a `weight` of 0
+    rows: (
+        np.ndarray
+    )  # indices of the rows; a rank without any repeats another's row with a `weight` of 0
     epoch: int
     num_rows: int  # that of the global batch
     num_target_blocks: int  # largest number of codes in a row of the global batch
@@ -22,9 +24,9 @@ class Share(NamedTuple):
 class BucketSampler:
     """Length-bucketed global batches, the same ones for every number of ranks.
 
-    Rows are ordered by length over the whole epoch, at random among those of one length, cut into batches, and the
-    batches are shuffled. The rows that do not fill a batch make one of their own; they are drawn before ordering, so
-    that no length is favoured.
+    Rows are ordered by length over the whole epoch, at random among those of one length, cut into
+    batches, and the batches are shuffled. The rows that do not fill a batch make one of their own;
+    they are drawn before ordering, so that no length is favoured.
     """
 
     lengths: Callable[[int], np.ndarray]  # epoch -> number of tokens of each row, of shape (n,)
@@ -34,7 +36,9 @@ class BucketSampler:
     rows: np.ndarray = None  # type: ignore[assignment]  # rows to draw from, of shape (m,); by default all
     num_replicas: int = 1  # number of ranks; each gets every `num_replicas`-th row of each batch
     rank: int = 0
-    num_parts: int = 1  # number of shares that a rank's rows of a batch are given in, each of like lengths
+    num_parts: int = (
+        1  # number of shares that a rank's rows of a batch are given in, each of like lengths
+    )
     _epoch: int = field(default=0, init=False)
     _consumed: int = field(default=0, init=False)
 
@@ -52,11 +56,15 @@ class BucketSampler:
         return math.ceil(len(self.rows) / self.batch_size)
 
     def set_position(self, epoch: int, consumed: int) -> None:
-        """Set the epoch, and the number of its rows that all ranks have consumed, which the next iteration skips."""
+        """Set the epoch, and the number of its rows that all ranks have consumed, which the next
+        iteration skips.
+        """
         self._epoch, self._consumed = epoch, consumed
 
     def global_batches(self, epoch: int, *, consumed: int = 0) -> Iterator[np.ndarray]:
-        """Yield the batches of an epoch, in order, without the first ones, which have `consumed` rows in total."""
+        """Yield the batches of an epoch, in order, without the first ones, which have `consumed`
+        rows in total.
+        """
         rng = np.random.default_rng([self.seed, epoch])
         lengths = self.lengths(epoch)
         rows = self.rows.copy()
@@ -84,10 +92,13 @@ class BucketSampler:
 class SequentialSampler:
     """Each row once, over all ranks, in batches of like lengths; for validation.
 
-    `lengths` is an array of shape (n,), and `batch_size` that of one rank. Ranks may get different numbers of batches.
+    `lengths` is an array of shape (n,), and `batch_size` that of one rank. Ranks may get different
+    numbers of batches.
     """
 
-    def __init__(self, lengths: np.ndarray, *, batch_size: int, num_replicas: int = 1, rank: int = 0) -> None:
+    def __init__(
+        self, lengths: np.ndarray, *, batch_size: int, num_replicas: int = 1, rank: int = 0
+    ) -> None:
         self._rows = np.argsort(lengths, kind="stable")[rank::num_replicas]
         self._batch_size = batch_size
 

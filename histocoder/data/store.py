@@ -28,11 +28,14 @@ EXAMPLES_FILE, PREPARED_FILE = "examples.arrow", "prepared.json"
 _EARLIER_FOLDER = ".earlier"  # with prepared data that a run has replaced and not yet begun with
 _ABSENT_FILE = ".absent.json"  # in it, the names of files that the run has added
 PREPARED_VERSION = 4
-"""Version of the rules; since 2, rows without any code are dropped; since 3, the split is by `description_keys`; since
-4, these ignore punctuation."""
+"""Version of the rules; since 2, rows without any code are dropped; since 3, the split is by
+`description_keys`; since 4, these ignore punctuation.
+"""
 _OLDEST_VERSION = 2
 EXAMPLES_VERSION = 2
-"""Version of the form of `examples.arrow`, and of how it is read; since 2, a batch is of one split."""
+"""Version of the form of `examples.arrow`, and of how it is read; since 2, a batch is of one
+split.
+"""
 NO_SPLIT = -1  # of rows that are dropped, or left out since their correction is held out
 _NOT_OF_THE_DATA = {"dataset", "corrections", "save_path", "prepare_only"}
 _FILES = {"dataset", "key", "corrections"}  # settings whose files are compared by their content
@@ -41,15 +44,18 @@ _NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
 
 
 class ExampleWriter:
-    """Writes `examples.arrow`: checked rows (see `row_schema`), with these columns before those of codes:
+    """Writes `examples.arrow`: checked rows (see `row_schema`), with these columns before those of
+    codes:
 
-    - `split`: one of `SPLITS`, the same for all rows of a batch; null if the rows are in none of them
+    - `split`: one of `SPLITS`, the same for all rows of a batch; null if the rows are in none of
+      them
     - `key`: what equal descriptions have in common (see `description_keys`)
     - `input`: what models read: language and normalised description; null without a description
 
-    Rows to validate on become those of the split `SEEN` if the model has learned from their descriptions: `trained_on`
-    are the hashes of those that it was trained on before (see `key_hashes`). If `compares_splits`, those of the rows
-    to train on, which come first, count as well.
+    Rows to validate on become those of the split `SEEN` if the model has learned from their
+    descriptions: `trained_on` are the hashes of those that it was trained on before (see
+    `key_hashes`). If `compares_splits`, those of the rows to train on, which come first, count as
+    well.
     """
 
     def __init__(
@@ -61,7 +67,11 @@ class ExampleWriter:
         trained_on: np.ndarray | None = None,
         compares_splits: bool = False,
     ) -> None:
-        own = {"split": pa.dictionary(pa.int8(), pa.string()), "key": pa.string(), "input": pa.string()}
+        own = {
+            "split": pa.dictionary(pa.int8(), pa.string()),
+            "key": pa.string(),
+            "input": pa.string(),
+        }
         first = [("split", own["split"]), *ROW, ("key", own["key"]), ("input", own["input"])]
         self._schema = pa.schema([*first, *list(files.schema)[len(ROW) :]])
         self.path, self._how = path, text_normalization
@@ -76,7 +86,11 @@ class ExampleWriter:
         """Write a chunk; `split` has an index into `SPLITS` for each row, or `NO_SPLIT`."""
         texts = normalize_column(rows["text"], self._how)
         keys = rows["key"] if "key" in rows.schema.names else None
-        keys = pa.array(description_keys(rows["text"].fill_null("")), pa.string()) if keys is None else keys
+        keys = (
+            pa.array(description_keys(rows["text"].fill_null("")), pa.string())
+            if keys is None
+            else keys
+        )
         split = self._with_seen(split, keys)
         own = {"key": keys, "input": pc.binary_join_element_wise(rows["lang"], texts, LANG_SEP)}
         columns = [own[name] if name in own else rows[name] for name in self._schema.names[1:]]
@@ -84,12 +98,18 @@ class ExampleWriter:
         found = np.unique(split).tolist()
         for i in found:
             part = whole if len(found) == 1 else whole.filter(pa.array(split == i))
-            index = pa.array(np.full(len(part), i), pa.int8(), mask=np.full(len(part), i == NO_SPLIT))
+            index = pa.array(
+                np.full(len(part), i), pa.int8(), mask=np.full(len(part), i == NO_SPLIT)
+            )
             names = pa.DictionaryArray.from_arrays(index, [*SPLITS])
-            self._writer.write(pa.RecordBatch.from_arrays([names, *part.columns], schema=self._schema))
+            self._writer.write(
+                pa.RecordBatch.from_arrays([names, *part.columns], schema=self._schema)
+            )
 
     def _with_seen(self, split: np.ndarray, keys: pa.Array) -> np.ndarray:
-        """Return the splits of a chunk with `SEEN` in place of `VAL` where a description was learned from."""
+        """Return the splits of a chunk with `SEEN` in place of `VAL` where a description was
+        learned from.
+        """
         is_val = split == SPLITS.index(VAL)
         if self._compares_splits and (split == SPLITS.index(TRAIN)).any():
             self._learned.append(np.unique(key_hashes(keys)[split == SPLITS.index(TRAIN)]))
@@ -97,31 +117,43 @@ class ExampleWriter:
             return split
         if len(self._learned) > 1:
             self._learned = [np.unique(np.concatenate(self._learned))]
-        return np.where(is_val & np.isin(key_hashes(keys), self._learned[0]), SPLITS.index(SEEN), split)
+        return np.where(
+            is_val & np.isin(key_hashes(keys), self._learned[0]), SPLITS.index(SEEN), split
+        )
 
 
 def examples_record(path: Path, source: dict[str, Any]) -> dict[str, Any]:
-    """Return what tells `examples.arrow` from others, and the number of distinct descriptions of each split."""
+    """Return what tells `examples.arrow` from others, and the number of distinct descriptions of
+    each split.
+    """
     keys = ((name, Examples.open(path, name).table["key"]) for name in SPLITS)
     distinct = {name: len(key.unique()) for name, key in keys if len(key)}
     return {"made_from": source, "sha256": sha256(path), "num_distinct": distinct}
 
 
 def made_from(
-    splits: Mapping[str, ExampleFiles], text_normalization: str, trained_on: np.ndarray | None = None
+    splits: Mapping[str, ExampleFiles],
+    text_normalization: str,
+    trained_on: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Return what determines the examples of some files, for JSON."""
     files = next(iter(splits.values()))
     return {
         "version": EXAMPLES_VERSION,
-        "sources": {name: [fingerprint(path) for path in part.paths] for name, part in splits.items()},
+        "sources": {
+            name: [fingerprint(path) for path in part.paths] for name, part in splits.items()
+        },
         "columns": [files.input_col, files.language_col, *files.target_cols],
         "language": files.language,
         "formatter": files.formatter.to_config(),
-        "key": None if files.key is None else hashlib.sha256("&".join(files.key.codes).encode()).hexdigest(),
+        "key": None
+        if files.key is None
+        else hashlib.sha256("&".join(files.key.codes).encode()).hexdigest(),
         "rules": asdict(files.rules),
         "text_normalization": text_normalization,
-        "trained_on": None if trained_on is None else hashlib.sha256(trained_on.tobytes()).hexdigest(),
+        "trained_on": None
+        if trained_on is None
+        else hashlib.sha256(trained_on.tobytes()).hexdigest(),
         **({"attributes": list(files.attribute_cols)} if files.attribute_cols else {}),
     }
 
@@ -135,14 +167,17 @@ def store_examples(
     compares_splits: bool = False,
     sets_aside: bool = False,
 ) -> dict[str, Any]:
-    """Write `examples.arrow` from files, by one checked pass, unless it is there; return its record.
+    """Write `examples.arrow` from files, by one checked pass, unless it is there; return its
+    record.
 
-    The record is kept as `examples` in `prepared.json`: what it was made from, its SHA-256, by which one that is
-    damaged or not finished is recognised, and its numbers of distinct descriptions. For `trained_on` and
-    `compares_splits` see `ExampleWriter`; examples of an earlier version, which knew neither, are used as they are.
-    With `sets_aside`, other examples are set aside, from where `put_back_earlier` can put them back.
+    The record is kept as `examples` in `prepared.json`: what it was made from, its SHA-256, by
+    which one that is damaged or not finished is recognised, and its numbers of distinct
+    descriptions. For `trained_on` and `compares_splits` see `ExampleWriter`; examples of an earlier
+    version, which knew neither, are used as they are. With `sets_aside`, other examples are set
+    aside, from where `put_back_earlier` can put them back.
 
-    Raises UserError if the files can't be read as examples, or the file can't be written; nothing half-built is left.
+    Raises UserError if the files can't be read as examples, or the file can't be written; nothing
+    half-built is left.
     """
     source = made_from(splits, text_normalization, trained_on)
     path, whole = folder / EXAMPLES_FILE, read_prepared(folder)
@@ -169,7 +204,9 @@ def store_examples(
         ) as writer:
             for name, files in splits.items():
                 for rows in files.rows(say=log.info):
-                    writer.write(rows, np.where(rows["reason"].is_null(), SPLITS.index(name), NO_SPLIT))
+                    writer.write(
+                        rows, np.where(rows["reason"].is_null(), SPLITS.index(name), NO_SPLIT)
+                    )
         record = examples_record(temporary, source)
     write_record(folder, {**read_prepared(folder), "examples": record})
     names = ", ".join(path.name for files in splits.values() for path in files.paths)
@@ -178,9 +215,11 @@ def store_examples(
 
 
 def set_aside(folder: Path, names: Sequence[str]) -> None:
-    """Move prepared data that are about to be replaced into a folder, from which a run that fails puts them back.
+    """Move prepared data that are about to be replaced into a folder, from which a run that fails
+    puts them back.
 
-    `names` are the files that will be replaced or deleted. What an earlier call has set aside stays.
+    `names` are the files that will be replaced or deleted. What an earlier call has set aside
+    stays.
     """
     earlier = folder / _EARLIER_FOLDER
     present = [name for name in names if (folder / name).exists()]
@@ -197,7 +236,9 @@ def set_aside(folder: Path, names: Sequence[str]) -> None:
 
 
 def put_back_earlier(folder: Path) -> None:
-    """Undo the replacement of prepared data by a run that has failed or was killed, if there was one."""
+    """Undo the replacement of prepared data by a run that has failed or was killed, if there was
+    one.
+    """
     earlier = folder / _EARLIER_FOLDER
     if not earlier.exists():
         return
@@ -208,7 +249,9 @@ def put_back_earlier(folder: Path) -> None:
             if path.name != _ABSENT_FILE:
                 os.replace(path, folder / path.name)
     except OSError:
-        return  # on Windows a file that is still mapped into memory can't be replaced; the next run tries again
+        # On Windows a file that is still mapped into memory can't be replaced; the next run tries
+        # again
+        return
     shutil.rmtree(earlier)
 
 
@@ -232,10 +275,15 @@ def read_prepared(folder: Path) -> dict[str, Any]:
 
 
 def record_of(config: PrepareConfig) -> dict[str, Any]:
-    """Return what `prepared.json` records of the source and the settings, before the data are prepared."""
+    """Return what `prepared.json` records of the source and the settings, before the data are
+    prepared.
+    """
     names = [one.name for one in settings_of(PrepareConfig) if one.name not in _NOT_OF_THE_DATA]
     settings = {_NAMES.get(name, name): getattr(config, name) for name in names}
-    lists = {name: list(getattr(config, name) or ()) or None for name in ("target_cols", "attribute_cols")}
+    lists = {
+        name: list(getattr(config, name) or ()) or None
+        for name in ("target_cols", "attribute_cols")
+    }
     settings["language_col"] = config.column_of_languages
     settings |= {**lists, "key": fingerprint(config.key) if config.key else None}
     if config.titles not in ("auto", "none"):
@@ -248,29 +296,39 @@ def record_of(config: PrepareConfig) -> dict[str, Any]:
 
 
 def prepared_before(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the record of data that were prepared in a folder; None if there are none, or not all of them yet.
+    """Return the record of data that were prepared in a folder; None if there are none, or not all
+    of them yet.
 
     Raises UserError if they were prepared from other data, with settings other than the `wanted` ones, by a newer
     histocoder or one with other rules.
     """
     if not (folder / PREPARED_FILE).is_file():
         return None
-    record, instead = read_prepared(folder), "Choose another folder, or add --overwrite to prepare them again."
+    record, instead = (
+        read_prepared(folder),
+        "Choose another folder, or add --overwrite to prepare them again.",
+    )
     version = record.get("format_version", 0)
     if version and "settings" not in record:
         return None
     if not _OLDEST_VERSION <= version <= PREPARED_VERSION:
-        raise UserError(f"{folder / PREPARED_FILE} is damaged, or of another version of histocoder. {instead}")
+        raise UserError(
+            f"{folder / PREPARED_FILE} is damaged, or of another version of histocoder. {instead}"
+        )
     old, new = ({**r["settings"], "dataset": r["source"]["sha256"]} for r in (record, wanted))
     if "titles" not in old:  # of an earlier version
         new.pop("titles")
     # without the flags, those of the data
     new |= {name: old[name] for name in ("block_size", "share_val") if new[name] is None}
     differences = ", ".join(
-        f"{name} has changed" if name in _FILES else f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
+        f"{name} has changed"
+        if name in _FILES
+        else f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
         for name in {**new, **old}
         if old.get(name) != new.get(name)
     )
     if differences:
-        raise UserError(f"{folder} holds data prepared with other settings ({differences}). {instead}")
+        raise UserError(
+            f"{folder} holds data prepared with other settings ({differences}). {instead}"
+        )
     return record

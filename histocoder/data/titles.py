@@ -21,21 +21,29 @@ from histocoder.log import log
 from histocoder.tables.table import open_table
 
 WEIGHT = np.float32(0.3)
-"""Weight of a title in training, where that of a row is 1; from 0.2 to 0.5 the accuracy is the same."""
+"""Weight of a title in training, where that of a row is 1; from 0.2 to 0.5 the accuracy is the
+same.
+"""
 _CODE_COLUMNS = ("hisco", "code", "system_code")
 _MAX_ROWS = 200_000  # larger tables have the words of titles themselves
 _LEAST_KNOWN, _LEAST_AGREEING = 1 / 3, 1 / 2
 
 
 def titles_to_learn(
-    config: PrepareConfig, rows: pa.Table, files: ExampleFiles, *, key: Key | None, beside: Collection[str]
+    config: PrepareConfig,
+    rows: pa.Table,
+    files: ExampleFiles,
+    *,
+    key: Key | None,
+    beside: Collection[str],
 ) -> pa.RecordBatch | None:
-    """Return titles in the languages of a table as checked rows with keys; None if there are none to learn from.
+    """Return titles in the languages of a table as checked rows with keys; None if there are none
+    to learn from.
 
-    HISCO's are used by default if the table is coded by HISCO: a third of its codes have titles, and half of the
-    descriptions that are titles have the title's code. Titles that the table has as descriptions, or whose keys are in
-    `beside`, are left out, so that none of them is validated on, or contradicts the table; so are those of codes that
-    `key` lacks, if given.
+    HISCO's are used by default if the table is coded by HISCO: a third of its codes have titles,
+    and half of the descriptions that are titles have the title's code. Titles that the table has as
+    descriptions, or whose keys are in `beside`, are left out, so that none of them is validated on,
+    or contradicts the table; so are those of codes that `key` lacks, if given.
 
     Raises UserError if `config.titles` is a file that has no titles.
     """
@@ -44,14 +52,22 @@ def titles_to_learn(
     titles = _read(config)
     kept = rows.filter(rows["reason"].is_null())
     first = kept[next(filter(is_codes, rows.column_names))]
-    given = pd.DataFrame({"key": kept["key"].to_pylist(), "lang": kept["lang"].to_pylist(), "code": first.to_pylist()})
+    given = pd.DataFrame(
+        {
+            "key": kept["key"].to_pylist(),
+            "lang": kept["lang"].to_pylist(),
+            "code": first.to_pylist(),
+        }
+    )
     fits = np.array([files.formatter.system.problem(code) is None for code in titles["code"]])
     titles = titles[titles["lang"].isin(given["lang"].unique()) & fits]
     if config.titles == "auto":
         coded = given.drop_duplicates("code")["code"]
         both = titles.merge(given.drop_duplicates(["key", "lang", "code"]), on=["key", "lang"])
         agrees = both["code_x"] == both["code_y"]
-        if coded.isin(titles["code"]).mean() < _LEAST_KNOWN or (len(both) and agrees.mean() < _LEAST_AGREEING):
+        if coded.isin(titles["code"]).mean() < _LEAST_KNOWN or (
+            len(both) and agrees.mean() < _LEAST_AGREEING
+        ):
             return None
     titles = titles[~titles["key"].isin({*given["key"], *beside})].drop_duplicates(["key", "lang"])
     titles = titles if key is None else titles[titles["code"].isin(key.codes)]
@@ -69,11 +85,18 @@ def _read(config: PrepareConfig) -> pd.DataFrame:
     file = open_table(path, ("title",), optional=["lang", *_CODE_COLUMNS, *config.target_cols])
     code_column = next(filter(file.has, (*config.target_cols, *_CODE_COLUMNS)), None)
     if code_column is None:
-        raise UserError(f"--titles {path} has no column of codes; it needs title, code and, for languages, lang.")
+        raise UserError(
+            f"--titles {path} has no column of codes; it needs title, code and, for "
+            "languages, lang."
+        )
     columns = ["title", code_column, *filter(file.has, ["lang"])]
     table = file.read(columns).columns
-    langs = table["lang"].to_pylist() if "lang" in table else [config.language] * len(table["title"])
-    found = pd.DataFrame({"text": table["title"].to_pylist(), "code": table[code_column].to_pylist()})
+    langs = (
+        table["lang"].to_pylist() if "lang" in table else [config.language] * len(table["title"])
+    )
+    found = pd.DataFrame(
+        {"text": table["title"].to_pylist(), "code": table[code_column].to_pylist()}
+    )
     found["lang"] = [Language(lang or "") for lang in langs]
     found = found.dropna(subset=["text", "code"])
     return found.assign(key=description_keys(found["text"].tolist()))
@@ -81,7 +104,11 @@ def _read(config: PrepareConfig) -> pd.DataFrame:
 
 def _checked_rows(files: ExampleFiles, titles: pd.DataFrame) -> pa.RecordBatch:
     nothing = [None] * len(titles)
-    columns = {"text": titles["text"].tolist(), "lang": titles["lang"].tolist(), "key": titles["key"].tolist()}
+    columns = {
+        "text": titles["text"].tolist(),
+        "lang": titles["lang"].tolist(),
+        "key": titles["key"].tolist(),
+    }
     columns[f"{CODES}{files.target_cols[0]}"] = titles["code"].tolist()
     schema = pa.schema([*files.schema, ("key", pa.string())])
     arrays = [pa.array(columns.get(field.name, nothing), field.type) for field in schema]

@@ -1,4 +1,6 @@
-"""Make the desk an application: its parts, its routes and page, who may ask, and answers to errors."""
+"""Make the desk an application: its parts, its routes and page, who may ask, and answers to
+errors.
+"""
 
 import asyncio
 import math
@@ -30,7 +32,15 @@ from histocoder.data.languages import NAMES, Language, chosen_language
 from histocoder.data.normalize import description_keys
 from histocoder.desk.card import Conflict, Source
 from histocoder.desk.cards import CORRECTIONS_FILE, DECISIONS_FILE, Cards
-from histocoder.desk.coding import NO_OCCUPATION, Answer, Code, CodeRequest, NamedLanguage, Surety, named_languages
+from histocoder.desk.coding import (
+    NO_OCCUPATION,
+    Answer,
+    Code,
+    CodeRequest,
+    NamedLanguage,
+    Surety,
+    named_languages,
+)
 from histocoder.desk.connections import LOOPBACK
 from histocoder.desk.models import Model, Models
 from histocoder.desk.uploads import Uploads
@@ -47,8 +57,10 @@ MAX_SIGNING_IN = 10  # people whose passwords wait to be checked
 BODY_SECONDS = 10.0  # time in which the form to sign in arrives
 _STATIC = Path(__file__).with_name("static")
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; frame-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src "
+    "'self' data:; "
+    "connect-src 'self'; frame-src 'self'; form-action 'self'; frame-ancestors 'none'; "
+    "base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "same-origin",  # without it a form that is sent has no origin
@@ -56,7 +68,9 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_NO_TOKEN, _SIGN_IN = ((_STATIC / name).read_text(encoding="utf-8") for name in ("no-token.html", "sign-in.html"))
+_NO_TOKEN, _SIGN_IN = (
+    (_STATIC / name).read_text(encoding="utf-8") for name in ("no-token.html", "sign-in.html")
+)
 _SIGNED_IN_SECONDS = 30 * 24 * 3600
 
 
@@ -85,7 +99,9 @@ class Improvement(BaseModel):
 class Desk:
     """The parts of a desk, with the models, decisions and files that its folder holds."""
 
-    def __init__(self, folder: Path, *, models: Models, double_share: float = 0.0, may_train: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, models: Models, double_share: float = 0.0, may_train: bool = True
+    ) -> None:
         make_folder(folder / "files")
         self._folder = folder
         self.models, self._file, self.may_train = models, folder / CORRECTIONS_FILE, may_train
@@ -97,8 +113,13 @@ class Desk:
         """Make cards of a coded file, which is reviewed first; see `Columns`."""
         settings = self.models.settings
         text_col = input_col or settings.get("input_col") or "occ1"
-        targets, language_col = self.models.coding.coder.model.config.target_cols, settings.get("language_col")
-        columns = Columns(text_col, target_cols=targets, run_input_col=text_col, run_language_col=language_col)
+        targets, language_col = (
+            self.models.coding.coder.model.config.target_cols,
+            settings.get("language_col"),
+        )
+        columns = Columns(
+            text_col, target_cols=targets, run_input_col=text_col, run_language_col=language_col
+        )
         self._first = self.cards.add_source(data, data.name, columns).id
 
     @asynccontextmanager
@@ -112,12 +133,17 @@ class Desk:
         self.cards.close()
 
     def as_sent(self, message: str) -> str:
-        """Return a message that names files as the user does, without the folders in which they are kept."""
+        """Return a message that names files as the user does, without the folders in which they are
+        kept.
+        """
         return self.uploads.as_sent(message).replace(f"{self._folder}{os.sep}", "")
 
     def about(self, request: Request) -> About:
         """Describe the model in use and this server."""
-        server: dict[str, Any] = {"may_train": self.may_train, "user": getattr(request.state, "user", None)}
+        server: dict[str, Any] = {
+            "may_train": self.may_train,
+            "user": getattr(request.state, "user", None),
+        }
         if self.models.in_use is None:
             return About(model=None, languages=named_languages(map(Language, NAMES)), **server)
         coding, coder = self.models.coding, self.models.coding.coder
@@ -128,7 +154,9 @@ class Desk:
             num_codes=len(coder.codes),
             most_codes=coder.formatter.num_blocks,
             no_occupation=coding.titled(NO_OCCUPATION) if has_none else None,
-            languages=named_languages(set(coder.model.config.languages) - {"unk"} or map(Language, NAMES)),
+            languages=named_languages(
+                set(coder.model.config.languages) - {"unk"} or map(Language, NAMES)
+            ),
             surety=coding.surety,
             **server,
         )
@@ -140,7 +168,9 @@ class Desk:
         return coding.answer(wanted.texts, [lang] * len(wanted.texts))
 
     def search(
-        self, q: Annotated[str, Field(max_length=200)], limit: Annotated[int, Field(ge=1, le=100)] = 20
+        self,
+        q: Annotated[str, Field(max_length=200)],
+        limit: Annotated[int, Field(ge=1, le=100)] = 20,
     ) -> list[Code]:
         """Search the classification by code or words of the title; whole words come first."""
         return self.models.coding.search(q, limit)
@@ -150,7 +180,9 @@ class Desk:
         return sorted(self.cards.sources(), key=lambda one: one.id != self._first)
 
     def settled(self) -> pa.Table:
-        """Return the settled descriptions as `--corrections` takes them; of several decisions on one, the last."""
+        """Return the settled descriptions as `--corrections` takes them; of several decisions on
+        one, the last.
+        """
         targets, settings = self.models.coding.coder.model.config.target_cols, self.models.settings
         language_col = settings.get("language_col")
         lang_cols = [language_col] if language_col else [] if settings else ["lang"]
@@ -158,22 +190,37 @@ class Desk:
         rows = {}
         for card in self.cards.settled(targets, of_sample=self._uses_sample()):
             langs, codes = [card.lang] * len(lang_cols), card.codes or []
-            cells = [card.text, *langs, "x", *codes, *[None] * (len(targets) - len(codes)), card.who]
+            cells = [
+                card.text,
+                *langs,
+                "x",
+                *codes,
+                *[None] * (len(targets) - len(codes)),
+                card.who,
+            ]
             key = description_keys([card.text])[0], *map(Language, langs)
             rows[key] = dict(zip(names, cells, strict=True))
-        return pa.Table.from_pylist(list(rows.values()), pa.schema([(name, pa.string()) for name in names]))
+        return pa.Table.from_pylist(
+            list(rows.values()), pa.schema([(name, pa.string()) for name in names])
+        )
 
     def _uses_sample(self) -> bool:
         """Return whether the model in use was trained on the sample."""
         model = self.models.in_use
-        return model is not None and any(file.id == model.file and file.is_sample for file in self.uploads.all())
+        return model is not None and any(
+            file.id == model.file and file.is_sample for file in self.uploads.all()
+        )
 
     def improve(self) -> Improvement:
-        """Write the corrections on the server, with formulas as they are, and return how to train on them."""
+        """Write the corrections on the server, with formulas as they are, and return how to train
+        on them.
+        """
         number, model = self._write(self._file), self.models.in_use
         assert model is not None  # else there are no corrections
         next_one = next_step(str(self.models.best(model.id)), self._file, self.models.run(model.id))
-        return Improvement(corrections=number, next_step=next_one, learned=self.models.has_learned(self._file))
+        return Improvement(
+            corrections=number, next_step=next_one, learned=self.models.has_learned(self._file)
+        )
 
     def _write(self, path: Path, *, raw: bool = True) -> int:
         """Write the settled descriptions to a file, and return their number."""
@@ -193,12 +240,16 @@ class Desk:
         return _download(DECISIONS_FILE, lambda path: write_frame(path, decisions))
 
     def export(self, raw: bool = False) -> Response:
-        """Return settled descriptions, as CSV for `finetune.py --corrections`; `raw` leaves formulas as they are."""
+        """Return settled descriptions, as CSV for `finetune.py --corrections`; `raw` leaves
+        formulas as they are.
+        """
         return _download(self._file.name, lambda path: self._write(path, raw=raw))
 
 
 def _download(name: str, write: Callable[[Path], object]) -> Response:
-    """Return a CSV file that `write` writes to a path, as an answer of its own: no other request changes it."""
+    """Return a CSV file that `write` writes to a path, as an answer of its own: no other request
+    changes it.
+    """
     with TemporaryDirectory() as folder:
         path = Path(folder) / name
         write(path)
@@ -207,12 +258,16 @@ def _download(name: str, write: Callable[[Path], object]) -> Response:
     return Response(content, media_type="text/csv; charset=utf-8", headers=headers)
 
 
-def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8000, users: Users) -> FastAPI:
+def create_app(
+    desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8000, users: Users
+) -> FastAPI:
     """Return the ASGI application of a desk; for token, host, port and users see `Guard`."""
     app = FastAPI(
         title="histocoder",
         version=__version__,
-        description="Code descriptions, code files, review codes. Send `Authorization: Bearer TOKEN`.",
+        description=(
+            "Code descriptions, code files, review codes. Send `Authorization: Bearer TOKEN`."
+        ),
         docs_url=None,  # FastAPI's own pages load scripts from other servers
         redoc_url=None,
         lifespan=desk.lifespan,
@@ -250,7 +305,9 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
         app.delete("/api/models/{model}", tags=["models"])(models.remove)
     app.delete("/api/files/{file}", tags=["files"])(uploads.remove)
     app.get("/api/files/{file}/result", tags=["files"], response_class=FileResponse)(uploads.result)
-    app.get("/api/files/{file}/provenance", tags=["files"], response_class=FileResponse)(uploads.provenance)
+    app.get("/api/files/{file}/provenance", tags=["files"], response_class=FileResponse)(
+        uploads.provenance
+    )
     app.post("/api/files/{file}/review", tags=["review"])(uploads.to_review)
     app.get("/api/review", tags=["review"])(desk.sources)
     app.delete("/api/review/{source}", tags=["review"])(cards.remove)
@@ -272,27 +329,43 @@ def _add_errors(app: FastAPI, as_sent: Callable[[str], str]) -> None:
     """Answer errors with a sentence, in which files are named `as_sent`."""
 
     def problems(error: RequestValidationError) -> str:
-        """Return what is wrong with each field, without its content, which JSON can't always hold."""
-        return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors())
+        """Return what is wrong with each field, without its content, which JSON can't always
+        hold.
+        """
+        return "; ".join(
+            f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()
+        )
 
-    app.add_exception_handler(RequestValidationError, lambda _, error: _answer(422, problems(error)))
+    app.add_exception_handler(
+        RequestValidationError, lambda _, error: _answer(422, problems(error))
+    )
     app.add_exception_handler(UserError, lambda _, error: _answer(422, as_sent(str(error))))
     app.add_exception_handler(sqlite3.OperationalError, lambda _, error: _database_answer(error))
     app.add_exception_handler(KeyError, lambda _, __: _answer(404, "Not found."))
-    app.add_exception_handler(Conflict, lambda _, error: _answer(409, str(error), card=error.card.model_dump()))
+    app.add_exception_handler(
+        Conflict, lambda _, error: _answer(409, str(error), card=error.card.model_dump())
+    )
 
 
 def _database_answer(error: sqlite3.OperationalError) -> JSONResponse:
-    """Return what a person can do when the database can't be written; raise the error if it is another one."""
+    """Return what a person can do when the database can't be written; raise the error if it is
+    another one.
+    """
     if not any(reason in str(error) for reason in ("disk is full", "disk I/O error")):
         raise error
-    return _answer(507, "The server's disk is full: this is not saved. Make room there, and do it again.")
+    return _answer(
+        507, "The server's disk is full: this is not saved. Make room there, and do it again."
+    )
 
 
 def _sign_in_page(message: str, status: int, *, wait: float | None = None) -> HTMLResponse:
-    """Return the page to sign in, with what went wrong, and after how many seconds one can try again."""
+    """Return the page to sign in, with what went wrong, and after how many seconds one can try
+    again.
+    """
     headers = None if wait is None else {"Retry-After": str(math.ceil(wait))}
-    return HTMLResponse(_SIGN_IN.replace("<form", f"<p role=alert>{message}</p><form"), status, headers=headers)
+    return HTMLResponse(
+        _SIGN_IN.replace("<form", f"<p role=alert>{message}</p><form"), status, headers=headers
+    )
 
 
 def _answer(status: int, detail: str, **more: object) -> JSONResponse:
@@ -302,10 +375,11 @@ def _answer(status: int, detail: str, **more: object) -> JSONResponse:
 class Guard:
     """Middleware that accepts requests from the desk's own page and from programs with the token.
 
-    The token is in a cookie that scripts can't read and that other sites' pages don't send, or in the header
-    `Authorization: Bearer …`. The address with `?token=…` sets the cookie. A request under a foreign name (DNS
-    rebinding) or from a foreign page is refused whatever token it has, and so is one that is too large or that does not
-    say how large it is. The cookie's name has the port, since all ports share cookies.
+    The token is in a cookie that scripts can't read and that other sites' pages don't send, or in
+    the header `Authorization: Bearer …`. The address with `?token=…` sets the cookie. A request
+    under a foreign name (DNS rebinding) or from a foreign page is refused whatever token it has,
+    and so is one that is too large or that does not say how large it is. The cookie's name has the
+    port, since all ports share cookies.
     """
 
     def __init__(self, *, token: str, host: str, port: int, users: Users) -> None:
@@ -314,10 +388,16 @@ class Guard:
         self._requests = asyncio.Semaphore(MAX_REQUESTS)
         self._attempts = Attempts()
         self._num_signing_in = 0
-        self._one_sign_in = asyncio.Lock()  # a password takes a fifth of a second of a processor, and 16 MB
-        self._sign_in_thread = CapacityLimiter(1)  # beside those of other requests, which do not wait for passwords
+        self._one_sign_in = (
+            asyncio.Lock()
+        )  # a password takes a fifth of a second of a processor, and 16 MB
+        self._sign_in_thread = CapacityLimiter(
+            1
+        )  # beside those of other requests, which do not wait for passwords
 
-    async def __call__(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    async def __call__(
+        self, request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
         """Answer a request, or refuse it; every answer has the headers of security."""
         path, has_users = request.scope["path"], bool(self._users.hashes())
         given = request.query_params.get("token", "") if path == "/" and not has_users else ""
@@ -332,20 +412,30 @@ class Guard:
         except HTTPException as error:
             page = _SIGN_IN if has_users else _NO_TOKEN
             is_page = error.status_code == 401 and path == "/"
-            response = HTMLResponse(page, 401) if is_page else _answer(error.status_code, error.detail)
+            response = (
+                HTMLResponse(page, 401) if is_page else _answer(error.status_code, error.detail)
+            )
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
         return response
 
     def _user(self, request: Request, given: str, *, has_users: bool) -> str | None:
-        """Return who sends a request; raise an HTTPException if nobody is signed in, and the token is missing."""
+        """Return who sends a request; raise an HTTPException if nobody is signed in, and the token
+        is missing.
+        """
         cookie = request.cookies.get(self._cookie, "")
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         user = self._users.signed_in(cookie) if has_users else None
         tokens = [bearer] if has_users else [given, bearer, cookie]
-        if user or any(secrets.compare_digest(one.encode("utf-8", "replace"), self._token.encode()) for one in tokens):
+        if user or any(
+            secrets.compare_digest(one.encode("utf-8", "replace"), self._token.encode())
+            for one in tokens
+        ):
             return user or ("program" if has_users else None)
-        raise HTTPException(401, "Sign in again." if has_users else "The token is missing; histocoder serve prints it.")
+        raise HTTPException(
+            401,
+            "Sign in again." if has_users else "The token is missing; histocoder serve prints it.",
+        )
 
     async def sign_in(self, request: Request) -> Response:
         """Sign in a user whose name and password a form has sent."""
@@ -358,7 +448,9 @@ class Guard:
         name, password = form.get("name", "")[:MAX_NAME], form.get("password", "")
         address = request.client.host if request.client else ""
         if self._num_signing_in >= MAX_SIGNING_IN:
-            return _sign_in_page("Many people are signing in. Try again in a moment.", 429, wait=2.0)
+            return _sign_in_page(
+                "Many people are signing in. Try again in a moment.", 429, wait=2.0
+            )
 
         # one after the other, so that many guesses at once are counted, too
         self._num_signing_in += 1
@@ -366,8 +458,12 @@ class Guard:
             async with self._one_sign_in:
                 if wait := self._attempts.seconds_to_wait(name, address):
                     seconds = f"{math.ceil(wait)} seconds"
-                    return _sign_in_page(f"Too many wrong passwords. Try again in {seconds}.", 429, wait=wait)
-                signed = await run_sync(self._users.sign_in, name, password, limiter=self._sign_in_thread)
+                    return _sign_in_page(
+                        f"Too many wrong passwords. Try again in {seconds}.", 429, wait=wait
+                    )
+                signed = await run_sync(
+                    self._users.sign_in, name, password, limiter=self._sign_in_thread
+                )
         finally:
             self._num_signing_in -= 1
 
@@ -376,7 +472,9 @@ class Guard:
             return _sign_in_page("Name or password are wrong.", 401)
         self._attempts.forget(name, address)
         response = RedirectResponse("/", 303)
-        response.set_cookie(self._cookie, signed, httponly=True, samesite="strict", max_age=_SIGNED_IN_SECONDS)
+        response.set_cookie(
+            self._cookie, signed, httponly=True, samesite="strict", max_age=_SIGNED_IN_SECONDS
+        )
         return response
 
     def sign_out(self) -> Response:
@@ -398,4 +496,7 @@ class Guard:
         if not size.isdecimal():
             raise HTTPException(411, "The request does not say how large it is.")
         if int(size) > most:
-            raise HTTPException(413, f"That is more than {most >> 20:,} MB; code it with `histocoder predict` instead.")
+            raise HTTPException(
+                413,
+                f"That is more than {most >> 20:,} MB; code it with `histocoder predict` instead.",
+            )

@@ -1,4 +1,6 @@
-"""A card of a desk's review, what people decide on it, alone or two of them, and what they ask for."""
+"""A card of a desk's review, what people decide on it, alone or two of them, and what they ask
+for.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -32,25 +34,39 @@ class Card(BaseModel):
     row: dict[str, str] = {}  # other columns of the first of its rows
     double: bool = False  # whether two people decide on it, without seeing each other's decisions
     opinions: list["Opinion"] = []  # their decisions, once both have decided
-    carried: bool = False  # whether it was settled by a decision on the same description in another file
+    carried: bool = (
+        False  # whether it was settled by a decision on the same description in another file
+    )
 
     def seen_by(self, who: str, opinions: Mapping[str, list[str] | None]) -> "Card":
-        """Let a reviewer of a card for two see their own opinion alone, or once both decided, both; return it."""
+        """Let a reviewer of a card for two see their own opinion alone, or once both decided, both;
+        return it.
+        """
         if self.status != "open":
             self.opinions = [Opinion(who=one, codes=codes) for one, codes in opinions.items()]
         elif who in opinions:
-            self.codes, self.who, self.status = opinions[who], who, "unsure" if opinions[who] is None else "settled"
+            self.codes, self.who, self.status = (
+                opinions[who],
+                who,
+                "unsure" if opinions[who] is None else "settled",
+            )
         return self
 
     @staticmethod
     def together(opinions: Mapping[str, list[str] | None]) -> dict[str, Any]:
-        """Return the state of a card for two with these opinions: it is open until there are two."""
+        """Return the state of a card for two with these opinions: it is open until there are
+        two.
+        """
         names, codes = list(opinions), list(opinions.values())
         if len(names) < 2:
             return {"status": "open", "codes": None, "by": None}
         is_same = len({None if one is None else frozenset(one) for one in codes}) == 1
         status = "disputed" if not is_same else "unsure" if codes[0] is None else "settled"
-        return {"status": status, "codes": codes[0] if status == "settled" else None, "by": AND.join(names)}
+        return {
+            "status": status,
+            "codes": codes[0] if status == "settled" else None,
+            "by": AND.join(names),
+        }
 
 
 class Opinion(BaseModel):
@@ -73,7 +89,9 @@ class Decision(BaseModel):
 
     who: Who = "program"  # of a server with users: who is signed in, whatever is given here
     version: int  # version of the card that the reviewer saw
-    codes: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20)] | None  # None: unsure
+    codes: (
+        Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20)] | None
+    )  # None: unsure
 
 
 class Filter(BaseModel):
@@ -92,7 +110,9 @@ class Filter(BaseModel):
 
 
 class Accepted(BaseModel):
-    """Cards whose predicted codes are accepted at once, each with the version that the reviewer saw."""
+    """Cards whose predicted codes are accepted at once, each with the version that the reviewer
+    saw.
+    """
 
     who: Who = "program"
     cards: Annotated[dict[Number, int], Field(min_length=1, max_length=_BATCH)]
@@ -113,7 +133,9 @@ class Conflict(Exception):
     """Another reviewer has decided on a card in the meantime."""
 
     def __init__(self, card: Card) -> None:
-        super().__init__(f"{card.who or 'Another reviewer'} has decided on this description in the meantime.")
+        super().__init__(
+            f"{card.who or 'Another reviewer'} has decided on this description in the meantime."
+        )
         self.card = card
 
 

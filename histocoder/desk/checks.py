@@ -1,4 +1,6 @@
-"""Tables of training data, before training: which columns and language they have, and all their problems."""
+"""Tables of training data, before training: which columns and language they have, and all their
+problems.
+"""
 
 import re
 from collections.abc import Sequence
@@ -22,9 +24,14 @@ from histocoder.errors import UserError
 from histocoder.log import sending_lines
 from histocoder.tables.header import plain
 
-_CODE_COLUMN = re.compile(r"(.*[ _])?(hisco|occ1950|isco(58|68|88|08)?|psti|codes?|kode[nr]?|koder?)[ _]?[0-9]*")
+_CODE_COLUMN = re.compile(
+    r"(.*[ _])?(hisco|occ1950|isco(58|68|88|08)?|psti|codes?|kode[nr]?|koder?)[ _]?[0-9]*"
+)
 _ROWS_SHOWN = 20
-CATEGORIES = (2, 20)  # least and largest number of distinct cells, blank ones among them, of an attribute
+CATEGORIES = (
+    2,
+    20,
+)  # least and largest number of distinct cells, blank ones among them, of an attribute
 
 
 def _value_of_flag(name: str) -> str:
@@ -70,13 +77,17 @@ class Check(BaseModel):
 
 
 def check(dataset: Path, options: TrainOptions, *, sheet: str | None = None) -> Check:
-    """Prepare a table as `histocoder finetune` does, in a temporary folder, and return what was found."""
+    """Prepare a table as `histocoder finetune` does, in a temporary folder, and return what was
+    found.
+    """
     lines: list[str] = []
     with TemporaryDirectory() as name, sending_lines(lines.append):
         folder = Path(name) / "prepared"
         try:
             how = options.model_dump(exclude={"quick"})
-            record = prepare(PrepareConfig(dataset=str(dataset), sheet=sheet, save_path=name, **how), folder)
+            record = prepare(
+                PrepareConfig(dataset=str(dataset), sheet=sheet, save_path=name, **how), folder
+            )
         except UserError as error:
             first, *others = str(error).split("\n- ")
             return Check(problems=others or [first], fixes=error.settings)
@@ -96,13 +107,17 @@ def _rows(path: Path) -> pd.DataFrame:
 
 
 def code_columns(cells: pd.DataFrame) -> list[str]:
-    """Return the columns that probably hold codes, by their names; of several, those that are not blank."""
+    """Return the columns that probably hold codes, by their names; of several, those that are not
+    blank.
+    """
     named = [name for name in cells if _CODE_COLUMN.fullmatch(plain(name))]
     return [name for name in named if name == named[0] or cells[name].str.strip().any()]
 
 
 def guess_language(texts: Sequence[str]) -> str:
-    """Return the language in which descriptions probably are, among those of histocoder's titles."""
+    """Return the language in which descriptions probably are, among those of histocoder's
+    titles.
+    """
     model, languages = _language_model()
     keys = [key for key in description_keys(texts) if key]
     return languages[int(np.argmax(model.predict_log_proba(keys).sum(0)))] if keys else "unk"
@@ -111,6 +126,8 @@ def guess_language(texts: Sequence[str]) -> str:
 @cache
 def _language_model() -> tuple[Pipeline, list[str]]:
     titles = pd.read_csv(HISCO, dtype=str, keep_default_na=False)
-    model = make_pipeline(CountVectorizer(analyzer="char_wb", ngram_range=(1, 4)), MultinomialNB(fit_prior=False))
+    model = make_pipeline(
+        CountVectorizer(analyzer="char_wb", ngram_range=(1, 4)), MultinomialNB(fit_prior=False)
+    )
     model.fit(description_keys(titles["title"]), titles["lang"])
     return model, model.classes_.tolist()

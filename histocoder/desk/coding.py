@@ -1,4 +1,6 @@
-"""Code a few descriptions, with what helps to judge the codes: alternatives, known answers, nearest neighbours."""
+"""Code a few descriptions, with what helps to judge the codes: alternatives, known answers, nearest
+neighbours.
+"""
 
 import json
 import re
@@ -73,16 +75,24 @@ class Answer(BaseModel):
     attributes: list[Category] = []
     known: list[Code] | None = None  # codes that people gave this description in the training data
     known_share: float | None = None  # share of its rows that have these codes
-    alternatives: list[Code] = []  # other codes, by the experts' combined probability of being the first
+    alternatives: list[
+        Code
+    ] = []  # other codes, by the experts' combined probability of being the first
     neighbours: list[Neighbour] = []
 
 
 class Surety(BaseModel):
     """Share of right answers among those of which a model is surest, by the report of its run."""
 
-    sure: float | None = None  # confidence from which on 95 % are right; None where they never are, or nobody knows
-    most_right: float | None = None  # share that is right of what it is surest of, where that is less than 95 %
-    of_titles: bool = False  # whether it was measured on titles of codes, which are easier than descriptions
+    sure: float | None = (
+        None  # confidence from which on 95 % are right; None where they never are, or nobody knows
+    )
+    most_right: float | None = (
+        None  # share that is right of what it is surest of, where that is less than 95 %
+    )
+    of_titles: bool = (
+        False  # whether it was measured on titles of codes, which are easier than descriptions
+    )
     of_few: bool = False  # whether it was measured on too few descriptions
 
 
@@ -113,7 +123,9 @@ class Coding:
 
     def __init__(self, coder: Coder, folder: Path, *, name: str) -> None:
         self.coder, self.folder, self.name, run = coder, folder, name, run_of(folder)
-        self.model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
+        self.model_id = (
+            f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
+        )
         self.settings = run_settings(run)
         self.surety = surety_of(run)
         coder.turn, coder.num_workers = threading.Lock(), 1
@@ -131,7 +143,9 @@ class Coding:
         return Code(code=code, title=self.titles.get(code), probability=probability)
 
     def check_codes(self, codes: Sequence[str]) -> list[str]:
-        """Return codes that a person gave, read as those of tables are; raise UserError where they do not fit."""
+        """Return codes that a person gave, read as those of tables are; raise UserError where they
+        do not fit.
+        """
         formatter = self.coder.formatter
         column = column_of_few(codes, known=self.coder.codes, system=formatter.system)
         cells = [column.read(code) for code in codes]
@@ -142,7 +156,10 @@ class Coding:
                 raise UserError(f"{code!r} {cell.problem}.")
         found = list(dict.fromkeys(code for cell in cells for code in cell.codes))
         if not 1 <= len(found) <= formatter.num_blocks:
-            raise UserError(f"There are {len(found)} codes; choose one to {formatter.num_blocks}, or mark as unsure.")
+            raise UserError(
+                f"There are {len(found)} codes; choose one to {formatter.num_blocks}, or "
+                "mark as unsure."
+            )
         return found
 
     def search(self, q: str, limit: int) -> list[Code]:
@@ -150,10 +167,18 @@ class Coding:
         words = description_keys([q])[0].split()
         if not words:
             return []
-        found = [code for code in self.coder.codes if code.startswith(words[0])] if len(words) == 1 else []
+        found = (
+            [code for code in self.coder.codes if code.startswith(words[0])]
+            if len(words) == 1
+            else []
+        )
         for match in _MATCHES:
             patterns = [re.compile(match.format(re.escape(word))) for word in words]
-            found += [code for code, text in self._search_texts.items() if all(one.search(text) for one in patterns)]
+            found += [
+                code
+                for code, text in self._search_texts.items()
+                if all(one.search(text) for one in patterns)
+            ]
         return [self.titled(code) for code in list(dict.fromkeys(found))[:limit]]
 
     @cached_property
@@ -168,13 +193,23 @@ class Coding:
         near = self.neighbours.find(texts, self.titled) if self.neighbours else [[] for _ in texts]
         given = self.known.find(texts, langs) if self.known is not None else [None] * len(texts)
         answers = []
-        for row, (text, lang, known, conf) in enumerate(zip(texts, langs, given, coded.conf, strict=True)):
+        for row, (text, lang, known, conf) in enumerate(
+            zip(texts, langs, given, coded.conf, strict=True)
+        ):
             codes, others = self._codes(coded, row), self._codes(ranked, row)
             own, shares = {one.code for one in codes}, {one.code: one.probability for one in others}
-            if self.coder.mode != "combined":  # else they are of the same measure as the alternatives
+            if (
+                self.coder.mode != "combined"
+            ):  # else they are of the same measure as the alternatives
                 codes = [self.titled(one.code, shares.get(one.code)) for one in codes]
-            best = {name: [part[row] for part in one.best] for name, one in coded.attributes.items()}
-            likely = [one for one in others if one.code not in own and (one.probability or 0) >= _LEAST_PROBABILITY]
+            best = {
+                name: [part[row] for part in one.best] for name, one in coded.attributes.items()
+            }
+            likely = [
+                one
+                for one in others
+                if one.code not in own and (one.probability or 0) >= _LEAST_PROBABILITY
+            ]
             answers.append(
                 Answer(
                     text=text,
@@ -206,7 +241,9 @@ def named_languages(codes: Iterable[str]) -> list[NamedLanguage]:
 
 
 def surety_of(run: Path) -> Surety:
-    """Return from which confidence on 95 % of distinct descriptions are right, by the report of a run if it has one."""
+    """Return from which confidence on 95 % of distinct descriptions are right, by the report of a
+    run if it has one.
+    """
     path = run / METRICS_FILE
     if not path.is_file():
         return Surety()
@@ -227,22 +264,41 @@ def surety_of(run: Path) -> Surety:
 
 
 class Neighbours:
-    """Exact search of the training data's distinct descriptions, at most a million, by cosine of character n-grams."""
+    """Exact search of the training data's distinct descriptions, at most a million, by cosine of
+    character n-grams.
+    """
 
     def __init__(self, examples: Examples) -> None:
-        rows = pd.DataFrame({"text": examples.texts, "lang": examples.langs, "codes": code_sets(examples.codes)})
+        rows = pd.DataFrame(
+            {"text": examples.texts, "lang": examples.langs, "codes": code_sets(examples.codes)}
+        )
         rows["key"] = description_keys(examples.texts)
-        self._rows = rows.drop_duplicates(["key", "lang", "codes"], keep="last").head(_MOST_SEARCHED)
-        self._vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), sublinear_tf=True)
+        self._rows = rows.drop_duplicates(["key", "lang", "codes"], keep="last").head(
+            _MOST_SEARCHED
+        )
+        self._vectorizer = TfidfVectorizer(
+            analyzer="char_wb", ngram_range=(2, 4), sublinear_tf=True
+        )
         features = self._vectorizer.fit_transform(self._rows["key"])
-        self._search = NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(self._rows)), metric="cosine").fit(features)
+        self._search = NearestNeighbors(
+            n_neighbors=min(_NEIGHBOURS, len(self._rows)), metric="cosine"
+        ).fit(features)
 
     def find(self, texts: Sequence[str], titled: Callable[[str], Code]) -> list[list[Neighbour]]:
-        """Return the descriptions nearest to each text; none for one that has no n-grams in common with any."""
-        distances, indices = self._search.kneighbors(self._vectorizer.transform(description_keys(texts)))
+        """Return the descriptions nearest to each text; none for one that has no n-grams in common
+        with any.
+        """
+        distances, indices = self._search.kneighbors(
+            self._vectorizer.transform(description_keys(texts))
+        )
         return [
             [
-                Neighbour(text=row.text, lang=row.lang, codes=[*map(titled, row.codes)], similarity=1 - distance)
+                Neighbour(
+                    text=row.text,
+                    lang=row.lang,
+                    codes=[*map(titled, row.codes)],
+                    similarity=1 - distance,
+                )
                 for row, distance in zip(self._rows.iloc[near].itertuples(), far, strict=True)
                 if distance < 1
             ]

@@ -13,10 +13,12 @@ MAX_LOCAL_CONNECTIONS = 400  # of this machine, where a reverse proxy may speak 
 
 
 class Connection(H11Protocol):
-    """An HTTP connection with a limit of time for the head of a request, and of number for its address.
+    """An HTTP connection with a limit of time for the head of a request, and of number for its
+    address.
 
-    uvicorn itself limits how long a connection may be idle after an answer, but not before the first request, or with
-    half a head. Its `limit_concurrency` counts such connections, so that they would shut everyone out.
+    uvicorn itself limits how long a connection may be idle after an answer, but not before the
+    first request, or with half a head. Its `limit_concurrency` counts such connections, so that
+    they would shut everyone out.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -30,7 +32,9 @@ class Connection(H11Protocol):
             self.loop.call_later(HEAD_SECONDS, self._check, self._waited_after())
 
     def _waited_after(self) -> str | None:
-        """Return which request the client has sent last, if it has begun another or none at all; None if it waits."""
+        """Return which request the client has sent last, if it has begun another or none at all;
+        None if it waits.
+        """
         is_answered = self.cycle is None or self.cycle.response_complete
         is_idle = self.timeout_keep_alive_task is not None  # for which uvicorn has a limit
         return str(id(self.cycle)) if is_answered and not is_idle else None

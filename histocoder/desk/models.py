@@ -28,10 +28,12 @@ from histocoder.inference.coder import Coder
 from histocoder.log import log
 
 GIVEN = "given"  # the model of `serve --model`
-_BUSY = "is in use by another run"  # what is said while the training of a server that was killed is being saved
+# What is said while the training of a server that was killed is being saved
+_BUSY = "is in use by another run"
 _PAUSE_SECONDS = 2.0  # between two tries to start it again
 _OF_REPORT = {  # so that its own styles and scripts work, and reach nothing of the desk
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src "
+    "'unsafe-inline'; "
     "img-src data:; sandbox allow-scripts; frame-ancestors 'self'",
     "X-Frame-Options": "SAMEORIGIN",
 }
@@ -45,7 +47,9 @@ class Model(BaseModel):
     file: str | None = None  # id of the table that it was trained on
     table: str  # its name
     base: str | None = None  # model that was trained further
-    of_titles: bool = False  # whether it is measured on titles of codes, which are easier than descriptions
+    of_titles: bool = (
+        False  # whether it is measured on titles of codes, which are easier than descriptions
+    )
     corrections: int = 0
     words: list[str] = []  # flags of `histocoder finetune`
     state: Literal["queued", "running", "stopped", "failed", "done"] = "queued"
@@ -90,7 +94,11 @@ class Models:
     @property
     def in_use(self) -> Model | None:
         """The record of the model in use."""
-        return next((model for model in self._models.values() if model.in_use), None) if self._coding else None
+        return (
+            next((model for model in self._models.values() if model.in_use), None)
+            if self._coding
+            else None
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -113,7 +121,9 @@ class Models:
         """Use a model for all that is coded and reviewed from now on."""
         if self._models[model].state != "done":
             raise UserError(f"{model} is not trained yet.")
-        self._use(model, Coder.from_pretrained(self.best(model), self._device, precision=self._precision))
+        self._use(
+            model, Coder.from_pretrained(self.best(model), self._device, precision=self._precision)
+        )
         return self.all()
 
     def _use(self, model: str, coder: Coder) -> None:
@@ -128,7 +138,9 @@ class Models:
 
     def best(self, model: str) -> Path:
         """Return the folder of a model's files."""
-        return self._given if model == GIVEN else self._folder / self._models[model].id / BEST_FOLDER
+        return (
+            self._given if model == GIVEN else self._folder / self._models[model].id / BEST_FOLDER
+        )
 
     def all(self) -> list[Model]:
         """List the models, the last one first."""
@@ -141,32 +153,48 @@ class Models:
         words = ["--num-epochs", "3", "--min-steps", "0"] if options.quick else []
         for name, value in flags.items():
             values = [] if value is True else value if isinstance(value, list) else [value]
-            words += [f"--{name.replace('_', '-')}", *map(str, values)] if value not in (None, False) else []
+            words += (
+                [f"--{name.replace('_', '-')}", *map(str, values)]
+                if value not in (None, False)
+                else []
+            )
         of_titles = dataset.name == TITLES
         with self._lock:
-            return self._add(self._free(dataset.stem), words, file=file, table=dataset.name, of_titles=of_titles)
+            return self._add(
+                self._free(dataset.stem), words, file=file, table=dataset.name, of_titles=of_titles
+            )
 
     def correct(self, model: str, write: Callable[[Path], int]) -> Model:
         """Train a model further on corrections, which `write` writes to a file and counts."""
         base, run = self._models[model], self.run(model)
         settings = run_settings(run)
         if base.state != "done" or not settings.get("dataset"):
-            raise UserError(f"{model} has no training data here; train it further where it was trained.")
+            raise UserError(
+                f"{model} has no training data here; train it further where it was trained."
+            )
         with self._lock:
             name = self._free(re.sub(r"-\d+$", "", run.name))
             path = self._corrections(name)
             if not (number := write(path)):
                 raise UserError("Nothing is checked yet. Check codes under Review first.")
             # the decisions of this desk are all in the new file
-            others = [one for one in settings.get("corrections") or [] if Path(one).parent != self._folder]
+            others = [
+                one for one in settings.get("corrections") or [] if Path(one).parent != self._folder
+            ]
             words = words_to_correct(self.best(model), [*others, path], run)
             more = {"file": base.file, "table": base.table, "of_titles": base.of_titles}
             return self._add(name, words, **more, base=model, corrections=number)
 
     def has_learned(self, corrections: Path) -> bool:
-        """Return whether the model in use, or one trained further from it, was trained on just these corrections."""
+        """Return whether the model in use, or one trained further from it, was trained on just
+        these corrections.
+        """
         now = [one.id for one in self._models.values() if one.in_use]
-        files = (self._corrections(one.id) for one in self._models.values() if one.in_use or one.base in now)
+        files = (
+            self._corrections(one.id)
+            for one in self._models.values()
+            if one.in_use or one.base in now
+        )
         return any(path.is_file() and sha256(path) == sha256(corrections) for path in files)
 
     def _corrections(self, model: str) -> Path:
@@ -200,10 +228,19 @@ class Models:
     def remove(self, model: str) -> list[Model]:
         """Delete a model that is neither in use nor being trained."""
         with self._lock:
-            if self._models[model].in_use or model == GIVEN or self._models[model].state == "running":
+            if (
+                self._models[model].in_use
+                or model == GIVEN
+                or self._models[model].state == "running"
+            ):
                 raise UserError(f"{model} is in use. Stop it, or switch to another model, first.")
-            if others := [one.id for one in self._models.values() if one.base == model and one.state != "done"]:
-                raise UserError(f"The training of {others[0]} continues from {model}. Finish or delete it first.")
+            if others := [
+                one.id for one in self._models.values() if one.base == model and one.state != "done"
+            ]:
+                raise UserError(
+                    f"The training of {others[0]} continues from {model}. Finish or delete "
+                    "it first."
+                )
             self._check_ended(model)
             del self._models[model]
             for suffix in (".json", ".log", ".corrections.csv"):
@@ -222,15 +259,26 @@ class Models:
         except UserError as error:
             raise UserError(f"{model} is still being saved. Try again in a moment.") from error
 
-    def read(self, model: str, name: Literal["report.html", "metrics.json", "logs.csv", "training.log"]) -> Response:
-        """Return a file of a model's run: its report, the numbers of both, and what training has said."""
-        kinds = {"report.html": (REPORT_FILE, "text/html"), "metrics.json": (METRICS_FILE, "application/json")}
+    def read(
+        self, model: str, name: Literal["report.html", "metrics.json", "logs.csv", "training.log"]
+    ) -> Response:
+        """Return a file of a model's run: its report, the numbers of both, and what training has
+        said.
+        """
+        kinds = {
+            "report.html": (REPORT_FILE, "text/html"),
+            "metrics.json": (METRICS_FILE, "application/json"),
+        }
         file, kind = kinds.get(name, (LOG_FILE, "text/plain"))
         path = self._log(model) if name == "training.log" else self.run(model) / file
         if not path.is_file():
             raise KeyError(name)
         # at once, since logs grow
-        return Response(path.read_bytes(), media_type=kind, headers=_OF_REPORT if name == "report.html" else None)
+        return Response(
+            path.read_bytes(),
+            media_type=kind,
+            headers=_OF_REPORT if name == "report.html" else None,
+        )
 
     def _log(self, model: str) -> Path:
         return self._folder / f"{self._models[model].id}.log"
@@ -263,7 +311,10 @@ class Models:
             self._train(model)
             if model.state == "done" and self._coding is None:
                 self.use(model.id)
-        except (UserError, OSError) as error:  # as of a full disk, after which there may be room for the next
+        except (
+            UserError,
+            OSError,
+        ) as error:  # as of a full disk, after which there may be room for the next
             log.error(str(error))
             model.state = "failed"
             model.message = str(error)
@@ -289,11 +340,19 @@ class Models:
 
     def _run(self, model: Model) -> tuple[int, str]:
         """Train in a process that ends with this one; return its status, and what it has said."""
-        flags = ("--save-path", str(self._folder / model.id), "--log-interval", "20", "--save-each-epoch")
+        flags = (
+            "--save-path",
+            str(self._folder / model.id),
+            "--log-interval",
+            "20",
+            "--save-each-epoch",
+        )
         device = ("--device", self._device.partition(":")[0])  # without the number of a GPU
         command = [sys.executable, "-m", "histocoder.cli.desk_run", *model.words, *flags, *device]
         with self._log(model.id).open("wb") as output, self._lock:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=output, stderr=output
+            )
         status = self._process.wait()
         self._process = None
         return status, self._log(model.id).read_text(encoding="utf-8", errors="replace")

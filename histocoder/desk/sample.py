@@ -19,7 +19,9 @@ def titles() -> pd.DataFrame:
 
 
 def sample_tables() -> Iterator[tuple[str, Literal["train", "code"], pd.DataFrame]]:
-    """Yield name, use and rows of two tables: coded titles to train on; and other titles, as in a census, to code."""
+    """Yield name, use and rows of two tables: coded titles to train on; and other titles, as in a
+    census, to code.
+    """
     coded = titles()
     coded = coded[coded["lang"].isin(_LANGUAGES)]
     rng = np.random.default_rng(0)
@@ -28,6 +30,13 @@ def sample_tables() -> Iterator[tuple[str, Literal["train", "code"], pd.DataFram
     others = coded[is_kept & (coded["lang"] == "en")].sample(frac=1, random_state=0)
     shares = 1 / np.arange(2, len(others) + 2)
     chosen = others.iloc[rng.choice(len(others), _ROWS, p=shares / shares.sum())]
-    rows = {"id": np.arange(1, _ROWS + 1), "occ1": chosen["occ1"].to_numpy(), "age": rng.integers(14, 80, _ROWS)}
-    rows |= {"year": rng.choice([1851, 1861, 1871, 1881], _ROWS), "place": rng.choice(_PLACES, _ROWS)}
+    rows = {
+        "id": np.arange(1, _ROWS + 1),
+        "occ1": chosen["occ1"].to_numpy(),
+        "age": rng.integers(14, 80, _ROWS),
+    }
+    rows |= {
+        "year": rng.choice([1851, 1861, 1871, 1881], _ROWS),
+        "place": rng.choice(_PLACES, _ROWS),
+    }
     yield "sample_census.csv", "code", pd.DataFrame(rows)

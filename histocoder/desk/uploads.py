@@ -27,7 +27,14 @@ from histocoder.data.languages import chosen_language
 from histocoder.data.provenance import provenance_file, write_provenance
 from histocoder.desk.card import Source
 from histocoder.desk.cards import Cards
-from histocoder.desk.checks import CATEGORIES, Check, TrainOptions, check, code_columns, guess_language
+from histocoder.desk.checks import (
+    CATEGORIES,
+    Check,
+    TrainOptions,
+    check,
+    code_columns,
+    guess_language,
+)
 from histocoder.desk.models import Model, Models
 from histocoder.desk.sample import TITLES, sample_tables, titles
 from histocoder.errors import Cancelled, UserError
@@ -43,7 +50,9 @@ from histocoder.tables.table import EXCEL, kind_of, open_table, strings
 
 _RECORD = "file.json"  # what is known of a file, in its folder
 _PREVIEW_ROWS, _PREVIEW_CHARACTERS, _GUESS_ROWS = 8, 120, 300
-_NAME_BYTES = 160  # maximum size of a file's name, which may have 255 bytes on disk, with what is added
+_NAME_BYTES = (
+    160  # maximum size of a file's name, which may have 255 bytes on disk, with what is added
+)
 NOT_WRITTEN = {".sav": ".csv", ".xlsm": ".xlsx", ".xls": ".xlsx", ".ods": ".xlsx"}
 """Forms that are only read -> those in which they come back."""
 _FAILED = "The program failed; the output of histocoder serve says why."
@@ -84,13 +93,17 @@ class File(BaseModel):
     is_sample: bool = False  # whether it was made to try the desk with
     sheet: str | None = None  # sheet of a workbook that is used
     sheets: list[str] = []  # sheets that it may be, where there are several
-    state: Literal["new", "queued", "running", "done", "failed", "cancelled"] = "new"  # "cancelled": formerly
+    state: Literal["new", "queued", "running", "done", "failed", "cancelled"] = (
+        "new"  # "cancelled": formerly
+    )
     options: Options | None = None
     target_cols: list[str] = []  # columns of codes of the model that coded it
     num_rows: int | None = None
     rows_done: float = 0
     message: str = ""
-    summary: dict[str, float] = {}  # numbers of `rows`, of `blank` ones, and `to_check`, those less sure than `sure`
+    summary: dict[
+        str, float
+    ] = {}  # numbers of `rows`, of `blank` ones, and `to_check`, those less sure than `sure`
     notices: list[str] = []
 
 
@@ -102,7 +115,9 @@ class Uploads:
         self._lock = threading.RLock()
         self._worker = ThreadPoolExecutor(1)
         self._is_stopping = False
-        records = [File.model_validate_json(path.read_bytes()) for path in folder.glob(f"*/{_RECORD}")]
+        records = [
+            File.model_validate_json(path.read_bytes()) for path in folder.glob(f"*/{_RECORD}")
+        ]
         self._files = {file.id: file for file in sorted(records, key=lambda file: file.sent)}
 
     def start(self) -> None:
@@ -123,8 +138,14 @@ class Uploads:
         sheet: str | None = None,
         use: Literal["code", "train", "classes"] = "code",
     ) -> File:
-        """Send a file as the body of the request; `name` tells its form by its suffix, `sheet` one of a workbook."""
-        name = "".join(char for char in re.split(r"[/\\]", name)[-1] if char.isprintable() and char not in ':*?"<>|')
+        """Send a file as the body of the request; `name` tells its form by its suffix, `sheet` one
+        of a workbook.
+        """
+        name = "".join(
+            char
+            for char in re.split(r"[/\\]", name)[-1]
+            if char.isprintable() and char not in ':*?"<>|'
+        )
         name = name.encode()[-_NAME_BYTES:].decode(errors="ignore")
         kind_of(Path(name))  # raises an error if it can't be read
         file = File(id=secrets.token_hex(8), name=name, sent=time.time(), sheet=sheet, use=use)
@@ -142,7 +163,9 @@ class Uploads:
             self._files.pop(file.id, None)
             shutil.rmtree(path.parent, ignore_errors=True)
             if isinstance(error, OSError):
-                raise UserError(f"{name} can't be saved on the server: {error.strerror or error}.") from error
+                raise UserError(
+                    f"{name} can't be saved on the server: {error.strerror or error}."
+                ) from error
             raise
         return file
 
@@ -155,7 +178,9 @@ class Uploads:
             file.sheet = sheets.likeliest
             file.sheets = sheets.names
 
-    def use_sheet(self, file: str, sheet: Annotated[str, Body(embed=True, max_length=300)]) -> Preview:
+    def use_sheet(
+        self, file: str, sheet: Annotated[str, Body(embed=True, max_length=300)]
+    ) -> Preview:
         """Use another sheet of a workbook, and return its first rows."""
         sent = self.get(file)
         if sent.state in ("queued", "running") or sheet not in sent.sheets:
@@ -176,15 +201,26 @@ class Uploads:
         return [*filter(None, named), "occ1", "lang"]
 
     def sample(self) -> list[File]:
-        """Make two files of histocoder's own titles: a coded table to train on, and a table to code."""
+        """Make two files of histocoder's own titles: a coded table to train on, and a table to
+        code.
+        """
         return [self._make(*table, is_sample=True) for table in sample_tables()]
 
     def titles(self) -> File:
         """Make a file of all of histocoder's titles, to train on where nothing is coded yet."""
         return self._make(TITLES, "train", titles())
 
-    def _make(self, name: str, use: Literal["train", "code"], table: pd.DataFrame, *, is_sample: bool = False) -> File:
-        file = File(id=secrets.token_hex(8), name=name, sent=time.time(), use=use, is_sample=is_sample)
+    def _make(
+        self,
+        name: str,
+        use: Literal["train", "code"],
+        table: pd.DataFrame,
+        *,
+        is_sample: bool = False,
+    ) -> File:
+        file = File(
+            id=secrets.token_hex(8), name=name, sent=time.time(), use=use, is_sample=is_sample
+        )
         self._path(file).parent.mkdir(parents=True)
         table.to_csv(self._path(file), index=False)
         self._set(file)
@@ -204,22 +240,35 @@ class Uploads:
         sent = self.get(file)
         if sent.use == "classes":
             Crosswalk(self._path(sent), ClassOptions())  # raises an error if it is none
-        input_col, language_col = (self._models.settings.get(name) for name in ("input_col", "language_col"))
+        input_col, language_col = (
+            self._models.settings.get(name) for name in ("input_col", "language_col")
+        )
         table = open_table(self._path(sent), {}, optional=self._wanted_columns(), sheet=sent.sheet)
         chunk = next(iter(table.chunks(chunk_rows=_GUESS_ROWS)))
         texts_of = (strings(column).fill_null("").to_pylist() for column in chunk.columns)
-        columns = dict(zip(table.header, texts_of, strict=True))  # of several with one name, the last
+        columns = dict(
+            zip(table.header, texts_of, strict=True)
+        )  # of several with one name, the last
         cells, (fewest, most) = pd.DataFrame(columns, dtype=object), CATEGORIES
         langs = (name for name in (language_col, "lang", "language") if name and table.has(name))
-        texts = table.column(input_col) if input_col and table.has(input_col) else descriptions_in(table.header)
+        texts = (
+            table.column(input_col)
+            if input_col and table.has(input_col)
+            else descriptions_in(table.header)
+        )
         return Preview(
             columns=[*columns],
-            rows=[[cell[:_PREVIEW_CHARACTERS] for cell in row] for row in cells[:_PREVIEW_ROWS].to_numpy().tolist()],
+            rows=[
+                [cell[:_PREVIEW_CHARACTERS] for cell in row]
+                for row in cells[:_PREVIEW_ROWS].to_numpy().tolist()
+            ],
             input_col=texts,
             language_col=next(map(table.column, langs), None),
             language=guess_language(columns[texts]) if texts else "unk",
             target_cols=code_columns(cells),
-            attribute_cols=[name for name in cells if fewest <= cells[name].str.strip().nunique() <= most],
+            attribute_cols=[
+                name for name in cells if fewest <= cells[name].str.strip().nunique() <= most
+            ],
             notices=[self.as_sent(notice) for notice in table.notices],
         )
 
@@ -245,12 +294,20 @@ class Uploads:
         return sent
 
     def remove(self, file: str) -> list[File]:
-        """Delete a file, its codes and what was decided on it, and stop coding it; return the other files."""
+        """Delete a file, its codes and what was decided on it, and stop coding it; return the other
+        files.
+        """
         if users := [model.id for model in self._models.all() if model.file == file]:
             raise UserError(f"{users[0]} is trained on this table. Delete the model first.")
-        busy = [(one.name, one.options) for one in self._files.values() if one.state in ("queued", "running")]
+        busy = [
+            (one.name, one.options)
+            for one in self._files.values()
+            if one.state in ("queued", "running")
+        ]
         if users := [name for name, options in busy if options and options.classes == file]:
-            raise UserError(f"{users[0]} is being coded with these classes. Delete it first, or wait.")
+            raise UserError(
+                f"{users[0]} is being coded with these classes. Delete it first, or wait."
+            )
         with self._lock:
             if self._files.pop(file).state != "running":  # else the worker deletes it
                 shutil.rmtree(self._folder / file, ignore_errors=True)
@@ -258,14 +315,18 @@ class Uploads:
         return self.all()
 
     def result(self, file: str, as_coded: bool = False) -> FileResponse:
-        """Download the coded file, in the form of the one that was sent, with people's decisions in it.
+        """Download the coded file, in the form of the one that was sent, with people's decisions in
+        it.
 
-        Beside these are who decided, when, and the model's codes; with `as_coded` it is as the model has coded it.
+        Beside these are who decided, when, and the model's codes; with `as_coded` it is as the
+        model has coded it.
         """
         path = self._coded(file)
         sent = self.get(file)
         columns = self._columns(sent)
-        decisions = {} if as_coded else self._cards.decided(columns.target_cols, of_sample=sent.is_sample)
+        decisions = (
+            {} if as_coded else self._cards.decided(columns.target_cols, of_sample=sent.is_sample)
+        )
         if not decisions:
             return FileResponse(path, filename=path.name)
 
@@ -283,14 +344,20 @@ class Uploads:
         if not file.options.classes:
             return []
         if file.options.classes not in self._files:
-            raise UserError(f"The table of classes of {file.name} was deleted. Code the file again.")
+            raise UserError(
+                f"The table of classes of {file.name} was deleted. Code the file again."
+            )
         config = self._config(file, file.options)
         answers = answer_columns(open_table(self._output(file), ()), file.target_cols)
         codes = [answer.code for answer in answers]
-        return classes_of(codes, config, config.classes, codes=None, prefix=config.columns, expect=False)
+        return classes_of(
+            codes, config, config.classes, codes=None, prefix=config.columns, expect=False
+        )
 
     def provenance(self, file: str) -> FileResponse:
-        """Download where the coded file comes from, with a paragraph for a methods section, as JSON."""
+        """Download where the coded file comes from, with a paragraph for a methods section, as
+        JSON.
+        """
         if not (path := provenance_file(self._coded(file))).is_file():
             raise KeyError(file)  # coded by an earlier version
         return FileResponse(path, filename=path.name)
@@ -299,7 +366,9 @@ class Uploads:
         """Make cards of a coded file."""
         path = self._coded(file)
         sent = self.get(file)
-        return self._cards.add_source(path, path.name, self._columns(sent), file_id=file, is_sample=sent.is_sample)
+        return self._cards.add_source(
+            path, path.name, self._columns(sent), file_id=file, is_sample=sent.is_sample
+        )
 
     def _columns(self, file: File) -> Columns:
         """Return the names of a coded file's columns."""
@@ -308,7 +377,9 @@ class Uploads:
         return Columns(file.options.input_col, file.options.language_col, targets)
 
     def as_sent(self, message: str) -> str:
-        """Return a message that names files as the user does, without the folders in which they are kept."""
+        """Return a message that names files as the user does, without the folders in which they are
+        kept.
+        """
         return re.sub(rf"{re.escape(str(self._folder))}[/\\]\w+[/\\]", "", message)
 
     def _path(self, file: File) -> Path:
@@ -343,11 +414,13 @@ class Uploads:
     def _config(self, file: File, options: Options) -> PredictConfig:
         """Return the settings of `predict_file`; raise a UserError if they do not fit the file.
 
-        A CSV that is not separated by commas keeps its separator, and is marked as UTF-8 as Excel expects it. New
-        columns whose names are taken begin with `pred_`.
+        A CSV that is not separated by commas keeps its separator, and is marked as UTF-8 as Excel
+        expects it. New columns whose names are taken begin with `pred_`.
         """
         coder = self._models.coding.coder
-        chosen_language(options.language, coder.model.config.languages)  # raises an error if it is not one
+        chosen_language(
+            options.language, coder.model.config.languages
+        )  # raises an error if it is not one
         paths: dict[str, Any] = {"input": str(self._path(file)), "output": str(self._output(file))}
         if options.classes:
             paths["classes"] = str(self._path(self.get(options.classes)))
@@ -418,7 +491,9 @@ class Uploads:
         }
 
     def _summary(self, file: File, conf_col: str) -> dict[str, float]:
-        """Return how many rows a coded file has, how many are blank, and how many have to be checked."""
+        """Return how many rows a coded file has, how many are blank, and how many have to be
+        checked.
+        """
         cells = open_table(self._output(file), (conf_col,)).read([conf_col]).columns[conf_col]
         conf = pd.to_numeric(cells.to_pandas().str.replace(",", "."), errors="coerce")
         summary: dict[str, float] = {"rows": len(conf), "blank": int(conf.isna().sum())}

@@ -15,28 +15,39 @@ from histocoder.files import write_text
 FEWEST_CHARACTERS = 8  # of a password
 MAX_NAME = 60  # characters of a name
 FREE_ATTEMPTS, MAX_DELAY_SECONDS = 5, 60.0  # wrong passwords without a delay; the longest delay
-MEMORY_SECONDS, MAX_REMEMBERED = 3600.0, 10_000  # time and number of pairs whose wrong passwords are remembered
+MEMORY_SECONDS, MAX_REMEMBERED = (
+    3600.0,
+    10_000,
+)  # time and number of pairs whose wrong passwords are remembered
 _COST = {"n": 2**14, "r": 8, "p": 5, "maxmem": 2**26}  # of scrypt: a fifth of a second, 16 MB
 
 
 class Users:
-    """Users in a JSON file, with a salt and a hash of each password; a desk without users asks for its token alone."""
+    """Users in a JSON file, with a salt and a hash of each password; a desk without users asks for
+    its token alone.
+    """
 
     def __init__(self, path: Path, secret: str) -> None:
         self._path, self._secret = path, secret.encode()
 
     def hashes(self) -> dict[str, str]:
-        """Return name -> salt and hash; the file is read each time, since `--add-user` may add one."""
+        """Return name -> salt and hash; the file is read each time, since `--add-user` may add
+        one.
+        """
         return json.loads(self._path.read_bytes()) if self._path.is_file() else {}
 
     def add(self, name: str, password: str) -> None:
-        """Add a user, or change their password; raise a UserError if the name or the password is too short."""
+        """Add a user, or change their password; raise a UserError if the name or the password is
+        too short.
+        """
         if not name.strip() or len(name) > MAX_NAME or not name.isprintable():
             raise UserError(f"A name has 1 to {MAX_NAME} characters.")
         if len(password) < FEWEST_CHARACTERS:
             raise UserError(f"A password has {FEWEST_CHARACTERS} characters or more.")
         salt = secrets.token_hex(16)
-        write_text(self._path, json.dumps(self.hashes() | {name: f"{salt}${_hash(password, salt)}"}))
+        write_text(
+            self._path, json.dumps(self.hashes() | {name: f"{salt}${_hash(password, salt)}"})
+        )
         os.chmod(self._path, 0o600)
 
     def sign_in(self, name: str, password: str) -> str | None:
@@ -45,21 +56,31 @@ class Users:
         return self._cookie(name) if hmac.compare_digest(_hash(password, salt), right) else None
 
     def signed_in(self, cookie: str) -> str | None:
-        """Return whose cookie it is; None if it is nobody's. It ends with the password and with the server's token."""
+        """Return whose cookie it is; None if it is nobody's. It ends with the password and with the
+        server's token.
+        """
         name = unquote(cookie.rpartition(".")[0])
-        is_right = name in self.hashes() and hmac.compare_digest(cookie.encode(), self._cookie(name).encode())
+        is_right = name in self.hashes() and hmac.compare_digest(
+            cookie.encode(), self._cookie(name).encode()
+        )
         return name if is_right else None
 
     def _cookie(self, name: str) -> str:
-        signature = hmac.digest(self._secret, f"{name}\n{self.hashes()[name]}".encode(), "sha256").hex()
+        signature = hmac.digest(
+            self._secret, f"{name}\n{self.hashes()[name]}".encode(), "sha256"
+        ).hex()
         return f"{quote(name, safe='')}.{signature}"
 
 
 class Attempts:
-    """Wrong passwords by name and address, each of which makes the next try of the same pair wait longer."""
+    """Wrong passwords by name and address, each of which makes the next try of the same pair wait
+    longer.
+    """
 
     def __init__(self) -> None:
-        self._wrong: dict[tuple[str, str], tuple[int, float]] = {}  # number, and time of the last one
+        self._wrong: dict[
+            tuple[str, str], tuple[int, float]
+        ] = {}  # number, and time of the last one
 
     def seconds_to_wait(self, name: str, address: str) -> float:
         """Return for how long a name may not sign in from an address."""

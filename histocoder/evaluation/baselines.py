@@ -1,10 +1,11 @@
-"""Compare a model with two simple methods fitted on the same training rows, and with the model that it corrects.
+"""Compare a model with two simple methods fitted on the same training rows, and with the model that
+it corrects.
 
-Exact match answers a description with the codes that it has in the training data. The linear model is one linear
-support vector machine for each code over TF-IDF of character 1-5-grams; a description gets the code with the highest
-decision value, and others whose value is positive where training rows have several codes. (A class for each set of
-codes, instead, never gives a set that training rows do not have: it was right on 73.5 % of the sample data's rows,
-this on 78.2 %.)
+Exact match answers a description with the codes that it has in the training data. The linear model
+is one linear support vector machine for each code over TF-IDF of character 1-5-grams; a description
+gets the code with the highest decision value, and others whose value is positive where training
+rows have several codes. (A class for each set of codes, instead, never gives a set that training
+rows do not have: it was right on 73.5 % of the sample data's rows, this on 78.2 %.)
 """
 
 import itertools
@@ -34,7 +35,8 @@ _RESAMPLES = 1000
 
 
 def run_rows(run: Path, coder: Coder, *splits: str) -> Examples | None:
-    """Return the rows of some splits of a run's data: its `examples.arrow`, or the tables of an earlier version's run.
+    """Return the rows of some splits of a run's data: its `examples.arrow`, or the tables of an
+    earlier version's run.
 
     None where the folder has none of them.
     """
@@ -49,11 +51,13 @@ def run_rows(run: Path, coder: Coder, *splits: str) -> Examples | None:
 
 
 class Baselines:
-    """Exact match and a linear model, to be compared with a model on the n `examples` that it is evaluated on.
+    """Exact match and a linear model, to be compared with a model on the n `examples` that it is
+    evaluated on.
 
-    `known` is an empty dictionary, whose settings say what exact match is; `max_size` are the training rows × codes up
-    to which the linear model is fitted, 0: it is not. `texts_seen` and `codes_seen` are the numbers of training rows
-    with each description of `examples`, by its key, and with each code.
+    `known` is an empty dictionary, whose settings say what exact match is; `max_size` are the
+    training rows × codes up to which the linear model is fitted, 0: it is not. `texts_seen` and
+    `codes_seen` are the numbers of training rows with each description of `examples`, by its key,
+    and with each code.
     """
 
     def __init__(self, examples: Examples, known: Known, *, max_size: float) -> None:
@@ -77,12 +81,14 @@ class Baselines:
             self._parts.append(chunk)
 
     def compare(self, right: np.ndarray) -> dict[str, Any]:
-        """Compare both methods with a model, which is exactly right where `right`, of shape (n,), is True.
+        """Compare both methods with a model, which is exactly right where `right`, of shape (n,),
+        is True.
 
-        Return plain values, for JSON: `model`, `exact_match` and `svc`, each with its share of `rows` and of distinct
-        `texts` that are exactly right. The methods have their `difference` (model - method) in both (see
-        `difference_interval`). `exact_match` has the shares of rows that are `answered`, and of these that are right.
-        Where there is no `svc`, `notice` says why.
+        Return plain values, for JSON: `model`, `exact_match` and `svc`, each with its share of
+        `rows` and of distinct `texts` that are exactly right. The methods have their `difference`
+        (model - method) in both (see `difference_interval`). `exact_match` has the shares of rows
+        that are `answered`, and of these that are right. Where there is no `svc`, `notice` says
+        why.
         """
         texts, truth = self._examples.texts, code_sets(self._examples.codes)
 
@@ -90,26 +96,41 @@ class Baselines:
             return score_sets(truth, code_sets(codes))["accuracy"].to_numpy()
 
         def compared(method: np.ndarray) -> dict[str, Any]:
-            return {**shares(method, texts), "difference": difference_interval(right, method, texts)}
+            return {
+                **shares(method, texts),
+                "difference": difference_interval(right, method, texts),
+            }
 
         answers = self._known.find(texts, self._examples.langs)
         answered = np.array([answer is not None for answer in answers])
         exact = answered & is_right(answer.codes if answer else () for answer in answers)
         answered_right = float(exact[answered].mean()) if answered.any() else None
-        found = compared(exact) | {"answered": float(answered.mean()), "answered_right": answered_right}
+        found = compared(exact) | {
+            "answered": float(answered.mean()),
+            "answered_right": answered_right,
+        }
         result: dict[str, Any] = {"model": shares(right, texts), "exact_match": found}
         if notice := self._notice():
             return {**result, "notice": notice}
-        return {**result, "svc": compared(is_right(linear_codes(Examples.join(self._parts), self._examples)))}
+        return {
+            **result,
+            "svc": compared(is_right(linear_codes(Examples.join(self._parts), self._examples))),
+        }
 
     def attribute(self, name: str) -> np.ndarray | None:
-        """Return the categories of an attribute that a linear model gives each of the n rows; None without one."""
+        """Return the categories of an attribute that a linear model gives each of the n rows; None
+        without one.
+        """
         train = Examples.join(self._parts) if self._notice() is None else None
         if train is None or name not in train.attributes:
             return None
         labels = pd.DataFrame({name: train.attributes[name].to_pylist()}, dtype=object)
-        known = Examples.of(train.texts, train.langs, labels).take(np.flatnonzero(labels[name].notna()))
-        return np.array([category for (category,) in linear_codes(known, self._examples)], dtype=object)
+        known = Examples.of(train.texts, train.langs, labels).take(
+            np.flatnonzero(labels[name].notna())
+        )
+        return np.array(
+            [category for (category,) in linear_codes(known, self._examples)], dtype=object
+        )
 
     def _notice(self) -> str | None:
         """Return why there is no linear model."""
@@ -117,7 +138,8 @@ class Baselines:
             return "histocoder evaluate --baselines also compares with a linear model."
         if self._num_rows > MAX_ROWS or self._num_rows * len(self.codes_seen) > self._max_size:
             return (
-                f"No linear model is fitted, because {self._num_rows:,} rows with {len(self.codes_seen):,} codes take "
+                f"No linear model is fitted, because {self._num_rows:,} rows with "
+                f"{len(self.codes_seen):,} codes take "
                 f"long; histocoder evaluate --baselines fits one to up to {MAX_ROWS:,} rows."
             )
         return None
@@ -128,22 +150,30 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
 
     The language precedes a description where training rows have several.
     """
-    from sklearn.feature_extraction.text import TfidfVectorizer  # here, since it takes a second to import
+    from sklearn.feature_extraction.text import (
+        TfidfVectorizer,
+    )  # here, since it takes a second to import
 
     from histocoder.ops.linear_svm import MAX_PASSES, fit_machines
 
     texts, others = train.texts, asked.texts
     if len(set(train.langs)) > 1:
-        texts, others = (list(map(" ".join, zip(one.langs, one.texts, strict=True))) for one in (train, asked))
+        texts, others = (
+            list(map(" ".join, zip(one.langs, one.texts, strict=True))) for one in (train, asked)
+        )
     distinct, indices = np.unique(np.array(others, dtype=object), return_inverse=True)
     # a missing code, as formatters mark it, is one of them
-    codes = [{code for code in row if code is not None} for row in train.codes.to_numpy(dtype=object)]
+    codes = [
+        {code for code in row if code is not None} for row in train.codes.to_numpy(dtype=object)
+    ]
     pairs = pd.Series(codes).explode().dropna()
     class_ids, names = pd.factorize(pairs, sort=True)
     vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
     features = vectorizer.fit_transform(texts)
     rows, weights = pairs.index.to_numpy(), np.ones(len(codes))
-    _, coefficients, intercepts = fit_machines(features, rows, class_ids, weights, min_passes=MAX_PASSES)
+    _, coefficients, intercepts = fit_machines(
+        features, rows, class_ids, weights, min_passes=MAX_PASSES
+    )
     values = vectorizer.transform(distinct).astype(np.float32) @ coefficients + intercepts
     order = np.argsort(-values, axis=1, kind="stable")[:, : max(map(len, codes))]
     given = np.take_along_axis(values, order, axis=1) > 0
@@ -159,15 +189,19 @@ def shares(right: np.ndarray, texts: list[str]) -> dict[str, float]:
 
 
 def difference_interval(right: np.ndarray, other: np.ndarray, texts: list[str]) -> Differences:
-    """Return the difference of two methods' shares of right rows and of right distinct texts, with 95 % intervals.
+    """Return the difference of two methods' shares of right rows and of right distinct texts, with
+    95 % intervals.
 
-    `right`, `other` and `texts`, the descriptions, are of shape (n,). Rows of one text are drawn together: the
-    intervals are the percentiles of a bootstrap over distinct texts (Efron and Tibshirani 1993, An Introduction to the
-    Bootstrap), which fewer than `FEWEST_TEXTS` distinct texts can't give. Return `rows` and `texts`, each with `mean`,
-    `low` and `high`, both None where there are too few.
+    `right`, `other` and `texts`, the descriptions, are of shape (n,). Rows of one text are drawn
+    together: the intervals are the percentiles of a bootstrap over distinct texts (Efron and
+    Tibshirani 1993, An Introduction to the Bootstrap), which fewer than `FEWEST_TEXTS` distinct
+    texts can't give. Return `rows` and `texts`, each with `mean`, `low` and `high`, both None where
+    there are too few.
     """
     gain = right.astype(float) - other.astype(float)
-    by_text = pd.Series(gain).groupby(description_keys(texts)).agg(["sum", "size", "mean"]).to_numpy()
+    by_text = (
+        pd.Series(gain).groupby(description_keys(texts)).agg(["sum", "size", "mean"]).to_numpy()
+    )
     total, size, mean = by_text.T
     random, num_texts = np.random.default_rng(0), len(by_text)
     if num_texts < FEWEST_TEXTS:

@@ -24,7 +24,9 @@ from histocoder.tables.output import Form, check_kept, check_output, write_table
 from histocoder.tables.table import CHUNK_ROWS, TableFile, open_table, strings
 
 ANY_LANGUAGE = ""  # language of a decision that counts for a description in all languages
-Decided: TypeAlias = Mapping[tuple[str, str], "DecidedCodes"]  # (key of the description, language) -> decision
+Decided: TypeAlias = Mapping[
+    tuple[str, str], "DecidedCodes"
+]  # (key of the description, language) -> decision
 
 
 @dataclass(frozen=True)
@@ -40,22 +42,28 @@ class DecidedCodes:
         return self.codes[number] if number < len(self.codes) else None
 
 
-def read_decisions(path: Path, columns: Columns, known: Collection[str]) -> dict[tuple[str, str], DecidedCodes]:
+def read_decisions(
+    path: Path, columns: Columns, known: Collection[str]
+) -> dict[tuple[str, str], DecidedCodes]:
     """Read the checked rows of a file that `histocoder review` wrote and a person has filled in.
 
-    `columns` are those of the file: `run_input_col`, `run_language_col` and `target_cols`; `known` are the codes of the
-    model, beside which cells are read as in training. A checked row without a code has no occupation, and a row without
-    a language counts for all.
+    `columns` are those of the file: `run_input_col`, `run_language_col` and `target_cols`; `known`
+    are the codes of the model, beside which cells are read as in training. A checked row without a
+    code has no occupation, and a row without a language counts for all.
 
     Raises UserError if a column is missing, no row is checked, or a checked cell holds no code.
     """
     text_col = columns.run_input_col or columns.input_col
     lang_col = columns.run_language_col or columns.language_col or "lang"
-    file = open_table(path, [text_col, CHECKED_COL, columns.target_cols[0]], optional=(lang_col, "who"))
+    file = open_table(
+        path, [text_col, CHECKED_COL, columns.target_cols[0]], optional=(lang_col, "who")
+    )
     code_cols = [name for name in columns.target_cols if file.has(name)]
     optional_cols = [name for name in (lang_col, "who") if file.has(name)]
     tables = list(checked_tables(file, [text_col, *code_cols, *optional_cols], log.info))
-    written = Counter(cell for table in tables for name in code_cols for cell in table.columns[name].to_pylist())
+    written = Counter(
+        cell for table in tables for name in code_cols for cell in table.columns[name].to_pylist()
+    )
     del written[None]
     code_column = column_of(written, known=known)
 
@@ -74,11 +82,14 @@ def read_decisions(path: Path, columns: Columns, known: Collection[str]) -> dict
                 if cell.problem:
                     where = f"{path}, line {table.lines(np.array([row]))[0]}, column {name!r}"
                     raise UserError(
-                        f"{where}: {shown(cells[name][row])} {cell.problem}. Correct it, or remove the mark."
+                        f"{where}: {shown(cells[name][row])} {cell.problem}. Correct it, "
+                        "or remove the mark."
                     )
                 codes += cell.codes
             lang = str(Language(langs[row] or "unk"))
-            decisions[key, ANY_LANGUAGE if lang == "unk" else lang] = DecidedCodes(tuple(codes), who=whos[row])
+            decisions[key, ANY_LANGUAGE if lang == "unk" else lang] = DecidedCodes(
+                tuple(codes), who=whos[row]
+            )
     return decisions
 
 
@@ -94,14 +105,16 @@ def write_checked(
     raw: bool = False,
     overwrite: bool = False,
 ) -> int:
-    """Write the output of `histocoder predict` with people's codes in place of the model's; return their rows' number.
+    """Write the output of `histocoder predict` with people's codes in place of the model's; return
+    their rows' number.
 
-    Rows whose description was decided on get these codes, their `titles`, and no probabilities; `conf` stays that of
-    the model's codes. Behind the file's columns come `checked_by` and `checked_at`, who decided and when, and
-    `model_…`, the model's codes of all rows. `classes` compute columns of classes again, which the file has already.
+    Rows whose description was decided on get these codes, their `titles`, and no probabilities;
+    `conf` stays that of the model's codes. Behind the file's columns come `checked_by` and
+    `checked_at`, who decided and when, and `model_…`, the model's codes of all rows. `classes`
+    compute columns of classes again, which the file has already.
 
-    Raises UserError where a column is missing, a description has more codes than the file has columns, or the output
-    exists and `overwrite` is not set.
+    Raises UserError where a column is missing, a description has more codes than the file has
+    columns, or the output exists and `overwrite` is not set.
     """
     check_output(output, inputs=[coded], overwrite=overwrite)
     file = open_coded(coded, columns, sheet=sheet)
@@ -133,7 +146,8 @@ class _Writer:
         most = max((len(decision.codes) for decision in decisions.values()), default=0)
         if most > len(self._answers):
             raise UserError(
-                f"A description was given {most} codes, and {file.path} has {len(self._answers)} columns of codes. "
+                f"A description was given {most} codes, and {file.path} has "
+                f"{len(self._answers)} columns of codes. "
                 "Code the file again with a model of as many."
             )
 
@@ -148,13 +162,19 @@ class _Writer:
         self.num_rows += pc.sum(is_decided).as_py() or 0
         model_codes = [strings(block[answer.code]) for answer in self._answers]
 
-        # the codes that people gave, their meanings, and no probabilities, which are of the model's codes
+        # the codes that people gave, their meanings, and no probabilities, which are of the model's
+        # codes
         for number, answer in enumerate(self._answers):
             codes = [None if decision is None else decision.code(number) for decision in decided]
             block = _replaced(block, answer.code, is_decided, codes)
             block = _replaced(block, answer.prob, is_decided, [None] * len(block))
             if answer.meaning is not None:
-                block = _replaced(block, answer.meaning, is_decided, [self._titles.get(code or "") for code in codes])
+                block = _replaced(
+                    block,
+                    answer.meaning,
+                    is_decided,
+                    [self._titles.get(code or "") for code in codes],
+                )
         block = self._with_classes(block, is_decided)
 
         # who, when, and beside them what the model said
@@ -167,11 +187,15 @@ class _Writer:
         return block
 
     def _decided(self, block: pa.Table) -> list[DecidedCodes | None]:
-        """Return the decision on each row's description: one in its language, else one for all languages."""
+        """Return the decision on each row's description: one in its language, else one for all
+        languages.
+        """
         keys = description_keys(pc.fill_null(strings(block[self._text_col]).combine_chunks(), ""))
         langs = ["unk"] * len(block)
         if self._lang_col is not None:
-            langs = [str(Language(lang or "unk")) for lang in strings(block[self._lang_col]).to_pylist()]
+            langs = [
+                str(Language(lang or "unk")) for lang in strings(block[self._lang_col]).to_pylist()
+            ]
         decisions = self._decisions
         return [
             decisions.get((key, lang)) or decisions.get((key, ANY_LANGUAGE))
@@ -179,15 +203,23 @@ class _Writer:
         ]
 
     def _with_classes(self, block: pa.Table, is_decided: pa.Array) -> pa.Table:
-        """Return a block with classes of the new codes; expected values, which rest on the model, become blank."""
+        """Return a block with classes of the new codes; expected values, which rest on the model,
+        become blank.
+        """
         for classes in self._classes:
             names = [field.name for field in classes.fields]
             values = classes.append(block.filter(is_decided).drop_columns(names))
-            rows = pc.if_else(is_decided, pc.subtract(pc.cumulative_sum(pc.cast(is_decided, pa.int64())), 1), None)
+            rows = pc.if_else(
+                is_decided, pc.subtract(pc.cumulative_sum(pc.cast(is_decided, pa.int64())), 1), None
+            )
             for name in names:
                 block = _replaced(block, name, is_decided, values[name].take(rows).to_pylist())
             for name in block.column_names:
-                if any(name == f"{own}_{end}" for own in names for end in ("prob", "mean", "sd", "share")):
+                if any(
+                    name == f"{own}_{end}"
+                    for own in names
+                    for end in ("prob", "mean", "sd", "share")
+                ):
                     block = _replaced(block, name, is_decided, [None] * len(block))
         return block
 

@@ -25,7 +25,14 @@ from histocoder import __version__
 from histocoder.checkpoints.run_files import FIGURES_FOLDER, METRICS_FILE, REPORT_FILE
 from histocoder.data.languages import NAMES, Language
 from histocoder.evaluation.evaluator import Evaluation
-from histocoder.evaluation.summary import Metrics, num_descriptions, percent, points, share_to_leave, summary
+from histocoder.evaluation.summary import (
+    Metrics,
+    num_descriptions,
+    percent,
+    points,
+    share_to_leave,
+    summary,
+)
 from histocoder.files import make_folder, replacing
 from histocoder.inference.coder import Coder
 
@@ -52,8 +59,11 @@ _GROUPS = {
 }
 
 
-def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: str, logs: Path | None = None) -> Path:
-    """Write `metrics.json`, figures as `report/*.png`, and `report.html`, which holds all it shows; return its path.
+def write_report(
+    folder: Path, evaluation: Evaluation, coder: Coder, *, title: str, logs: Path | None = None
+) -> Path:
+    """Write `metrics.json`, figures as `report/*.png`, and `report.html`, which holds all it shows;
+    return its path.
 
     Without a run's `logs`, or where there is no such file, there are no training curves.
     """
@@ -63,9 +73,16 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
     for name, figure in _figures(metrics, logs):
         figure.savefig(buffer := io.BytesIO(), format="png", dpi=_DPI)
         figures[name] = buffer.getvalue()
-    wrong = evaluation.rows[~evaluation.rows["right"]].sort_values("conf", ascending=False, kind="stable")
+    wrong = evaluation.rows[~evaluation.rows["right"]].sort_values(
+        "conf", ascending=False, kind="stable"
+    )
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "points": points, "count": "{:,}".format, "language": _language}
+    environment.filters |= {
+        "percent": percent,
+        "points": points,
+        "count": "{:,}".format,
+        "language": _language,
+    }
     page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         metrics=metrics,
         figures={name: base64.b64encode(png).decode() for name, png in figures.items()},
@@ -78,7 +95,10 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
         max_codes=_MAX_CODES,
         date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        versions=f"histocoder {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
+        versions=(
+            f"histocoder {__version__}, torch {torch.__version__}, Python "
+            f"{platform.python_version()}"
+        ),
     )
     for name in {"training", *_GROUPS} - figures.keys():
         (folder / FIGURES_FOLDER / f"{name}.png").unlink(missing_ok=True)  # an earlier report's
@@ -99,9 +119,15 @@ def _figures(metrics: Metrics, logs: Path | None) -> Iterator[tuple[str, Figure]
     yield "production", _production_curve(metrics["answer"]["production"])
     yield "calibration", _reliability(metrics["answer"]["calibration"])
     for name, (part, label) in _GROUPS.items():
-        groups = {group: scores for group, scores in metrics["answer"].get(part, {}).items() if scores["n"] > 1}
+        groups = {
+            group: scores
+            for group, scores in metrics["answer"].get(part, {}).items()
+            if scores["n"] > 1
+        }
         if len(groups) > 1:
-            named = {_language(one): groups[one] for one in groups} if name == "languages" else groups
+            named = (
+                {_language(one): groups[one] for one in groups} if name == "languages" else groups
+            )
             yield name, bars(named, label)
 
 
@@ -112,7 +138,9 @@ def _training_curves(log: pd.DataFrame) -> Figure:
         for column, (label, style) in lines.items():
             if column in log:
                 known = log[["step", column]].dropna()
-                axes.plot(known["step"], known[column], style, label=label, linewidth=1.8, markersize=4)
+                axes.plot(
+                    known["step"], known[column], style, label=label, linewidth=1.8, markersize=4
+                )
         axes.set(xlabel="step", title=title, xlim=(0, 1.03 * log["step"].max()), ylim=(0, None))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         _legend(axes, loc="upper left", bbox_to_anchor=(0, -0.16))
@@ -122,13 +150,19 @@ def _training_curves(log: pd.DataFrame) -> Figure:
 
 
 def _reliability(calibration: Metrics) -> Figure:
-    """Draw accuracy by confidence, and below how many descriptions have it; see `scores.calibration`."""
+    """Draw accuracy by confidence, and below how many descriptions have it; see
+    `scores.calibration`.
+    """
     figure, (upper, lower) = _figure(height=5.6, rows=2, height_ratios=(3, 1), sharex=True)
-    upper.plot([0, 100], [0, 100], color=_GREY, linestyle="--", linewidth=1, label="perfect calibration")
+    upper.plot(
+        [0, 100], [0, 100], color=_GREY, linestyle="--", linewidth=1, label="perfect calibration"
+    )
     bins = pd.DataFrame(calibration["bins"])
     known = 100 * bins[bins["count"] > 0][["conf", "accuracy"]].astype(float)
     label = f"this model (calibration error {100 * calibration['ece']:.1f} %)"
-    upper.plot(known["conf"], known["accuracy"], color=_BLUE, marker="o", clip_on=False, label=label)
+    upper.plot(
+        known["conf"], known["accuracy"], color=_BLUE, marker="o", clip_on=False, label=label
+    )
     lower.bar(100 * bins["low"] + 1, bins["count"], width=8, align="edge", color=_BLUE)
     upper.set(ylabel="exactly right", xlim=(0, 100), ylim=(0, 100))
     _legend(upper, loc="upper left")
@@ -140,11 +174,15 @@ def _reliability(calibration: Metrics) -> Figure:
 
 
 def _production_curve(production: Metrics) -> Figure:
-    """Draw accuracy of what is coded automatically, by the share left to a person; see `scores.production_curve`."""
+    """Draw accuracy of what is coded automatically, by the share left to a person; see
+    `scores.production_curve`.
+    """
     figure, (axes,) = _figure(height=3.8)
     curve = pd.DataFrame(production).astype(float)
     axes.plot(100 * (1 - curve["share"]), 100 * curve["accuracy"], color=_BLUE, linewidth=2)
-    axes.set(xlabel="descriptions left to a person, least certain first", ylabel="others exactly right")
+    axes.set(
+        xlabel="descriptions left to a person, least certain first", ylabel="others exactly right"
+    )
     axes.set(xlim=(0, 100), ylim=(None, 100.8))
     _percent(axes.xaxis)
     _percent(axes.yaxis)
@@ -158,7 +196,10 @@ def bars(groups: Mapping[str, Mapping[str, float]], label: str) -> Figure:
     names = [group.replace("$", r"\$") for group in groups]
     values = [100 * scores["accuracy"] for scores in groups.values()]
     drawn = axes.barh(names, values, color=_BLUE, height=0.7)
-    labels = (f"{value:.1f} %   n = {scores['n']:,}" for value, scores in zip(values, groups.values(), strict=True))
+    labels = (
+        f"{value:.1f} %   n = {scores['n']:,}"
+        for value, scores in zip(values, groups.values(), strict=True)
+    )
     axes.bar_label(drawn, list(labels), padding=5)
     axes.set(xlim=(0, 124), xlabel="exactly right", ylabel=label, xticks=range(0, 101, 20))
     axes.invert_yaxis()
@@ -167,7 +208,9 @@ def bars(groups: Mapping[str, Mapping[str, float]], label: str) -> Figure:
     return figure
 
 
-def _figure(*, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
+def _figure(
+    *, height: float, rows: int = 1, columns: int = 1, **grid: Any
+) -> tuple[Figure, list[Axes]]:
     """Return a figure and its axes, row by row."""
     figure = Figure(figsize=(_WIDTH, height), layout="constrained", facecolor="white")
     panels = figure.subplots(rows, columns, squeeze=False, **grid).ravel().tolist()

@@ -30,9 +30,15 @@ class Columns:
 
     input_col: str = "occ1"  # column of descriptions
     language_col: str | None = None  # by default the one that `predict --language` added, if any
-    target_cols: Sequence[str] = ()  # columns of codes to write, blank without a prediction; by default as predicted
-    run_input_col: str | None = None  # column of descriptions to write; by default as in the coded file
-    run_language_col: str | None = None  # column to write; by default "lang" for one that `predict` added
+    target_cols: Sequence[
+        str
+    ] = ()  # columns of codes to write, blank without a prediction; by default as predicted
+    run_input_col: str | None = (
+        None  # column of descriptions to write; by default as in the coded file
+    )
+    run_language_col: str | None = (
+        None  # column to write; by default "lang" for one that `predict` added
+    )
 
 
 def review(
@@ -46,16 +52,18 @@ def review(
     raw: bool = False,
     decided_in: Sequence[Path] = (),
 ) -> pd.DataFrame:
-    """Write the descriptions whose check is worth most, at most `budget`, as a table to correct, and return them.
+    """Write the descriptions whose check is worth most, at most `budget`, as a table to correct,
+    and return them.
 
-    A description is worth checking by how many rows are likely wrong with it: how often it occurs, times 1 - `conf`.
-    `finetune.py --corrections` takes the file, once the column `checked` marks the rows that are right. It has columns
-    of descriptions, languages, `checked` (blank), codes as predicted, their meanings, attributes and alternatives where
-    the predictions have them, `conf`, and `times`. `raw` leaves texts as they are that a spreadsheet would run.
-    Descriptions that are marked in the files `decided_in`, of the same form, are left out.
+    A description is worth checking by how many rows are likely wrong with it: how often it occurs,
+    times 1 - `conf`. `finetune.py --corrections` takes the file, once the column `checked` marks
+    the rows that are right. It has columns of descriptions, languages, `checked` (blank), codes as
+    predicted, their meanings, attributes and alternatives where the predictions have them, `conf`,
+    and `times`. `raw` leaves texts as they are that a spreadsheet would run. Descriptions that are
+    marked in the files `decided_in`, of the same form, are left out.
 
-    Raises UserError where a column is missing, or the output exists and `overwrite` is not set or people have marked
-    rows in it.
+    Raises UserError where a column is missing, or the output exists and `overwrite` is not set or
+    people have marked rows in it.
     """
     check_output(output, inputs=[predictions, *decided_in], num_rows=budget, overwrite=overwrite)
     file = open_coded(predictions, columns, sheet=sheet)
@@ -65,23 +73,31 @@ def review(
     rows, total = int(chosen["times"].sum()), int(table["times"].sum())
     wrong = (chosen["times"] * (1 - chosen["conf"])).sum()
     log.info(
-        f"Wrote {counted(len(chosen), 'description', 'descriptions')} to {output}. They occur in {rows:,} of {total:,} "
-        f"rows, of which about {wrong:,.0f} are likely wrong. Correct the codes, and write x in the column "
+        f"Wrote {counted(len(chosen), 'description', 'descriptions')} to {output}. They "
+        f"occur in {rows:,} of {total:,} "
+        f"rows, of which about {wrong:,.0f} are likely wrong. Correct the codes, and write "
+        "x in the column "
         f"{CHECKED_COL!r} of each row that is now right."
     )
     return chosen
 
 
 def earlier_rounds(output: Path, run: Path) -> list[Path]:
-    """Return the files in which people have decided before: the corrections of a run, and `output`'s earlier rounds.
+    """Return the files in which people have decided before: the corrections of a run, and
+    `output`'s earlier rounds.
 
     Those of `review-3.csv` are `review.csv` and `review-2.csv`.
     """
     paths = [Path(path) for path in run_settings(run).get("corrections") or []]
     name = re.fullmatch(r"(?P<stem>.+)-(?P<round>\d+)(?P<suffix>\.[a-z.]+)", output.name)
     if name:
-        numbered = (f"{name['stem']}-{number}{name['suffix']}" for number in range(2, int(name["round"])))
-        paths += [output.with_name(round_name) for round_name in (f"{name['stem']}{name['suffix']}", *numbered)]
+        numbered = (
+            f"{name['stem']}-{number}{name['suffix']}" for number in range(2, int(name["round"]))
+        )
+        paths += [
+            output.with_name(round_name)
+            for round_name in (f"{name['stem']}{name['suffix']}", *numbered)
+        ]
     existing = [path for path in _distinct_files(paths) if path.is_file()]
     return [path for path in existing if not is_same_file(path, output) and num_marked(path)]
 
@@ -92,7 +108,9 @@ def _distinct_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _undecided(table: pd.DataFrame, decided_in: Sequence[Path], columns: Columns) -> pd.DataFrame:
-    """Return the rows of a table to correct whose descriptions no earlier file marks; say how many these mark."""
+    """Return the rows of a table to correct whose descriptions no earlier file marks; say how many
+    these mark.
+    """
     if not decided_in:
         return table
     text_col = columns.run_input_col or columns.input_col
@@ -103,7 +121,9 @@ def _undecided(table: pd.DataFrame, decided_in: Sequence[Path], columns: Columns
         names = [text_col, CHECKED_COL, *([lang_col] if file.has(lang_col) else [])]
         cells = file.read(names).columns
         is_marked = cells[CHECKED_COL].is_valid()
-        langs = _languages(cells[lang_col].filter(is_marked).to_pylist()) if lang_col in cells else None
+        langs = (
+            _languages(cells[lang_col].filter(is_marked).to_pylist()) if lang_col in cells else None
+        )
         keys = description_keys(cells[text_col].filter(is_marked).fill_null(""))
         decided.update(zip(keys, langs or itertools.repeat(_ANY_LANGUAGE), strict=False))
 
@@ -111,11 +131,14 @@ def _undecided(table: pd.DataFrame, decided_in: Sequence[Path], columns: Columns
     keys = description_keys(table[text_col].fillna("").tolist())
     langs = _languages(table[lang_col]) if lang_col in table else ["unk"] * len(table)
     pairs = zip(keys, langs, strict=True)
-    is_open = np.array([{(key, lang), (key, _ANY_LANGUAGE)}.isdisjoint(decided) for key, lang in pairs], bool)
+    is_open = np.array(
+        [{(key, lang), (key, _ANY_LANGUAGE)}.isdisjoint(decided) for key, lang in pairs], bool
+    )
     if not is_open.all():
         files = ", ".join(map(str, decided_in))
         log.info(
-            f"{counted(int((~is_open).sum()), 'description is', 'descriptions are')} decided in {files} and left out."
+            f"{counted(int((~is_open).sum()), 'description is', 'descriptions are')} "
+            f"decided in {files} and left out."
         )
     return table[is_open]
 
@@ -128,45 +151,68 @@ def open_coded(predictions: Path, columns: Columns, *, sheet: str | None = None)
     """Open the output of `histocoder predict`."""
     settings = {columns.input_col: "input_col", columns.language_col: "language_col"}
     named = {name: setting for name, setting in settings.items() if name}
-    return open_table(predictions, named, optional=("conf", "pred_conf", "lang", "pred_lang"), sheet=sheet)
+    return open_table(
+        predictions, named, optional=("conf", "pred_conf", "lang", "pred_lang"), sheet=sheet
+    )
 
 
-def in_order_of_worth(file: TableFile, columns: Columns, *, beside: Sequence[str] = ()) -> pd.DataFrame:
-    """Return the distinct descriptions of a coded file in the order of `review`, with the columns that it writes.
+def in_order_of_worth(
+    file: TableFile, columns: Columns, *, beside: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Return the distinct descriptions of a coded file in the order of `review`, with the columns
+    that it writes.
 
-    Behind them come the columns `beside`, each under the name `row_…`, of the first row of a description.
+    Behind them come the columns `beside`, each under the name `row_…`, of the first row of a
+    description.
     """
     for notice in file.notices:
         log.info(notice)
     prefix = _prefix(file)
     answers = _answers(file, columns.target_cols)
     pairs = attribute_columns(name for name in file.header if name.startswith(prefix)).items()
-    names = [*itertools.chain(*pairs), *(name for name in file.header if name.startswith(f"{prefix}alt_"))]
+    names = [
+        *itertools.chain(*pairs),
+        *(name for name in file.header if name.startswith(f"{prefix}alt_")),
+    ]
     alternatives = {name: name.removeprefix(prefix) for name in names}
     lang_col = language_column(file, columns)
     by = [columns.input_col] if lang_col is None else [columns.input_col, lang_col]
     own = (CHECKED_COL, "conf", "times", *answers.values())
     if columns.input_col in own:
         raise UserError(
-            f"{file.path}: review writes a column {columns.input_col!r}. Rename the column of descriptions."
+            f"{file.path}: review writes a column {columns.input_col!r}. Rename the column "
+            "of descriptions."
         )
     parts = []
-    for table in file.tables([*dict.fromkeys([*by, *answers, *alternatives, f"{prefix}conf", *beside])]):
-        frame = pd.DataFrame({name: column.to_pandas() for name, column in table.columns.items()}, dtype=object)
+    for table in file.tables(
+        [*dict.fromkeys([*by, *answers, *alternatives, f"{prefix}conf", *beside])]
+    ):
+        frame = pd.DataFrame(
+            {name: column.to_pandas() for name, column in table.columns.items()}, dtype=object
+        )
         cells = frame[f"{prefix}conf"]
         conf = pd.to_numeric(cells.str.replace(",", "."), errors="coerce")
         if len(bad := np.flatnonzero(~conf.between(0, 1) & cells.notna())):
             where = f"{file.path}, line {table.lines(bad[:1])[0]}, {prefix}conf"
             raise UserError(f"{where}: {shown(cells[bad[0]])} is not a number from 0 to 1.")
         others = {f"row_{name}": frame[name] for name in beside}
-        frame = frame[[*by, *answers, *alternatives]].assign(**others, conf=conf, times=1)[conf.notna()]
+        frame = frame[[*by, *answers, *alternatives]].assign(**others, conf=conf, times=1)[
+            conf.notna()
+        ]
         parts.append(_distinct(frame, frame[by]))
     found = pd.concat(parts, ignore_index=True)
     found = _one_spelling(_distinct(found, found[by]), by, [*answers])
     order = (found["times"] * (1 - found["conf"])).sort_values(ascending=False, kind="stable").index
-    names = [columns.run_input_col or columns.input_col, columns.run_language_col or columns.language_col or "lang"]
+    names = [
+        columns.run_input_col or columns.input_col,
+        columns.run_language_col or columns.language_col or "lang",
+    ]
     new_names = dict(zip(by, names, strict=False)) | answers | alternatives
-    first = [*names[: len(by)], CHECKED_COL, *dict.fromkeys([*answers.values(), *columns.target_cols])]
+    first = [
+        *names[: len(by)],
+        CHECKED_COL,
+        *dict.fromkeys([*answers.values(), *columns.target_cols]),
+    ]
     found = found.loc[order].rename(columns=new_names).reset_index(drop=True)
     last = ["conf", "times", *(f"row_{name}" for name in beside)]
     blank = dict.fromkeys({*first} - {*new_names.values()}, "")
@@ -180,10 +226,14 @@ def _distinct(rows: pd.DataFrame, by: pd.DataFrame) -> pd.DataFrame:
 
 
 def _one_spelling(rows: pd.DataFrame, by: list[str], answers: list[str]) -> pd.DataFrame:
-    """Return the most frequent spelling of each description and answer: a correction applies to the others, too."""
+    """Return the most frequent spelling of each description and answer: a correction applies to the
+    others, too.
+    """
     rows = rows.sort_values("times", ascending=False, kind="stable")
     text_col, *lang_cols = by
-    same = rows[[*by, *answers]].assign(**{text_col: description_keys(rows[text_col].fillna("").tolist())})
+    same = rows[[*by, *answers]].assign(
+        **{text_col: description_keys(rows[text_col].fillna("").tolist())}
+    )
     for name in lang_cols:
         same[name] = rows[name].fillna("unk").map(Language)
     return _distinct(rows, same).sort_index()
@@ -199,7 +249,9 @@ class AnswerColumns:
 
 
 def _prefix(file: TableFile) -> str:
-    """Return what the columns of a file's last coding begin with; raise a UserError if it has none."""
+    """Return what the columns of a file's last coding begin with; raise a UserError if it has
+    none.
+    """
     codings = [name.removesuffix("prob_1") for name in file.header if name.endswith("prob_1")]
     if not codings:
         raise UserError(f"{file.path} has no column prob_1; give the output of histocoder predict.")
@@ -207,7 +259,9 @@ def _prefix(file: TableFile) -> str:
 
 
 def answer_columns(file: TableFile, target_cols: Sequence[str] = ()) -> list[AnswerColumns]:
-    """Return the columns of codes of a file's last coding, which precede their `prob_…`, the first code's first."""
+    """Return the columns of codes of a file's last coding, which precede their `prob_…`, the first
+    code's first.
+    """
     prefix = _prefix(file)
     answers: list[AnswerColumns] = []
     for code, prob in code_columns(file.header).items():
@@ -215,7 +269,9 @@ def answer_columns(file: TableFile, target_cols: Sequence[str] = ()) -> list[Ans
         if not number.isdigit():
             continue
         if code.removeprefix(prefix) not in target_cols and not code.endswith(f"_{number}"):
-            raise UserError(f"The column before {prob!r} must be that of its codes, as predict writes them.")
+            raise UserError(
+                f"The column before {prob!r} must be that of its codes, as predict writes them."
+            )
         meaning = f"{prefix}desc_{number}"
         answers.append(AnswerColumns(code, prob, meaning if meaning in file.header else None))
     return answers
@@ -234,19 +290,25 @@ def _answers(file: TableFile, target_cols: Sequence[str]) -> dict[str, str]:
 
 
 def language_column(file: TableFile, columns: Columns) -> str | None:
-    """Return the column of each row's language: the one that is named, or that `predict --language` has added."""
+    """Return the column of each row's language: the one that is named, or that `predict --language`
+    has added.
+    """
     added = [name for name in file.header if re.fullmatch("(pred_)*lang", name)][-1:]
     named = (columns.language_col, *added, columns.run_language_col)
     return next((file.column(name) for name in named if name and file.has(name)), None)
 
 
 def next_step(model: str, corrections: Path, run: Path) -> str:
-    """Return what to do with corrections: the command that trains on them where the settings of the run are known."""
+    """Return what to do with corrections: the command that trains on them where the settings of the
+    run are known.
+    """
     settings = run_settings(run)
     if not settings.get("dataset"):
         return (
-            "Then train on the corrections together with the model's training data: finetune.py --initial-checkpoint "
-            f"{model} --corrections {corrections} --dataset …, with the flags that describe that table."
+            "Then train on the corrections together with the model's training data: "
+            "finetune.py --initial-checkpoint "
+            f"{model} --corrections {corrections} --dataset …, with the flags that "
+            "describe that table."
         )
     number = next(n for n in itertools.count(2) if not run.with_name(f"{run.name}-{n}").exists())
     files = _distinct_files([*map(Path, settings.get("corrections") or []), corrections])
@@ -256,7 +318,9 @@ def next_step(model: str, corrections: Path, run: Path) -> str:
 
 
 def words_to_correct(model: str | Path, corrections: Sequence[str | Path], run: Path) -> list[str]:
-    """Return the flags, but for `--save-path`, that train a model of a run further on its data and corrections."""
+    """Return the flags, but for `--save-path`, that train a model of a run further on its data and
+    corrections.
+    """
     flags: dict[str, Sequence[str | Path]] = {
         "--config": [run / ARGS_FILE],
         "--initial-checkpoint": [model],

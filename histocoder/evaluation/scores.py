@@ -1,6 +1,8 @@
-"""Score predicted codes, as sets, against true ones, and the codes of two coders against each other.
+"""Score predicted codes, as sets, against true ones, and the codes of two coders against each
+other.
 
-A row's set of codes is a tuple of distinct codes in the order in which they were written; see `code_sets`.
+A row's set of codes is a tuple of distinct codes in the order in which they were written; see
+`code_sets`.
 """
 
 import itertools
@@ -30,17 +32,23 @@ def code_sets(codes: pd.DataFrame | Rows) -> list[tuple[str, ...]]:
     [('b', 'a'), ('a',)]
     """
     rows = codes.to_numpy(dtype=object) if isinstance(codes, pd.DataFrame) else codes
-    return [tuple(dict.fromkeys(code for code in row if isinstance(code, str) and code != MISSING)) for row in rows]
+    return [
+        tuple(dict.fromkeys(code for code in row if isinstance(code, str) and code != MISSING))
+        for row in rows
+    ]
 
 
 def score_sets(truth: Sets, predicted: Sets) -> pd.DataFrame:
     """Return the scores of each row, of shape (n, 4).
 
-    `accuracy`, whether the sets are equal; `precision`, the share of predicted codes that are true; `recall`, the share
-    of true codes that are predicted; `f1`, their harmonic mean. A row without codes is right where none are predicted
-    (all 1), else wrong (all 0).
+    `accuracy`, whether the sets are equal; `precision`, the share of predicted codes that are true;
+    `recall`, the share of true codes that are predicted; `f1`, their harmonic mean. A row without
+    codes is right where none are predicted (all 1), else wrong (all 0).
     """
-    sizes = [(len(set(true) & set(codes)), len(true), len(codes)) for true, codes in zip(truth, predicted, strict=True)]
+    sizes = [
+        (len(set(true) & set(codes)), len(true), len(codes))
+        for true, codes in zip(truth, predicted, strict=True)
+    ]
     hits, num_true, num_predicted = np.array(sizes, dtype=int).reshape(-1, 3).T
     neither = num_true + num_predicted == 0
     return pd.DataFrame(
@@ -54,7 +62,8 @@ def score_sets(truth: Sets, predicted: Sets) -> pd.DataFrame:
 
 
 def attribute_scores(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Return the accuracy of categories, of shape (n,), and the mean F1 of those that are true of some row.
+    """Return the accuracy of categories, of shape (n,), and the mean F1 of those that are true of
+    some row.
 
     Examples
     --------
@@ -68,7 +77,9 @@ def attribute_scores(truth: np.ndarray, predicted: np.ndarray) -> dict[str, floa
 
 
 def cut_codes(sets: Sets, digits: int, *, separator: str = "") -> list[tuple[str, ...]]:
-    """Cut codes to their first digits, which `separator` separates; special codes, such as -1, stay whole."""
+    """Cut codes to their first digits, which `separator` separates; special codes, such as -1, stay
+    whole.
+    """
 
     def cut(code: str) -> str:
         if code.startswith("-"):
@@ -79,7 +90,8 @@ def cut_codes(sets: Sets, digits: int, *, separator: str = "") -> list[tuple[str
 
 
 def named_groups(cells: Sequence[str | None]) -> np.ndarray:
-    """Return the name of each row's group, of shape (n,): its cell, or, of many numbers, one of five ranges of them.
+    """Return the name of each row's group, of shape (n,): its cell, or, of many numbers, one of
+    five ranges of them.
 
     Beyond the 40 with the most rows, groups are "others".
     """
@@ -99,7 +111,8 @@ def seen_groups(times: Sequence[float]) -> pd.Series:
 
 
 def first_true_rank(truth: Sets, ranked: np.ndarray) -> np.ndarray:
-    """Return the rank, from 1, of the first true code among ranked codes of shape (n, k), the most probable first.
+    """Return the rank, from 1, of the first true code among ranked codes of shape (n, k), the most
+    probable first.
 
     Of shape (n,): inf where no true code is among them; NaN for rows without true codes.
     """
@@ -112,33 +125,49 @@ def first_true_rank(truth: Sets, ranked: np.ndarray) -> np.ndarray:
 
 
 def top_k_accuracy(ranks: np.ndarray, *, k: int) -> dict[str, float]:
-    """Return, for i from 1 to k, the share of rows with a true code among the first i, of those with true codes."""
+    """Return, for i from 1 to k, the share of rows with a true code among the first i, of those
+    with true codes.
+    """
     ranks = ranks[~np.isnan(ranks)]
     return {str(i): float((ranks <= i).mean()) if len(ranks) else 0.0 for i in range(1, k + 1)}
 
 
 def calibration(conf: np.ndarray, right: np.ndarray) -> dict[str, Any]:
-    """Return how far confidence is from accuracy: Guo et al. (2017), On Calibration of Modern Neural Networks.
+    """Return how far confidence is from accuracy: Guo et al. (2017), On Calibration of Modern
+    Neural Networks.
 
-    `conf`, from 0 to 1, and `right` are of shape (n,). Return `ece`, the mean distance of confidence and accuracy over
-    bins weighted by their rows; and `bins`, each with its edges `low` and `high`, `count`, and the means `conf` and
-    `accuracy` (None where it is empty).
+    `conf`, from 0 to 1, and `right` are of shape (n,). Return `ece`, the mean distance of
+    confidence and accuracy over bins weighted by their rows; and `bins`, each with its edges `low`
+    and `high`, `count`, and the means `conf` and `accuracy` (None where it is empty).
     """
     edges = np.arange(_NUM_BINS + 1) / _NUM_BINS
     bin_of_row = np.searchsorted(edges[1:-1], conf)
-    found = pd.DataFrame({"count": 1, "conf": conf, "accuracy": right}).astype(float).groupby(bin_of_row).sum()
-    means = found.div(found["count"], axis=0).assign(count=found["count"].astype(int)).to_dict("index")
+    found = (
+        pd.DataFrame({"count": 1, "conf": conf, "accuracy": right})
+        .astype(float)
+        .groupby(bin_of_row)
+        .sum()
+    )
+    means = (
+        found.div(found["count"], axis=0).assign(count=found["count"].astype(int)).to_dict("index")
+    )
     empty = {"count": 0, "conf": None, "accuracy": None}
-    bins = [{"low": edges[i], "high": edges[i + 1], **means.get(i, empty)} for i in range(_NUM_BINS)]
+    bins = [
+        {"low": edges[i], "high": edges[i + 1], **means.get(i, empty)} for i in range(_NUM_BINS)
+    ]
     return {"ece": float((found["conf"] - found["accuracy"]).abs().sum() / len(conf)), "bins": bins}
 
 
 def share_interval(right: np.ndarray, texts: Sequence[str]) -> dict[str, float]:
-    """Return the `share` of n rows that are right, and its 95 % interval, Wilson's (1927), from `low` to `high`.
+    """Return the `share` of n rows that are right, and its 95 % interval, Wilson's (1927), from
+    `low` to `high`.
 
     Rows of one description tell as much as one: the number of rows is Kish's (1965) effective one.
     """
-    share, times = float(np.mean(right)), pd.Series(description_keys(texts)).value_counts().to_numpy(dtype=float)
+    share, times = (
+        float(np.mean(right)),
+        pd.Series(description_keys(texts)).value_counts().to_numpy(dtype=float),
+    )
     z_squared = 3.841459 * (times**2).sum() / times.sum() ** 2
     half = np.sqrt(z_squared * (share * (1 - share) + z_squared / 4))
     low, high = ((share + z_squared / 2 + end) / (1 + z_squared) for end in (-half, half))
@@ -150,9 +179,10 @@ def agreement(
 ) -> list[dict[str, Any]]:
     """Compare the sets of codes that two coders gave n descriptions, `texts`.
 
-    Return plain values, for JSON, by numbers of first digits (see `cut_codes`) and, None, by whole codes: `digits`,
-    `n`, the `share` that agree with its interval (see `share_interval`), Cohen's (1960) `kappa` and Krippendorff's
-    (2011) nominal `alpha`, both None where there is one set of codes alone.
+    Return plain values, for JSON, by numbers of first digits (see `cut_codes`) and, None, by whole
+    codes: `digits`, `n`, the `share` that agree with its interval (see `share_interval`), Cohen's
+    (1960) `kappa` and Krippendorff's (2011) nominal `alpha`, both None where there is one set of
+    codes alone.
 
     Examples
     --------
@@ -164,10 +194,20 @@ def agreement(
 
     sets, found = (code_sets(first), code_sets(second)), []
     for number in (*range(1, digits + 1), None):
-        cut = [one if number is None else cut_codes(one, number, separator=separator) for one in sets]
-        values, index = np.unique([" ".join(sorted(codes)) for one in cut for codes in one], return_inverse=True)
+        cut = [
+            one if number is None else cut_codes(one, number, separator=separator) for one in sets
+        ]
+        values, index = np.unique(
+            [" ".join(sorted(codes)) for one in cut for codes in one], return_inverse=True
+        )
         one, other = index.reshape(2, -1)
-        score = {"digits": number, "n": len(one), **share_interval(one == other, texts), "kappa": None, "alpha": None}
+        score = {
+            "digits": number,
+            "n": len(one),
+            **share_interval(one == other, texts),
+            "kappa": None,
+            "alpha": None,
+        }
         if len(values) > 1:
             times = np.bincount(index)
             expected = 1 - (times * (times - 1)).sum() / (len(index) * (len(index) - 1))
@@ -178,35 +218,53 @@ def agreement(
 
 
 def to_settle(rows: pd.DataFrame, *, digits: int = 0) -> pd.DataFrame:
-    """Return the descriptions on which two coders differ, those that differ in the first digit first.
+    """Return the descriptions on which two coders differ, those that differ in the first digit
+    first.
 
-    `rows` has `text`, `lang`, and sets of codes `first` and `second` (see `code_sets`). Equal rows are one, with
-    `times`, their number, and `digits`, how many first digits, up to those given, both coders have in common.
+    `rows` has `text`, `lang`, and sets of codes `first` and `second` (see `code_sets`). Equal rows
+    are one, with `times`, their number, and `digits`, how many first digits, up to those given,
+    both coders have in common.
     """
     names = ["first", "second"]
     found = rows.groupby(["text", "lang", *names], sort=False).size().rename("times").reset_index()
     found = found[found["first"].map(frozenset) != found["second"].map(frozenset)]
-    cut = [[pd.Series(cut_codes(found[name], n)).map(frozenset) for name in names] for n in range(1, digits + 1)]
+    cut = [
+        [pd.Series(cut_codes(found[name], n)).map(frozenset) for name in names]
+        for n in range(1, digits + 1)
+    ]
     found["digits"] = np.sum([one == other for one, other in cut], axis=0, dtype=int)
-    return found.sort_values(["digits", "times"], ascending=[True, False], kind="stable", ignore_index=True)
+    return found.sort_values(
+        ["digits", "times"], ascending=[True, False], kind="stable", ignore_index=True
+    )
 
 
-def scores_by_group(right: np.ndarray, conf: np.ndarray, texts: Sequence[str], groups: np.ndarray) -> list[Any]:
-    """Return the `n`, `share_interval`, mean `conf` and `ece` (see `calibration`) of each `group` of n rows."""
+def scores_by_group(
+    right: np.ndarray, conf: np.ndarray, texts: Sequence[str], groups: np.ndarray
+) -> list[Any]:
+    """Return the `n`, `share_interval`, mean `conf` and `ece` (see `calibration`) of each `group`
+    of n rows.
+    """
     found = []
     for group, rows in pd.Series(np.arange(len(right))).groupby(groups):
         interval = share_interval(right[rows], [texts[row] for row in rows])
-        sure = {"conf": float(conf[rows].mean()), "ece": calibration(conf[rows], right[rows])["ece"]}
+        sure = {
+            "conf": float(conf[rows].mean()),
+            "ece": calibration(conf[rows], right[rows])["ece"],
+        }
         found.append({"group": str(group), "n": len(rows), **interval, **sure})
     return found
 
 
-def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 101) -> dict[str, list[float | None]]:
-    """Return the accuracy of what is coded automatically when the least certain rows are left to a person.
+def production_curve(
+    conf: np.ndarray, right: np.ndarray, *, num_shares: int = 101
+) -> dict[str, list[float | None]]:
+    """Return the accuracy of what is coded automatically when the least certain rows are left to a
+    person.
 
-    `conf` and `right` are of shape (n,). Return lists of `num_shares` values: the `share` that is coded automatically,
-    from 0 to 1, its `accuracy` (that to be expected where equally certain rows stand on both sides of the line), and
-    the `conf` of its least certain row. The last two are None where no row is coded automatically.
+    `conf` and `right` are of shape (n,). Return lists of `num_shares` values: the `share` that is
+    coded automatically, from 0 to 1, its `accuracy` (that to be expected where equally certain rows
+    stand on both sides of the line), and the `conf` of its least certain row. The last two are None
+    where no row is coded automatically.
     """
     order = np.argsort(-conf, kind="stable")
     expected = pd.Series(right.astype(float)).groupby(conf).transform("mean").to_numpy()
@@ -220,16 +278,22 @@ def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 1
     }
 
 
-def confusions(truth: Sets, predicted: Sets, texts: Sequence[str], *, limit: int = 50) -> list[dict[str, Any]]:
+def confusions(
+    truth: Sets, predicted: Sets, texts: Sequence[str], *, limit: int = 50
+) -> list[dict[str, Any]]:
     """Return the pairs of a true and a predicted code that cost most rows, at most `limit`.
 
-    The first missed code of a row is paired with its first wrong one, and so on; `texts` are the rows' descriptions. A
-    pair has `true` and `predicted` codes, None where one has no counterpart; `count` of rows; `of`, the rows that have
-    the true code (None without one); and an `example`, the commonest description among them.
+    The first missed code of a row is paired with its first wrong one, and so on; `texts` are the
+    rows' descriptions. A pair has `true` and `predicted` codes, None where one has no counterpart;
+    `count` of rows; `of`, the rows that have the true code (None without one); and an `example`,
+    the commonest description among them.
     """
     pairs: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for true, codes, text in zip(truth, predicted, texts, strict=True):
-        missed, extra = ([code for code in one if code not in other] for one, other in ((true, codes), (codes, true)))
+        missed, extra = (
+            [code for code in one if code not in other]
+            for one, other in ((true, codes), (codes, true))
+        )
         for pair in itertools.zip_longest(missed, extra, fillvalue=""):
             pairs[pair][text] += 1
     totals = Counter(itertools.chain.from_iterable(truth))
@@ -241,18 +305,22 @@ def confusions(truth: Sets, predicted: Sets, texts: Sequence[str], *, limit: int
             "of": totals[pair[0]] if pair[0] else None,
             "example": next(_commonest(found))[0],
         }
-        for pair, found in sorted(pairs.items(), key=lambda item: (-item[1].total(), item[0]))[:limit]
+        for pair, found in sorted(pairs.items(), key=lambda item: (-item[1].total(), item[0]))[
+            :limit
+        ]
     ]
 
 
 def scores_by_code(truth: Sets, predicted: Sets) -> list[dict[str, Any]]:
     """Return how well each true code is found, the commonest first.
 
-    Each has `code`; `n` and `predicted`, the rows that have it and those that are given it; `precision` (None where it
-    is given to none), `recall` and `f1`.
+    Each has `code`; `n` and `predicted`, the rows that have it and those that are given it;
+    `precision` (None where it is given to none), `recall` and `f1`.
     """
     both = [set(true) & set(codes) for true, codes in zip(truth, predicted, strict=True)]
-    counts, given, hits = (Counter(itertools.chain.from_iterable(sets)) for sets in (truth, predicted, both))
+    counts, given, hits = (
+        Counter(itertools.chain.from_iterable(sets)) for sets in (truth, predicted, both)
+    )
     return [
         {
             "code": code,

@@ -1,4 +1,6 @@
-"""Characters that nobody sees, and letters in forms of their own: what is the same text to a reader."""
+"""Characters that nobody sees, and letters in forms of their own: what is the same text to a
+reader.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ if TYPE_CHECKING:
 _FILLERS = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Characters of other categories than controls and format characters that show nothing: fillers, selectors."""
+"""Characters of other categories than controls and format characters that show nothing: fillers,
+selectors.
+"""
 
 
 class _PlainForms(dict[int, str]):
@@ -36,11 +40,13 @@ _PLAIN_FORMS = _PlainForms()
 
 
 def with_plain_letters(text: str) -> str:
-    """Return a text without invisible characters, and with the usual letters in place of presentation forms.
+    """Return a text without invisible characters, and with the usual letters in place of
+    presentation forms.
 
-    Invisible are format characters (soft hyphens, zero-width characters, marks of direction, byte-order marks),
-    controls other than white space, fillers and variation selectors. Presentation forms are those that NFKC replaces:
-    long s, ligatures, full-width and superscript letters. Numbers that are one sign, such as ½ and ², stay.
+    Invisible are format characters (soft hyphens, zero-width characters, marks of direction,
+    byte-order marks), controls other than white space, fillers and variation selectors.
+    Presentation forms are those that NFKC replaces: long s, ligatures, full-width and superscript
+    letters. Numbers that are one sign, such as ½ and ², stay.
 
     Examples
     --------
@@ -51,7 +57,8 @@ def with_plain_letters(text: str) -> str:
 
 
 def is_blank(text: str) -> bool:
-    """Return whether a text shows nothing: it is empty, or has only white space and invisible characters.
+    """Return whether a text shows nothing: it is empty, or has only white space and invisible
+    characters.
 
     Examples
     --------

@@ -1,4 +1,6 @@
-"""Texts as token ids: the tokenizers of encoders, and the number of positions that a batch needs."""
+"""Texts as token ids: the tokenizers of encoders, and the number of positions that a batch
+needs.
+"""
 
 import math
 import os
@@ -18,15 +20,18 @@ from histocoder.files import replacing_folder
 CLS_ID, SEP_ID, PAD_ID = 0xE000, 0xE001, 0  # CANINE's own, in Unicode's private use area
 UNKNOWN = "unk"  # language of descriptions whose language is unknown or withheld
 _LONGEST = 256  # maximum number of characters that a linear expert reads
-_MULTIPLE = 2  # divisor of the number of positions of Hugging Face's encoders; multiples of 8 pad short texts by half
+# Divisor of the number of positions of Hugging Face's encoders; multiples of 8 pad short texts by
+# half
+_MULTIPLE = 2
 
 
 def trimmed_length(length: int, max_len: int) -> int:
-    """Return the number of positions that a batch needs whose longest row has `length` tokens, CLS and SEP included.
+    """Return the number of positions that a batch needs whose longest row has `length` tokens, CLS
+    and SEP included.
 
-    CANINE reads characters in molecules of 4, drops the last molecule when it samples down, and looks two characters
-    ahead when it samples up: with one molecule to spare behind that, the encoding of real characters and the pooled
-    output are those of a row padded to any length.
+    CANINE reads characters in molecules of 4, drops the last molecule when it samples down, and
+    looks two characters ahead when it samples up: with one molecule to spare behind that, the
+    encoding of real characters and the pooled output are those of a row padded to any length.
 
     Examples
     --------
@@ -38,11 +43,15 @@ def trimmed_length(length: int, max_len: int) -> int:
 
 def join_language(descriptions: Sequence[str], langs: Sequence[str]) -> list[str]:
     """Return the inputs of a model: language, separator, description."""
-    return [f"{lang}{LANG_SEP}{description}" for description, lang in zip(descriptions, langs, strict=True)]
+    return [
+        f"{lang}{LANG_SEP}{description}"
+        for description, lang in zip(descriptions, langs, strict=True)
+    ]
 
 
 class CharacterTokenizer:
-    """CANINE's tokenizer: one id for each Unicode code point, CLS in front, SEP behind; without files.
+    """CANINE's tokenizer: one id for each Unicode code point, CLS in front, SEP behind; without
+    files.
 
     Texts are `{lang}[SEP]{description}`, with [SEP] as these five characters.
     """
@@ -52,11 +61,13 @@ class CharacterTokenizer:
     reads_characters = True  # so that the tokens of a text are known without tokenising it
     begins_with_cls = True  # whether the first token stands for the whole text
 
-    def token_ids(self, texts: Sequence[str], *, max_len: int) -> tuple[np.ndarray, np.ndarray, int]:
+    def token_ids(
+        self, texts: Sequence[str], *, max_len: int
+    ) -> tuple[np.ndarray, np.ndarray, int]:
         """Tokenise n texts, and cut off what is behind `max_len` tokens, special ones included.
 
-        Returns token ids, int of shape (total,), text after text; the number of tokens of each text, int64 of shape
-        (n,); and the number of texts that were cut.
+        Returns token ids, int of shape (total,), text after text; the number of tokens of each
+        text, int64 of shape (n,); and the number of texts that were cut.
         """
         lengths = 2 + np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         if num_cut := int((lengths > max_len).sum()):
@@ -79,7 +90,9 @@ class CharacterTokenizer:
         return num_positions if num_positions == max_len else num_positions - 6
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer's files, if it has any, into a folder of their own, whole or not at all."""
+        """Write the tokenizer's files, if it has any, into a folder of their own, whole or not at
+        all.
+        """
 
     def __reduce__(self) -> str:
         return "CHARACTERS"
@@ -89,14 +102,16 @@ CHARACTERS = CharacterTokenizer()
 
 
 class PretrainedTokenizer:
-    """A tokenizer of Hugging Face's, from the names and contents of the files that its `save_pretrained` writes.
+    """A tokenizer of Hugging Face's, from the names and contents of the files that its
+    `save_pretrained` writes.
 
-    It joins language and description as its encoder has learnt to read two texts: `[CLS] en [SEP] farmer [SEP]` for
-    BERT, `<s> en </s></s> farmer </s>` for XLM-R, `en</s>farmer</s>` for ByT5. Special tokens in a description, such as
-    a literal [PAD], are read as characters. Methods are those of `CharacterTokenizer`.
+    It joins language and description as its encoder has learnt to read two texts: `[CLS] en [SEP]
+    farmer [SEP]` for BERT, `<s> en </s></s> farmer </s>` for XLM-R, `en</s>farmer</s>` for ByT5.
+    Special tokens in a description, such as a literal [PAD], are read as characters. Methods are
+    those of `CharacterTokenizer`.
 
-    If not `reads_language`, it reads descriptions alone. Raises ValueError if these are not all files of a tokenizer,
-    UserError if it has no token for padding.
+    If not `reads_language`, it reads descriptions alone. Raises ValueError if these are not all
+    files of a tokenizer, UserError if it has no token for padding.
     """
 
     unit = "tokens"
@@ -111,12 +126,18 @@ class PretrainedTokenizer:
                 Path(folder, name).write_bytes(content)
             self._tokenizer = auto_tokenizer(folder, {"local_files_only": True})
         if self._tokenizer.pad_token_id is None:
-            raise UserError("The encoder's tokenizer has no padding token; choose another --encoder.")
+            raise UserError(
+                "The encoder's tokenizer has no padding token; choose another --encoder."
+            )
         self._tokenizer.model_max_length = 10**9  # texts are cut by `token_ids`
         self.pad_id = int(self._tokenizer.pad_token_id)
         first, *_, last = self._read(["a"], ["a"])[0]
         special = set(self._tokenizer.all_special_ids)
-        others = (self._tokenizer.unk_token_id, self._tokenizer.eos_token_id, self._tokenizer.sep_token_id)
+        others = (
+            self._tokenizer.unk_token_id,
+            self._tokenizer.eos_token_id,
+            self._tokenizer.sep_token_id,
+        )
         self._instead_of_padding = next((i for i in others if i is not None), int(self.pad_id == 0))
         added = special | set(self._tokenizer.get_added_vocab().values())
         if len(self._tokenizer) - len(added) <= 1:  # some have one token without any file
@@ -128,24 +149,35 @@ class PretrainedTokenizer:
     def from_folder(cls, folder: Path, *, reads_language: bool = True) -> "PretrainedTokenizer":
         """Read what `save` wrote; raise a UserError if it is missing or damaged."""
         if not folder.is_dir():
-            raise UserError(f"The model's tokenizer is missing: there is no {folder}. Copy it from the original model.")
+            raise UserError(
+                f"The model's tokenizer is missing: there is no {folder}. Copy it from the "
+                "original model."
+            )
         try:
             return cls(contents(folder), reads_language=reads_language)
         except (OSError, ValueError) as error:
             raise DamagedError(f"The tokenizer in {folder} can't be read ({error}).") from error
 
-    def token_ids(self, texts: Sequence[str], *, max_len: int) -> tuple[np.ndarray, np.ndarray, int]:
+    def token_ids(
+        self, texts: Sequence[str], *, max_len: int
+    ) -> tuple[np.ndarray, np.ndarray, int]:
         """Tokenise texts, and cut off the ends of long descriptions; see `CharacterTokenizer`."""
         if not texts:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0
         parts = [text.partition(LANG_SEP) for text in texts]
-        rows = self._read([lang for lang, _, _ in parts], [description for _, _, description in parts])
+        rows = self._read(
+            [lang for lang, _, _ in parts], [description for _, _, description in parts]
+        )
         too_long = [i for i, row in enumerate(rows) if len(row) > max_len]
         for i in too_long:
-            rows[i] = [*rows[i][: max_len - 1], rows[i][-1]] if self._ends_with_sep else rows[i][:max_len]
+            rows[i] = (
+                [*rows[i][: max_len - 1], rows[i][-1]] if self._ends_with_sep else rows[i][:max_len]
+            )
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         ids = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
-        ids[ids == self.pad_id] = self._instead_of_padding  # some read it from the literal characters
+        ids[ids == self.pad_id] = (
+            self._instead_of_padding
+        )  # some read it from the literal characters
         return ids, lengths, len(too_long)
 
     def num_positions(self, length: int, max_len: int) -> int:
@@ -174,13 +206,18 @@ class PretrainedTokenizer:
     def _read(self, langs: list[str], descriptions: list[str]) -> list[list[int]]:
         texts = (langs, descriptions) if self._reads_language else (descriptions,)
         ids: list[list[int]] = self._tokenizer(
-            *texts, split_special_tokens=True, return_attention_mask=False, return_token_type_ids=False
+            *texts,
+            split_special_tokens=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
         )["input_ids"]
         return ids
 
 
 def auto_tokenizer(name: str, options: dict[str, Any]) -> Any:
-    """Call `AutoTokenizer.from_pretrained`; raise a ValueError for whatever is wrong with its files."""
+    """Call `AutoTokenizer.from_pretrained`; raise a ValueError for whatever is wrong with its
+    files.
+    """
     from transformers import AutoTokenizer
 
     try:
@@ -202,7 +239,9 @@ Tokenizer: TypeAlias = CharacterTokenizer | PretrainedTokenizer
 class TokenizedTexts:
     """Token ids of texts, one behind the other in one array."""
 
-    ids: np.ndarray  # of shape (total,); those of CANINE's tokenizer are CLS, the Unicode code points, SEP
+    ids: (
+        np.ndarray
+    )  # of shape (total,); those of CANINE's tokenizer are CLS, the Unicode code points, SEP
     offsets: np.ndarray  # index of each text's first token, of shape (n + 1,)
     lengths: np.ndarray  # number of tokens of each text, of shape (n,)
     tokenizer: Tokenizer
@@ -211,16 +250,24 @@ class TokenizedTexts:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def pad(self, rows: np.ndarray, *, max_len: int, num_positions: int | None = None) -> np.ndarray:
-        """Pad some texts to one array of shape (len(rows), S); S is by default the length of the longest."""
+    def pad(
+        self, rows: np.ndarray, *, max_len: int, num_positions: int | None = None
+    ) -> np.ndarray:
+        """Pad some texts to one array of shape (len(rows), S); S is by default the length of the
+        longest.
+        """
         lengths = self.lengths[rows]
         num_positions = num_positions or self.tokenizer.num_positions(int(lengths.max()), max_len)
         padded = np.full((len(rows), num_positions), self.tokenizer.pad_id, dtype=np.int32)
-        padded[np.arange(num_positions) < lengths[:, None]] = self.ids[ragged(self.offsets[rows], lengths)]
+        padded[np.arange(num_positions) < lengths[:, None]] = self.ids[
+            ragged(self.offsets[rows], lengths)
+        ]
         return padded
 
 
-def tokenize(texts: Sequence[str], *, max_len: int, tokenizer: Tokenizer = CHARACTERS) -> TokenizedTexts:
+def tokenize(
+    texts: Sequence[str], *, max_len: int, tokenizer: Tokenizer = CHARACTERS
+) -> TokenizedTexts:
     """Tokenise texts, cut to `max_len` tokens, special ones included.
 
     Examples
@@ -229,7 +276,9 @@ def tokenize(texts: Sequence[str], *, max_len: int, tokenizer: Tokenizer = CHARA
     [57344, 101, 110, 91]
     """
     ids, lengths, num_cut = tokenizer.token_ids(texts, max_len=max_len)
-    return TokenizedTexts(ids, np.concatenate([[0], np.cumsum(lengths)]), lengths, tokenizer, num_cut)
+    return TokenizedTexts(
+        ids, np.concatenate([[0], np.cumsum(lengths)]), lengths, tokenizer, num_cut
+    )
 
 
 def lower_characters(texts: Sequence[str]) -> np.ndarray:

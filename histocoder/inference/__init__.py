@@ -1,1 +1,3 @@
-"""Coding of descriptions: the public `Coder`, whole files, the modes of decoding, and confidence."""
+"""Coding of descriptions: the public `Coder`, whole files, the modes of decoding, and
+confidence.
+"""

@@ -14,7 +14,13 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from histocoder.checkpoints.model_files import CARD_FILE, load_model, local_folder, model_card, save_model
+from histocoder.checkpoints.model_files import (
+    CARD_FILE,
+    load_model,
+    local_folder,
+    model_card,
+    save_model,
+)
 from histocoder.checkpoints.occcanine import model_from_occcanine
 from histocoder.config import PredictOptions
 from histocoder.inference.decoding import Decoding, Inputs
@@ -38,8 +44,8 @@ class Coder:
     device : str, optional
         By default a GPU if there is one.
     precision : {"auto", "fp32", "bf16", "fp16"}
-        auto uses bf16 if the hardware supports it, which is several times as fast as fp32; probabilities then differ in
-        the third digit, some in the second.
+        auto uses bf16 if the hardware supports it, which is several times as fast as fp32;
+        probabilities then differ in the third digit, some in the second.
 
     Attributes
     ----------
@@ -54,15 +60,15 @@ class Coder:
     precision : str
         Name of the torch dtype that it computes in.
     batch_size : int
-        Default number of descriptions in a batch: 256, and on a GPU as many as its free memory has room for, up to
-        4,096.
+        Default number of descriptions in a batch: 256, and on a GPU as many as its free memory has
+        room for, up to 4,096.
     turn : context manager
         Entered for each batch: a lock lets several threads share the model. By default, none.
     is_fast : bool
         Whether a batch takes milliseconds, as it does with an n-gram encoder.
     num_workers : int
-        Number of threads that compute batches: two for a fast model on a CPU, so that one computes while the other runs
-        Python.
+        Number of threads that compute batches: two for a fast model on a CPU, so that one computes
+        while the other runs Python.
 
     Examples
     --------
@@ -72,14 +78,19 @@ class Coder:
     ```
     """
 
-    def __init__(self, model: MixerModel, device: str | None = None, *, precision: str = "fp32") -> None:
+    def __init__(
+        self, model: MixerModel, device: str | None = None, *, precision: str = "fp32"
+    ) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = computing_dtype(precision, self.device)
         self.model = model.to(self.device).eval()
-        # in another precision, a copy: weights are saved as they were trained, and experts compute in their own
+        # in another precision, a copy: weights are saved as they were trained, and experts compute
+        # in their own
         own = (model.linear_expert, model.nearest_expert, model.attribute_expert)
         experts: dict[int, Any] = dict.fromkeys(map(id, own))
-        self.computing = self.model if dtype == torch.float32 else copy.deepcopy(self.model, experts).to(dtype)
+        self.computing = (
+            self.model if dtype == torch.float32 else copy.deepcopy(self.model, experts).to(dtype)
+        )
         self.computing.dtype = dtype
         self.precision = str(dtype).removeprefix("torch.")
         self.decoding = Decoding(self.model, self.computing)
@@ -90,17 +101,22 @@ class Coder:
         self.batch_size = rows_at_once(self.device)
         self.turn: AbstractContextManager[object] = nullcontext()
         self.is_fast = isinstance(self.model.encoder, NgramEncoder)
-        self.num_workers = min(2, torch.get_num_threads()) if self.is_fast and self.device.type == "cpu" else 1
+        self.num_workers = (
+            min(2, torch.get_num_threads()) if self.is_fast and self.device.type == "cpu" else 1
+        )
 
     @classmethod
-    def from_pretrained(cls, path_or_url: str | Path, device: str | None = None, **computing: Any) -> "Coder":
+    def from_pretrained(
+        cls, path_or_url: str | Path, device: str | None = None, **computing: Any
+    ) -> "Coder":
         """Open a model.
 
         Parameters
         ----------
         path_or_url : path
-            Folder of a run or a checkpoint, any other folder with `config.json` and `model.safetensors`, or a Hugging
-            Face hub repository with these files, as `hf://owner/name`.
+            Folder of a run or a checkpoint, any other folder with `config.json` and
+            `model.safetensors`, or a Hugging Face hub repository with these files, as
+            `hf://owner/name`.
         device, **computing
             See `Coder`: `precision`.
 
@@ -118,10 +134,18 @@ class Coder:
     def save_pretrained(self, folder: str | Path) -> None:
         """Write what `save_model` writes, and the model card; `from_pretrained` reads them."""
         model = self.model
-        save_model(Path(folder), model.config, model.state_dict(), tokenizer=model.tokenizer, card=self.card)
+        save_model(
+            Path(folder),
+            model.config,
+            model.state_dict(),
+            tokenizer=model.tokenizer,
+            card=self.card,
+        )
 
     def distinct(self, texts: Texts, lang: Langs = "unk") -> Descriptions:
-        """Return the distinct descriptions of n rows; texts and languages are those of `predict`."""
+        """Return the distinct descriptions of n rows; texts and languages are those of
+        `predict`.
+        """
         return Descriptions.of(texts, lang, languages=self.model.config.languages)
 
     def predict(
@@ -136,19 +160,20 @@ class Coder:
         lang : str, or sequence, Series or Arrow array of n
             Language of all descriptions, or of each; None where it is not known.
         progress : bool or callable
-            Whether to show a progress bar on a terminal; or a function that is called after each batch with its number
-            of distinct descriptions. It may raise an error to stop.
+            Whether to show a progress bar on a terminal; or a function that is called after each
+            batch with its number of distinct descriptions. It may raise an error to stop.
         **options
-            Fields of `PredictOptions`: `mode` (combined, greedy, flat, topk or full; by default the one chosen in
-            validation), `k`, `threshold`, `constrain`, `min_confidence` and `batch_size`.
+            Fields of `PredictOptions`: `mode` (combined, greedy, flat, topk or full; by default the
+            one chosen in validation), `k`, `threshold`, `constrain`, `min_confidence` and
+            `batch_size`.
 
         Returns
         -------
         DataFrame
-            With the input's index and order. For each code a column named as in the training data, such as `hisco_1`,
-            `prob_1`, and `desc_1` where the key has descriptions; a missing code is None. `conf` is the probability of
-            the set of codes in combined and greedy, of the best code in the other modes. For full, a column for each
-            code of the key.
+            With the input's index and order. For each code a column named as in the training data,
+            such as `hisco_1`, `prob_1`, and `desc_1` where the key has descriptions; a missing code
+            is None. `conf` is the probability of the set of codes in combined and greedy, of the
+            best code in the other modes. For full, a column for each code of the key.
 
         Raises
         ------
@@ -159,11 +184,16 @@ class Coder:
         frame = found.frame(self.model.config)
         return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
 
-    def code(self, given: Descriptions, options: PredictOptions, *, progress: ShowProgress = True) -> Prediction:
+    def code(
+        self, given: Descriptions, options: PredictOptions, *, progress: ShowProgress = True
+    ) -> Prediction:
         """Return the codes of `predict` as arrays, those of each row of `given`."""
         options = replace(options, mode=options.mode or self.mode)  # which is checked with it
         parts = self.each_batch(
-            lambda inputs: self.predict_batch(inputs, options).arrays, given, options, progress=progress
+            lambda inputs: self.predict_batch(inputs, options).arrays,
+            given,
+            options,
+            progress=progress,
         )
         found = Prediction.of(join_rows(parts, given.rows), self.model.config)
         found.drop_unsure(options.min_confidence)
@@ -177,11 +207,17 @@ class Coder:
         return Prediction.of(arrays, self.model.config)
 
     @torch.inference_mode()
-    def embed(self, texts: Texts, lang: Langs = "unk", *, batch_size: int | None = None) -> np.ndarray:
-        """Return pooled encodings of descriptions, an array of shape (n, hidden); NaN for missing descriptions."""
+    def embed(
+        self, texts: Texts, lang: Langs = "unk", *, batch_size: int | None = None
+    ) -> np.ndarray:
+        """Return pooled encodings of descriptions, an array of shape (n, hidden); NaN for missing
+        descriptions.
+        """
         given, options = self.distinct(texts, lang), PredictOptions(batch_size=batch_size)
         parts = self.each_batch(
-            lambda inputs: [self.decoding.encode(inputs).pooled.float().cpu().numpy()], given, options
+            lambda inputs: [self.decoding.encode(inputs).pooled.float().cpu().numpy()],
+            given,
+            options,
         )
         return join_rows(parts, given.rows)[0]
 
@@ -189,13 +225,16 @@ class Coder:
         self, texts: Texts, lang: Langs = "unk", *, batch_size: int | None = None
     ) -> tuple[Prediction, Prediction]:
         """Code n descriptions in the model's own mode, and rank first codes; see `code_ranked`."""
-        return self.code_ranked(self.distinct(texts, lang), PredictOptions(batch_size=batch_size), progress=False)
+        return self.code_ranked(
+            self.distinct(texts, lang), PredictOptions(batch_size=batch_size), progress=False
+        )
 
     @torch.inference_mode()
     def code_ranked(
         self, given: Descriptions, options: PredictOptions, *, progress: ShowProgress = True
     ) -> tuple[Prediction, Prediction]:
-        """Return the codes of `code`, and those that all experts propose as the first, by their combined probability.
+        """Return the codes of `code`, and those that all experts propose as the first, by their
+        combined probability.
 
         Each description is encoded once.
         """
@@ -222,15 +261,24 @@ class Coder:
         *,
         progress: ShowProgress = False,
     ) -> Iterator[tuple[np.ndarray, Result]]:
-        """Yield the indices (B,) of each batch of distinct descriptions of similar lengths, and `work`'s result on it.
+        """Yield the indices (B,) of each batch of distinct descriptions of similar lengths, and
+        `work`'s result on it.
 
         `progress` is that of `predict`.
         """
         num_texts = len(given.texts)
         batch_size = options.batch_size or self.batch_size
         options = replace(options, batch_size=batch_size)
-        hidden = None if progress is True and num_texts > batch_size else True  # None: without a terminal
-        batches = readings(given, self.model.config, self.model.tokenizer, options, at_least=self.decoding.num_at_once)
+        hidden = (
+            None if progress is True and num_texts > batch_size else True
+        )  # None: without a terminal
+        batches = readings(
+            given,
+            self.model.config,
+            self.model.tokenizer,
+            options,
+            at_least=self.decoding.num_at_once,
+        )
 
         def compute(batch: tuple[Any, ...]) -> tuple[np.ndarray, Result]:
             rows, *arrays = batch
@@ -246,8 +294,12 @@ class Coder:
                 tell(min(len(rows), num_texts))
 
 
-def _in_order(work: Callable[[Item], Result], items: Iterable[Item], *, num_workers: int) -> Iterator[Result]:
-    """Yield the results of `work`, in threads that share PyTorch's if there are several, few items ahead."""
+def _in_order(
+    work: Callable[[Item], Result], items: Iterable[Item], *, num_workers: int
+) -> Iterator[Result]:
+    """Yield the results of `work`, in threads that share PyTorch's if there are several, few items
+    ahead.
+    """
     if num_workers == 1:
         yield from map(work, items)
         return
@@ -267,5 +319,7 @@ def _in_order(work: Callable[[Item], Result], items: Iterable[Item], *, num_work
 
 
 def load_occcanine(path: str | Path, **settings: Any) -> Coder:
-    """Open a model in OccCANINE's form, which gives the outputs that OccCANINE gives; see `model_from_occcanine`."""
+    """Open a model in OccCANINE's form, which gives the outputs that OccCANINE gives; see
+    `model_from_occcanine`.
+    """
     return Coder(model_from_occcanine(Path(path), **settings))

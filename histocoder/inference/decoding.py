@@ -27,7 +27,9 @@ class Inputs(NamedTuple):
     input_ids: Tensor  # see `MixerModel.encode`, of shape (B, S)
     thresholds: Tensor  # thresholds of the flat head, of shape (B,)
     characters: Tensor | None  # for linear experts, of shape (B, L); None if the model has none
-    ends: Tensor | None  # for the expert of nearest rows, of shape (B, 2); None if the model has none
+    ends: (
+        Tensor | None
+    )  # for the expert of nearest rows, of shape (B, 2); None if the model has none
 
 
 class Encoded(NamedTuple):
@@ -36,20 +38,30 @@ class Encoded(NamedTuple):
     inputs: Inputs
     memory: Tensor  # encoding of each position, of shape (B, S, dim)
     pooled: Tensor  # encoding of each description, of shape (B, dim)
-    memory_mask: Tensor | None  # positions that the decoder may attend to, of shape (B, S); None means all
+    memory_mask: (
+        Tensor | None
+    )  # positions that the decoder may attend to, of shape (B, S); None means all
 
 
 class Decoding:
-    """Decodes encoded descriptions; `computing` is `model` in the precision that its neural part is computed in."""
+    """Decodes encoded descriptions; `computing` is `model` in the precision that its neural part is
+    computed in.
+    """
 
     def __init__(self, model: MixerModel, computing: MixerModel) -> None:
         self._model, self._computing = model, computing
         self.formatter = build_formatter(**model.config.formatter)
-        self.codes = tuple(filter(None, model.config.codes))  # without OccCANINE's class for blank cells
-        self._named = np.array([*self.codes, None], dtype=object)  # by their indices in the key; -1 is none
+        self.codes = tuple(
+            filter(None, model.config.codes)
+        )  # without OccCANINE's class for blank cells
+        self._named = np.array(
+            [*self.codes, None], dtype=object
+        )  # by their indices in the key; -1 is none
         self._device = computing.linear_decoder.weight.device
         on_cpu = self._device.type == "cpu"
-        in_cache = 256 if isinstance(computing.encoder, NgramEncoder) else 64  # descriptions that fit a CPU's caches
+        in_cache = (
+            256 if isinstance(computing.encoder, NgramEncoder) else 64
+        )  # descriptions that fit a CPU's caches
         self.num_at_once = in_cache if on_cpu else 4096  # decoding prefers more
         is_code = [i for i, code in enumerate(model.config.codes) if code]
         self._is_code: slice | Tensor = slice(None)  # classes that are codes
@@ -68,10 +80,14 @@ class Decoding:
         for ids in inputs.input_ids.split(self.num_at_once):
             num_positions = ids.shape[1]
             if config.mask_memory:  # else the decoder attends to padding, which is not cut off
-                num_positions = tokenizer.num_positions(int(ids.ne(tokenizer.pad_id).sum(1).max()), config.max_len)
+                num_positions = tokenizer.num_positions(
+                    int(ids.ne(tokenizer.pad_id).sum(1).max()), config.max_len
+                )
             trimmed, lookup = ids[:, :num_positions], None
             if self._device.type == "cuda" and isinstance(encoder, NgramEncoder):
-                lookup = Lookup.of(trimmed, encoder.config).mapped(partial(moved, device=self._device))
+                lookup = Lookup.of(trimmed, encoder.config).mapped(
+                    partial(moved, device=self._device)
+                )
             parts.append(self._computing.encode(moved(trimmed, self._device), lookup=lookup))
         memories, pooled, masks = zip(*parts, strict=True)
         width = max(memory.shape[1] for memory in memories)
@@ -95,7 +111,9 @@ class Decoding:
         if mode == "greedy":
             num_blocks, size = self.formatter.num_blocks, self.formatter.block_size
             decoder, trie = self._computing.decoder, self._trie if options.constrain else None
-            tokens, probs = greedy(decoder, source, num_tokens=num_blocks * size, block_size=size, trie=trie)
+            tokens, probs = greedy(
+                decoder, source, num_tokens=num_blocks * size, block_size=size, trie=trie
+            )
             codes = self.formatter.decode(tokens.cpu().numpy())
             is_code = moved(torch.from_numpy(~pd.isna(codes)), self._device)
             conf = set_probability(decoder, source, tokens[:, 1:], probs, is_code=is_code)
@@ -113,13 +131,18 @@ class Decoding:
         found = []
         for name, votes in self.attribute_votes(batch).items():
             weights = self._model.config.attribute_experts.get(name, {})
-            scores = torch.stack([weights.get(expert, 1.0) * vote for expert, vote in votes.items()]).sum(0)
+            scores = torch.stack(
+                [weights.get(expert, 1.0) * vote for expert, vote in votes.items()]
+            ).sum(0)
             found.append(scores.softmax(-1))
         return _numpy(*found)
 
     def attribute_votes(self, batch: Encoded) -> dict[str, dict[str, Tensor]]:
         """Return the log-odds (B, K) of each attribute's categories, by each expert."""
-        attributes, flat = self._model.config.attributes, self._computing.classify_attributes(batch.pooled)
+        attributes, flat = (
+            self._model.config.attributes,
+            self._computing.classify_attributes(batch.pooled),
+        )
         if flat is None:
             return {}
         sizes = [1 + len(labels) for labels in attributes.values()]
@@ -127,23 +150,34 @@ class Decoding:
         if self._model.attribute_expert is not None:
             experts["linear"] = self._model.attribute_expert(batch.inputs.characters)
         parts = {name: vote.split(sizes, dim=1) for name, vote in experts.items()}
-        return {name: {expert: parts[expert][i] for expert in parts} for i, name in enumerate(attributes)}
+        return {
+            name: {expert: parts[expert][i] for expert in parts}
+            for i, name in enumerate(attributes)
+        }
 
     def combined_search(self, batch: Encoded) -> CombinedSearch:
         """Return the search with the opinions of all the model's experts."""
         missing, weights = self.formatter.missing_token(self.codes), self._model.config.experts
-        is_needed = self.formatter.num_blocks > 1 or not self._model.config.decoder_prior  # else its prior says all
+        is_needed = (
+            self.formatter.num_blocks > 1 or not self._model.config.decoder_prior
+        )  # else its prior says all
         source = self._source(batch) if ("decoder" in weights if weights else is_needed) else None
         beliefs = {"flat": self._flat(batch)}
         if self._model.linear_expert is not None:
-            beliefs["linear"] = self._model.linear_expert(batch.inputs.characters)[:, self._is_code].softmax(-1)
+            beliefs["linear"] = self._model.linear_expert(batch.inputs.characters)[
+                :, self._is_code
+            ].softmax(-1)
         start = (self._computing.decoder, self._trie, source, beliefs)
         expert = self._model.nearest_expert
         nearest = None if expert is None else partial(self._nearest, expert, batch)
-        return CombinedSearch(*start, nearest=nearest, num_blocks=self.formatter.num_blocks, missing=missing)
+        return CombinedSearch(
+            *start, nearest=nearest, num_blocks=self.formatter.num_blocks, missing=missing
+        )
 
     def ranked(self, batch: Encoded) -> tuple[Prediction, Prediction]:
-        """Return the answer of all experts together, and the first codes that they considered, the best first."""
+        """Return the answer of all experts together, and the first codes that they considered, the
+        best first.
+        """
         search = self.combined_search(batch)
         equal = dict.fromkeys(search.experts, 1 / len(search.experts))
         decoded = search.decode(self._model.config.experts or equal)
@@ -155,12 +189,16 @@ class Decoding:
         """Return an expert's votes, each (B, K), for codes (B, K) by their indices in the key."""
         classes = codes if isinstance(self._is_code, slice) else self._is_code[codes]
         assert batch.inputs.ends is not None
-        found: dict[str, Tensor] = expert(batch.pooled, moved(batch.inputs.ends, self._device), classes)
+        found: dict[str, Tensor] = expert(
+            batch.pooled, moved(batch.inputs.ends, self._device), classes
+        )
         return found
 
     def _flat(self, batch: Encoded) -> Tensor:
         """Return the flat head's probabilities of the codes (B, num_codes)."""
-        return self._computing.class_probabilities(self._computing.classify(batch.pooled))[:, self._is_code]
+        return self._computing.class_probabilities(self._computing.classify(batch.pooled))[
+            :, self._is_code
+        ]
 
     def _source(self, batch: Encoded) -> DecoderInputs:
         prior = self._computing.prior(self._computing.classify(batch.pooled))
@@ -175,5 +213,7 @@ def _numpy(*tensors: Tensor) -> list[np.ndarray]:
     if tensors and tensors[0].device.type != "cpu":
         flat = torch.cat([tensor.float().flatten() for tensor in tensors]).cpu()
         parts = flat.split([tensor.numel() for tensor in tensors])
-        tensors = tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True))
+        tensors = tuple(
+            part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)
+        )
     return [tensor.double().numpy() for tensor in tensors]

@@ -1,4 +1,6 @@
-"""The distinct descriptions among those that a user gives, and batches of them as a model reads them."""
+"""The distinct descriptions among those that a user gives, and batches of them as a model reads
+them.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,21 +38,37 @@ class Descriptions(NamedTuple):
     def of(cls, texts: Texts, lang: Langs, *, languages: tuple[str, ...]) -> "Descriptions":
         """Return the distinct descriptions of n rows; blank ones are missing.
 
-        Notices name languages other than a model's `languages`, and texts that may not be descriptions. A UserError is
-        raised if a value is not text, or one language is given for all rows that is neither the model's nor in the
-        table of languages.
+        Notices name languages other than a model's `languages`, and texts that may not be
+        descriptions. A UserError is raised if a value is not text, or one language is given for all
+        rows that is neither the model's nor in the table of languages.
         """
         whole: tuple[Any, Any] = (texts, lang)
         given = [one.to_pylist() if hasattr(one, "to_pylist") else one for one in whole]
         texts, lang = given[0], "unk" if lang is None else given[1]
-        values: list[object] = [texts] if isinstance(texts, _WHOLE) or not isinstance(texts, Iterable) else list(texts)
-        langs = [chosen_language(lang, languages)] * len(values) if isinstance(lang, str) else list(lang)
+        values: list[object] = (
+            [texts] if isinstance(texts, _WHOLE) or not isinstance(texts, Iterable) else list(texts)
+        )
+        langs = (
+            [chosen_language(lang, languages)] * len(values)
+            if isinstance(lang, str)
+            else list(lang)
+        )
         if len(langs) != len(values):
-            raise UserError(f"There are {len(values):,} descriptions, but {len(langs):,} languages.")
-        strange = next((value for value in values if not isinstance(value, str) and pd.isna(value) is not True), None)
+            raise UserError(
+                f"There are {len(values):,} descriptions, but {len(langs):,} languages."
+            )
+        strange = next(
+            (
+                value
+                for value in values
+                if not isinstance(value, str) and pd.isna(value) is not True
+            ),
+            None,
+        )
         if strange is not None:
             raise UserError(
-                f"The description {shown(str(strange))} is of the type {type(strange).__name__}; give strings, such as "
+                f"The description {shown(str(strange))} is of the type "
+                f"{type(strange).__name__}; give strings, such as "
                 "df['occ1'], and None where there is no description."
             )
         return DistinctDescriptions(languages).add(values, langs)
@@ -62,7 +80,8 @@ class Descriptions(NamedTuple):
 
 
 class DistinctDescriptions:
-    """Gives each distinct description of a table's blocks an index, while there is room to remember them.
+    """Gives each distinct description of a table's blocks an index, while there is room to remember
+    them.
 
     `languages` are a model's; from `room` descriptions on, new ones are not remembered.
     """
@@ -73,7 +92,9 @@ class DistinctDescriptions:
         self._codes: dict[str, str] = {}  # language as written -> its code
 
     def add(self, texts: Sequence[object], langs: Sequence[str]) -> Descriptions:
-        """Return the new descriptions of a block, the shortest first; their indices follow those remembered."""
+        """Return the new descriptions of a block, the shortest first; their indices follow those
+        remembered.
+        """
         self._read_languages(set(langs) - self._codes.keys())
         pairs = [(text, self._codes[lang]) for text, lang in zip(texts, langs, strict=True)]
         unseen = [
@@ -84,15 +105,26 @@ class DistinctDescriptions:
         new = sorted(sorted(unseen), key=lambda pair: len(pair[0]))
         new_texts = [text for text, _ in new]
         for text in filter(_may_be_missing, sorted(set(new_texts))):
-            warn_user(Notice(f"The description {text!r} is coded as a word. If it is a missing one, leave it blank."))
-        indices: dict[tuple[object, str], int] = {pair: len(self._indices) + i for i, pair in enumerate(new)}
-        rows = np.array([self._indices.get(pair, indices.get(pair, -1)) for pair in pairs], dtype=np.int64)
+            warn_user(
+                Notice(
+                    f"The description {text!r} is coded as a word. If it is a missing one, "
+                    "leave it blank."
+                )
+            )
+        indices: dict[tuple[object, str], int] = {
+            pair: len(self._indices) + i for i, pair in enumerate(new)
+        }
+        rows = np.array(
+            [self._indices.get(pair, indices.get(pair, -1)) for pair in pairs], dtype=np.int64
+        )
         if len(self._indices) < self._room:
             self._indices |= indices
         return Descriptions(new_texts, [lang for _, lang in new], rows)
 
     def _read_languages(self, langs: set[str]) -> None:
-        """Read languages that are new; a notice names those that the model, or if it knows all, the table lacks."""
+        """Read languages that are new; a notice names those that the model, or if it knows all, the
+        table lacks.
+        """
         known = self._languages
         self._codes |= {lang: Language(lang if isinstance(lang, str) else "") for lang in langs}
         own = {*map(Language, known), Language()}
@@ -100,42 +132,58 @@ class DistinctDescriptions:
         strange = sorted(lang for lang in langs if is_strange(self._codes[lang]))
         if strange:
             message = (
-                f"The model does not know the language {', '.join(map(with_nearest, strange))} and treats it as "
+                "The model does not know the language "
+                f"{', '.join(map(with_nearest, strange))} and treats it as "
                 f"unknown (unk); it knows {', '.join(known)}."
             )
             warn_user(Notice(message if known else not_in_table(strange)))
 
 
 def _may_be_missing(text: str) -> bool:
-    """Return whether a text is no description; "None" is one: it says that a person had no occupation."""
+    """Return whether a text is no description; "None" is one: it says that a person had no
+    occupation.
+    """
     text = text.strip()
     return text != "None" and (is_missing(text) or (text[0] == "#" and spoilt(text) is not None))
 
 
 def readings(
-    given: Descriptions, config: ModelConfig, tokenizer: tokenizers.Tokenizer, options: PredictOptions, *, at_least: int
+    given: Descriptions,
+    config: ModelConfig,
+    tokenizer: tokenizers.Tokenizer,
+    options: PredictOptions,
+    *,
+    at_least: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]]:
-    """Yield distinct descriptions as a model reads them, in batches of similar lengths, the shortest first.
+    """Yield distinct descriptions as a model reads them, in batches of similar lengths, the
+    shortest first.
 
-    These are the indices of a batch (B,), its token ids (B, S), thresholds of the flat head (B,), and where the model
-    has such experts the characters (B, L) for linear ones, and the `end_characters` (B, 2) for that of nearest rows. A
-    batch has at least so many, if there are, even if their lengths differ. If there is no description, an invented one
-    is read, which shows the shape of results.
+    These are the indices of a batch (B,), its token ids (B, S), thresholds of the flat head (B,),
+    and where the model has such experts the characters (B, L) for linear ones, and the
+    `end_characters` (B, 2) for that of nearest rows. A batch has at least so many, if there are,
+    even if their lengths differ. If there is no description, an invented one is read, which shows
+    the shape of results.
     """
     texts, langs = (given.texts, given.langs) if given.texts else (["-"], [tokenizers.UNKNOWN])
     known = {lang: Language(lang).among(config.languages) for lang in set(langs)}
-    joined = tokenizers.join_language(normalize(texts, config.text_normalization), [known[lang] for lang in langs])
+    joined = tokenizers.join_language(
+        normalize(texts, config.text_normalization), [known[lang] for lang in langs]
+    )
     thresholds = thresholds_of(config, langs, options.threshold)
     tokens = tokenizers.tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
     if tokens.num_cut:
         limit = f"{config.max_len} {tokenizer.unit}"
-        warn_user(Notice(f"Descriptions that are longer than {limit}, with the language, are truncated."))
+        warn_user(
+            Notice(f"Descriptions that are longer than {limit}, with the language, are truncated.")
+        )
     order = np.argsort(tokens.lengths, kind="stable")
     lengths, start = tokens.lengths[order], 0
     has_expert = config.num_linear_features or config.num_attribute_features
     while start < len(order):
         alike = int(np.searchsorted(lengths, _LIKE * lengths[start], side="right"))
-        rows = order[start : min(max(alike, start + at_least), start + (options.batch_size or at_least))]
+        rows = order[
+            start : min(max(alike, start + at_least), start + (options.batch_size or at_least))
+        ]
         ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
         own = [joined[row] for row in rows] if has_expert or config.num_nearest_rows else []
         characters = tokenizers.lower_characters(own) if has_expert else None
@@ -144,11 +192,20 @@ def readings(
         start += len(rows)
 
 
-def thresholds_of(config: ModelConfig, langs: Sequence[str], given: float | None = None) -> np.ndarray:
-    """Return the threshold of each description, of shape (n,): the given one, its language's, or the default."""
+def thresholds_of(
+    config: ModelConfig, langs: Sequence[str], given: float | None = None
+) -> np.ndarray:
+    """Return the threshold of each description, of shape (n,): the given one, its language's, or
+    the default.
+    """
     if given is not None:
         return np.full(len(langs), given, dtype=np.float32)
-    own: dict[str, float] = {Language(lang): threshold for lang, threshold in config.thresholds.items()}
+    own: dict[str, float] = {
+        Language(lang): threshold for lang, threshold in config.thresholds.items()
+    }
     default = own.get(ALL_LANGUAGES, config.default_threshold)
-    found = {lang: own.get(Language(Language(lang).among(config.languages)), default) for lang in set(langs)}
+    found = {
+        lang: own.get(Language(Language(lang).among(config.languages)), default)
+        for lang in set(langs)
+    }
     return np.array([found[lang] for lang in langs], dtype=np.float32)

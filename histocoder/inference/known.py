@@ -22,22 +22,30 @@ from histocoder.tables.table import open_table
 class KnownCodes(NamedTuple):
     """Codes of a hand-coded description."""
 
-    codes: tuple[str, ...]  # their most frequent set of codes, in the order first written; none: no occupation
+    codes: tuple[
+        str, ...
+    ]  # their most frequent set of codes, in the order first written; none: no occupation
     share: float  # share of the description's rows that have this set
 
 
 class Known:
-    """A dictionary of hand-coded rows: (key of a description, language) to the most frequent set of codes.
+    """A dictionary of hand-coded rows: (key of a description, language) to the most frequent set of
+    codes.
 
-    Of equally frequent sets the first in the file counts. Languages that the model does not know are one language,
-    unknown, as they are to the model; without `languages` that it knows, they are compared by their codes. With
-    `any_language` rows count for every language, since their own are not given. If `exact`, descriptions are compared
-    letter by letter, instead of by `description_keys`.
+    Of equally frequent sets the first in the file counts. Languages that the model does not know
+    are one language, unknown, as they are to the model; without `languages` that it knows, they are
+    compared by their codes. With `any_language` rows count for every language, since their own are
+    not given. If `exact`, descriptions are compared letter by letter, instead of by
+    `description_keys`.
     """
 
-    def __init__(self, *, languages: Collection[str] = (), any_language: bool = False, exact: bool = False) -> None:
+    def __init__(
+        self, *, languages: Collection[str] = (), any_language: bool = False, exact: bool = False
+    ) -> None:
         self._languages, self._any_language, self._exact = frozenset(languages), any_language, exact
-        self._written: dict[frozenset[str], tuple[str, ...]] = {}  # each set of codes as it was first written
+        self._written: dict[
+            frozenset[str], tuple[str, ...]
+        ] = {}  # each set of codes as it was first written
         self._langs: set[str] = set()
         self._counts: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
 
@@ -51,12 +59,17 @@ class Known:
                 self._counts[key, lang, self._written.setdefault(frozenset(codes), codes)] += 1
 
     def find(self, texts: Sequence[str], langs: Sequence[str]) -> list[KnownCodes | None]:
-        """Return the answers for n descriptions, whose languages are codes; None for those that are not known.
+        """Return the answers for n descriptions, whose languages are codes; None for those that are
+        not known.
 
-        If all hand-coded rows are in one language, descriptions of unknown language are taken to be in it.
+        If all hand-coded rows are in one language, descriptions of unknown language are taken to be
+        in it.
         """
         only = next(iter(self._langs)) if len(self._langs) == 1 else UNKNOWN
-        langs = [only if lang == UNKNOWN else own for lang, own in zip(langs, self._own(langs), strict=True)]
+        langs = [
+            only if lang == UNKNOWN else own
+            for lang, own in zip(langs, self._own(langs), strict=True)
+        ]
         return [self._answers.get(pair) for pair in zip(self.keys(texts), langs, strict=True)]
 
     def keys(self, texts: Sequence[str]) -> Sequence[str]:
@@ -85,8 +98,14 @@ class Known:
 
 
 def files_of(coder: Coder, *paths: Path, **options: Any) -> ExampleFiles:
-    """Return files with codes and attributes of a model; options are other fields of `ExampleFiles`."""
-    own = {"target_cols": coder.model.config.target_cols, "formatter": coder.formatter, "known": coder.codes}
+    """Return files with codes and attributes of a model; options are other fields of
+    `ExampleFiles`.
+    """
+    own = {
+        "target_cols": coder.model.config.target_cols,
+        "formatter": coder.formatter,
+        "known": coder.codes,
+    }
     return ExampleFiles(paths, **{**own, "attribute_cols": tuple(coder.attributes), **options})
 
 
@@ -95,14 +114,21 @@ def training_files(
 ) -> tuple[ExampleFiles, bool]:
     """Return a file of training data, and whether it has a column of languages.
 
-    A column that is missing under the given name is read under that of prepared data, or a usual name of descriptions.
+    A column that is missing under the given name is read under that of prepared data, or a usual
+    name of descriptions.
     """
     languages = (language_col or LANG_COL, LANG_COL)
-    file = open_table(path, (), optional=(input_col, TEXT_COL, *languages, *coder.model.config.target_cols))
-    text_col = next(filter(file.has, (input_col, TEXT_COL)), descriptions_in(file.header) or input_col)
+    file = open_table(
+        path, (), optional=(input_col, TEXT_COL, *languages, *coder.model.config.target_cols)
+    )
+    text_col = next(
+        filter(file.has, (input_col, TEXT_COL)), descriptions_in(file.header) or input_col
+    )
     lang_col = next((name for name in languages if file.has(name)), None)
     if language_col and not lang_col:
         log.info(f"{path} has no column {language_col!r}; its codes apply to all languages.")
     langs = {"language_col": lang_col or LANG_COL, "language": None if lang_col else "unk"}
     opened = {path: file} if file.has(text_col) else {}  # else titles precede the header
-    return files_of(coder, path, input_col=text_col, rules=rules, opened=opened, **langs), lang_col is not None
+    return files_of(
+        coder, path, input_col=text_col, rules=rules, opened=opened, **langs
+    ), lang_col is not None

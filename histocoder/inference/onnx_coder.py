@@ -29,7 +29,8 @@ _AT_LEAST = 64  # number of descriptions of a batch, even if their lengths diffe
 
 
 class OnnxCoder:
-    """Codes occupational descriptions with a model that `histocoder export` wrote, which has no decoder.
+    """Codes occupational descriptions with a model that `histocoder export` wrote, which has no
+    decoder.
 
     Parameters
     ----------
@@ -54,28 +55,43 @@ class OnnxCoder:
     def __init__(self, folder: str | Path, *, num_threads: int = 0) -> None:
         folder = Path(folder)
         if not (folder / ENCODER_FILE).is_file():
-            raise UserError(f"{folder} holds no exported model: it has no {ENCODER_FILE}. See histocoder export.")
+            raise UserError(
+                f"{folder} holds no exported model: it has no {ENCODER_FILE}. See "
+                "histocoder export."
+            )
         try:
             import onnxruntime
         except ImportError as error:
-            raise UserError("Exported models need onnxruntime. Install it: pip install 'histocoder[onnx]'.") from error
+            raise UserError(
+                "Exported models need onnxruntime. Install it: pip install 'histocoder[onnx]'."
+            ) from error
         options = onnxruntime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, num_threads
         try:
-            self._config = ModelConfig.from_dict(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
+            self._config = ModelConfig.from_dict(
+                json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+            )
             how = {"sess_options": options, "providers": ["CPUExecutionProvider"]}
             self._encoder = onnxruntime.InferenceSession(folder / ENCODER_FILE, **how)
             numbers = {"linear_expert": self._config.num_linear_features}
             numbers["attribute_expert"] = self._config.num_attribute_features
             numbers["nearest_expert"] = self._config.num_nearest_rows
-            self._experts = {name: dict(np.load(folder / EXPERT_FILES[name])) for name in numbers if numbers[name]}
+            self._experts = {
+                name: dict(np.load(folder / EXPERT_FILES[name]))
+                for name in numbers
+                if numbers[name]
+            }
             if self._experts.keys() - {"nearest_expert"}:
                 self._ngrams = onnxruntime.InferenceSession(folder / NGRAMS_FILE, **how)
         except Exception as error:  # onnxruntime has no class of its own for all of them
-            raise DamagedError(f"The model in {folder} can't be read ({str(error).splitlines()[0]}).") from error
+            raise DamagedError(
+                f"The model in {folder} can't be read ({str(error).splitlines()[0]})."
+            ) from error
         tokenizer = folder / TOKENIZER_FOLDER
         how = {"reads_language": self._config.reads_language}
-        self._tokenizer = PretrainedTokenizer.from_folder(tokenizer, **how) if tokenizer.is_dir() else CHARACTERS
+        self._tokenizer = (
+            PretrainedTokenizer.from_folder(tokenizer, **how) if tokenizer.is_dir() else CHARACTERS
+        )
         self._num_blocks = build_formatter(**self._config.formatter).num_blocks
         self._is_code = [i for i, code in enumerate(self._config.codes) if code]
         self.codes = tuple(filter(None, self._config.codes))
@@ -96,13 +112,16 @@ class OnnxCoder:
         Parameters
         ----------
         mode : {"combined", "flat"}, optional
-            combined: the one code that classifier and word parts, weighted as with the decoder, find most probable.
-            flat: the classifier's codes, the same as those of `Coder.predict`.
+            combined: the one code that classifier and word parts, weighted as with the decoder,
+            find most probable. flat: the classifier's codes, the same as those of `Coder.predict`.
         """
         config, mode = self._config, mode or self.mode
         options = PredictOptions(mode=mode, threshold=threshold, batch_size=batch_size)
         if mode not in MODES:
-            raise UserError(f"The mode {mode} needs the decoder, which an exported model lacks; open the model itself.")
+            raise UserError(
+                f"The mode {mode} needs the decoder, which an exported model lacks; open "
+                "the model itself."
+            )
         given, parts = Descriptions.of(texts, lang, languages=config.languages), []
         for rows, ids, thresholds, characters, ends in readings(
             given, config, self._tokenizer, options, at_least=_AT_LEAST
@@ -114,11 +133,19 @@ class OnnxCoder:
             if mode == "flat":
                 order = np.argsort(-beliefs["flat"], axis=1, kind="stable")[:, : self._num_blocks]
                 probs = np.take_along_axis(beliefs["flat"], order, 1).astype(np.float64)
-                part = Prediction.above(np.array(self.codes, dtype=object)[order], probs, thresholds)
+                part = Prediction.above(
+                    np.array(self.codes, dtype=object)[order], probs, thresholds
+                )
             else:
                 if "linear_expert" in self._experts:
-                    beliefs["linear"] = _softmax(self._linear("linear_expert", characters)[:, self._is_code])
-                nearest = None if projected is None or ends is None else partial(self._nearest, projected, ends)
+                    beliefs["linear"] = _softmax(
+                        self._linear("linear_expert", characters)[:, self._is_code]
+                    )
+                nearest = (
+                    None
+                    if projected is None or ends is None
+                    else partial(self._nearest, projected, ends)
+                )
                 part = self._combined(beliefs, nearest)
             parts.append((rows, [*part.arrays, *self._attributes(others, characters)]))
         prediction = Prediction.of(join_rows(parts, given.rows), config)
@@ -127,16 +154,21 @@ class OnnxCoder:
         return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
 
     def _combined(
-        self, beliefs: dict[str, np.ndarray], nearest: Callable[[np.ndarray], dict[str, np.ndarray]] | None
+        self,
+        beliefs: dict[str, np.ndarray],
+        nearest: Callable[[np.ndarray], dict[str, np.ndarray]] | None,
     ) -> Prediction:
-        """Return each row's first code by the experts other than the decoder, whose weight is divided among them.
+        """Return each row's first code by the experts other than the decoder, whose weight is
+        divided among them.
 
-        `beliefs` are the experts' probabilities of the codes, each of shape (B, num_codes); `nearest` is as in
-        `CombinedSearch`.
+        `beliefs` are the experts' probabilities of the codes, each of shape (B, num_codes);
+        `nearest` is as in `CombinedSearch`.
         """
         weights: Mapping[str, float] = self._config.experts
         logs = {name: np.log(belief.clip(min=LEAST)) for name, belief in beliefs.items()}
-        best = np.argsort(-np.sum([*logs.values()], axis=0), axis=1, kind="stable")[:, :NUM_CANDIDATES]
+        best = np.argsort(-np.sum([*logs.values()], axis=0), axis=1, kind="stable")[
+            :, :NUM_CANDIDATES
+        ]
         votes = {name: np.take_along_axis(log, best, 1) for name, log in logs.items()}
         votes |= {} if nearest is None else nearest(best)
         if not any(weights.get(name) for name in votes):
@@ -147,21 +179,32 @@ class OnnxCoder:
         best, scores = (np.take_along_axis(array, order, 1) for array in (best, scores))
         other = np.full((len(best), 1), weights.get("other", -np.inf), scores.dtype)
         probs = _softmax(np.hstack([scores, other]))[:, :1].astype(np.float64)
-        return Prediction(np.array(self.codes, dtype=object)[best[:, :1]], probs, probs[:, 0].copy())
+        return Prediction(
+            np.array(self.codes, dtype=object)[best[:, :1]], probs, probs[:, 0].copy()
+        )
 
-    def _attributes(self, logits: list[np.ndarray], characters: np.ndarray | None) -> list[np.ndarray]:
-        """Return the probabilities of each attribute's categories, as `Decoding.attributes` does."""
+    def _attributes(
+        self, logits: list[np.ndarray], characters: np.ndarray | None
+    ) -> list[np.ndarray]:
+        """Return the probabilities of each attribute's categories, as `Decoding.attributes`
+        does.
+        """
         votes, first, found, config = dict(zip(["flat"], logits, strict=False)), 0, [], self._config
         if "attribute_expert" in self._experts:
             votes["linear"] = self._linear("attribute_expert", characters)
         for name, labels in config.attributes.items():
-            own, weights = slice(first, first := first + 1 + len(labels)), config.attribute_experts.get(name, {})
+            own, weights = (
+                slice(first, first := first + 1 + len(labels)),
+                config.attribute_experts.get(name, {}),
+            )
             scores = [weights.get(expert, 1.0) * vote[:, own] for expert, vote in votes.items()]
             found.append(_softmax(np.sum(scores, axis=0)).astype(np.float64))
         return found
 
     def _linear(self, name: str, characters: np.ndarray | None) -> np.ndarray:
-        """Return the log-odds of a `LinearExpert` for characters (B, S), of shape (B, number of classes)."""
+        """Return the log-odds of a `LinearExpert` for characters (B, S), of shape (B, number of
+        classes).
+        """
         assert characters is not None
         expert = self._experts[name]
         known, idf, weight, bias = (expert[part] for part in ("buckets", "idf", "weight", "bias"))
@@ -175,11 +218,18 @@ class OnnxCoder:
         tfidf = (1 + np.log(counts.astype(np.float32))) * idf[index]
         norm = np.sqrt(np.bincount(row, tfidf**2, minlength=len(characters)).astype(np.float32))
         shares, starts = tfidf / norm[row], np.searchsorted(row, np.arange(len(characters) + 1))
-        sums = [shares[a:b] @ weight[index[a:b]].astype(np.float32) for a, b in itertools.pairwise(starts)]
+        sums = [
+            shares[a:b] @ weight[index[a:b]].astype(np.float32)
+            for a, b in itertools.pairwise(starts)
+        ]
         return float(expert["sharpness"]) * (np.stack(sums) + bias)
 
-    def _nearest(self, queries: np.ndarray, ends: np.ndarray, codes: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the votes of a `NearestExpert` on projected encodings (B, num_components), for codes (B, K)."""
+    def _nearest(
+        self, queries: np.ndarray, ends: np.ndarray, codes: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Return the votes of a `NearestExpert` on projected encodings (B, num_components), for
+        codes (B, K).
+        """
         expert, classes = self._experts["nearest_expert"], np.array(self._is_code)[codes]
         cosine, row = np.full(codes.shape, -1.0, np.float32), np.full(codes.shape, -1)
         for class_id in np.unique(classes):
@@ -187,7 +237,10 @@ class OnnxCoder:
             if of_class.start < of_class.stop:
                 query, choice = (classes == class_id).nonzero()
                 found = queries[query] @ expert["rows"][of_class].astype(np.float32).T
-                cosine[query, choice], row[query, choice] = found.max(1), of_class.start + found.argmax(1)
+                cosine[query, choice], row[query, choice] = (
+                    found.max(1),
+                    of_class.start + found.argmax(1),
+                )
         same = (expert["ends"][row] == ends[:, None]) & (row >= 0)[..., None]
         nearest = np.log(np.exp(float(expert["sharpness"]) * (cosine - 1)) + float(expert["least"]))
         return {"nearest": nearest, "begins": same[..., 0], "ends": same[..., 1]}
@@ -195,7 +248,9 @@ class OnnxCoder:
 
 def _run(session: Any, values: np.ndarray) -> list[np.ndarray]:
     """Run a graph of one input, integers, and return its outputs."""
-    outputs: list[np.ndarray] = session.run(None, {session.get_inputs()[0].name: values.astype(np.int64)})
+    outputs: list[np.ndarray] = session.run(
+        None, {session.get_inputs()[0].name: values.astype(np.int64)}
+    )
     return outputs
 
 

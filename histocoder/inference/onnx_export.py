@@ -19,12 +19,22 @@ from histocoder.errors import UserError
 from histocoder.files import make_folder, temporary_folder, write_text
 from histocoder.formatters.tokenizers import join_language, lower_characters, tokenize
 from histocoder.inference.coder import Coder
-from histocoder.inference.onnx_coder import ENCODER_FILE, EXPERT_FILES, NGRAMS_FILE, TOKENIZER_FOLDER, OnnxCoder
+from histocoder.inference.onnx_coder import (
+    ENCODER_FILE,
+    EXPERT_FILES,
+    NGRAMS_FILE,
+    TOKENIZER_FOLDER,
+    OnnxCoder,
+)
 from histocoder.model import MixerModel
 from histocoder.model.ngram import NgramEncoder, Ngrams, linear_ngrams
 
 _OPSET = 20
-_SAMPLE = ("wine and spirit merchant", "farmer", "boot & shoe maker (retired)")  # to record graphs with
+_SAMPLE = (
+    "wine and spirit merchant",
+    "farmer",
+    "boot & shoe maker (retired)",
+)  # to record graphs with
 _TOLERANCE = 1e-4  # largest difference of probabilities
 
 
@@ -32,13 +42,16 @@ def check_installed() -> None:
     """Raise a UserError if a library that exporting needs is missing."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"Exporting a model needs {name}. Install it: pip install 'histocoder[onnx]'.")
+            raise UserError(
+                f"Exporting a model needs {name}. Install it: pip install 'histocoder[onnx]'."
+            )
 
 
 def export(coder: Coder, folder: Path, texts: list[str], langs: list[str]) -> None:
     """Write a model in fp32 on the CPU as ONNX graphs, whole or not at all; `OnnxCoder` runs them.
 
-    `folder` must not exist. The graphs are compared with the model on descriptions in some languages, (n,) each.
+    `folder` must not exist. The graphs are compared with the model on descriptions in some
+    languages, (n,) each.
     """
     make_folder(folder.absolute().parent)
     with temporary_folder(folder) as temporary:
@@ -46,10 +59,15 @@ def export(coder: Coder, folder: Path, texts: list[str], langs: list[str]) -> No
         save_config(temporary, coder.model.config)
         coder.model.tokenizer.save(temporary / TOKENIZER_FOLDER)
         write_text(temporary / CARD_FILE, coder.card)
-        model, graphs = (one.predict(texts, langs, mode="flat") for one in (coder, OnnxCoder(temporary)))
+        model, graphs = (
+            one.predict(texts, langs, mode="flat") for one in (coder, OnnxCoder(temporary))
+        )
         difference = float((model["conf"] - graphs["conf"]).abs().max())
         if difference > _TOLERANCE:
-            raise UserError(f"The graphs do not match the model: probabilities differ by up to {difference:.0e}.")
+            raise UserError(
+                "The graphs do not match the model: probabilities differ by up to "
+                f"{difference:.0e}."
+            )
         os.replace(temporary, folder)
 
 
@@ -59,8 +77,14 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
     texts = join_language(_SAMPLE, ["en"] * len(_SAMPLE))
     tokens = tokenize(texts, max_len=config.max_len, tokenizer=model.tokenizer)
     rows = np.arange(len(texts))
-    ids = torch.from_numpy(tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)).long()
-    num_positions = 4 * Dim("quarters", max=config.max_len // 4) if model.tokenizer.reads_characters else Dim("tokens")
+    ids = torch.from_numpy(
+        tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
+    ).long()
+    num_positions = (
+        4 * Dim("quarters", max=config.max_len // 4)
+        if model.tokenizer.reads_characters
+        else Dim("tokens")
+    )
     given = {"attribute_logits": model.attribute_head, "projected": model.nearest_expert}
     outputs = ["flat_logits", *(name for name, module in given.items() if module is not None)]
     _write(EncoderGraph(model), ids, num_positions, folder / ENCODER_FILE, outputs)
@@ -69,8 +93,15 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
         characters = torch.from_numpy(lower_characters(texts)).long()
         _write(NgramsGraph(), characters, Dim("characters"), folder / NGRAMS_FILE, ["buckets"])
     for name, expert in experts.items():
-        halves = {part: x.half() if x.dtype == torch.bfloat16 else x for part, x in expert.state_dict().items()}
-        np.savez(folder / EXPERT_FILES[name], **expert.constants, **{part: x.numpy() for part, x in halves.items()})
+        halves = {
+            part: x.half() if x.dtype == torch.bfloat16 else x
+            for part, x in expert.state_dict().items()
+        }
+        np.savez(
+            folder / EXPERT_FILES[name],
+            **expert.constants,
+            **{part: x.numpy() for part, x in halves.items()},
+        )
 
 
 class EncoderGraph(nn.Module):
@@ -83,7 +114,8 @@ class EncoderGraph(nn.Module):
             self.model.encoder = _DenseNgrams(model.encoder)
 
     def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
-        """Return flat logits (B, num_classes), and if the model has them those of attributes, (B, num_labels).
+        """Return flat logits (B, num_classes), and if the model has them those of attributes, (B,
+        num_labels).
 
         The last are encodings as the nearest-neighbour expert compares them, if there is one.
         """
@@ -94,7 +126,9 @@ class EncoderGraph(nn.Module):
 
 
 class _DenseNgrams(NgramEncoder):
-    """An n-gram encoder of operators whose output sizes follow from input sizes; its last n-gram is zeros, for none."""
+    """An n-gram encoder of operators whose output sizes follow from input sizes; its last n-gram is
+    zeros, for none.
+    """
 
     def __init__(self, encoder: NgramEncoder) -> None:
         super().__init__(encoder.config)
@@ -109,7 +143,9 @@ class _DenseNgrams(NgramEncoder):
         total = F.embedding(buckets, self.table).sum(2)  # (B, S, dim)
         in_word = (ngrams.words[:, None] == number[:, None]).float()  # (B, W, S)
         counts = torch.matmul(in_word, real.sum(-1, keepdim=True).float())  # (B, W, 1)
-        return torch.matmul(in_word, total) / counts.clamp(min=1), (counts[..., 0] > 0) | (number == 0)
+        return torch.matmul(in_word, total) / counts.clamp(min=1), (counts[..., 0] > 0) | (
+            number == 0
+        )
 
 
 class NgramsGraph(nn.Module):
@@ -121,7 +157,9 @@ class NgramsGraph(nn.Module):
 
 @torch.no_grad()
 def _write(module: nn.Module, example: Tensor, length: Any, path: Path, outputs: list[str]) -> None:
-    """Export a module of one input (B, length), by an example of it, with the names of its outputs."""
+    """Export a module of one input (B, length), by an example of it, with the names of its
+    outputs.
+    """
     module.eval()(example)  # fill caches, which would otherwise keep tensors of the export
     before = logging.root.manager.disable
     try:
@@ -129,12 +167,19 @@ def _write(module: nn.Module, example: Tensor, length: Any, path: Path, outputs:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             shapes = ({0: Dim("batch"), 1: length},)
-            how: dict[str, Any] = {"opset_version": _OPSET, "dynamo": True, "verbose": False, "output_names": outputs}
+            how: dict[str, Any] = {
+                "opset_version": _OPSET,
+                "dynamo": True,
+                "verbose": False,
+                "output_names": outputs,
+            }
             program = torch.onnx.export(module, (example,), dynamic_shapes=shapes, **how)
             assert program is not None
             program.save(path, external_data=False)
     except Exception as error:  # torch raises errors of any kind here
         reason = str(error.__cause__ or error).strip().splitlines()[0]
-        raise UserError(f"torch can't write this encoder as an ONNX graph ({reason}). Nothing was written.") from error
+        raise UserError(
+            f"torch can't write this encoder as an ONNX graph ({reason}). Nothing was written."
+        ) from error
     finally:
         logging.disable(before)

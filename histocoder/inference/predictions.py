@@ -11,7 +11,9 @@ import pandas as pd
 
 from histocoder.config import ModelConfig
 
-NUM_CANDIDATES = 8  # codes of a row that experts beside the decoder propose; the decoder adds its own
+NUM_CANDIDATES = (
+    8  # codes of a row that experts beside the decoder propose; the decoder adds its own
+)
 LEAST = 1e-9  # least probability of an expert, which is not 0 so that none has a veto
 
 
@@ -23,7 +25,9 @@ class Attribute(NamedTuple):
 
     @property
     def best(self) -> tuple[np.ndarray, np.ndarray]:
-        """The most probable category of each description, and its probability, both of shape (n,)."""
+        """The most probable category of each description, and its probability, both of shape
+        (n,).
+        """
         best = np.nan_to_num(self.probs).argmax(1)
         return np.array(self.labels, dtype=object)[best], self.probs.max(1)
 
@@ -37,7 +41,9 @@ class Prediction(NamedTuple):
     codes: np.ndarray  # strings of shape (n, width); None where there is none
     probs: np.ndarray  # each code's probability, of shape (n, width); NaN where there is none
     conf: np.ndarray  # confidence in the whole prediction, of shape (n,)
-    attributes: Mapping[str, Attribute] = MappingProxyType({})  # the model's, by the names of their columns
+    attributes: Mapping[str, Attribute] = MappingProxyType(
+        {}
+    )  # the model's, by the names of their columns
 
     @property
     def arrays(self) -> list[np.ndarray]:
@@ -49,11 +55,18 @@ class Prediction(NamedTuple):
         """Return the prediction of these arrays."""
         codes, probs, conf, *rest = arrays
         pairs = zip(config.attributes.items(), rest, strict=True)
-        return cls(codes, probs, conf, {name: Attribute((None, *labels), own) for (name, labels), own in pairs})
+        return cls(
+            codes,
+            probs,
+            conf,
+            {name: Attribute((None, *labels), own) for (name, labels), own in pairs},
+        )
 
     @classmethod
     def above(cls, codes: np.ndarray, probs: np.ndarray, thresholds: np.ndarray) -> "Prediction":
-        """Keep the first code of each row, and others with probabilities above its threshold (n,), in place."""
+        """Keep the first code of each row, and others with probabilities above its threshold (n,),
+        in place.
+        """
         left_out = probs <= thresholds[:, None]
         left_out[:, 0] = False
         codes[left_out], probs[left_out] = None, np.nan
@@ -65,11 +78,14 @@ class Prediction(NamedTuple):
         self.codes[unsure], self.probs[unsure] = None, np.nan
 
     def frame(self, config: ModelConfig, *, has_alternatives: bool = False) -> pd.DataFrame:
-        """Return the columns of `Coder.predict`: codes as in the training data, `prob_1`, `desc_1`, …, `conf`.
+        """Return the columns of `Coder.predict`: codes as in the training data, `prob_1`, `desc_1`,
+        …, `conf`.
 
-        Behind them is each attribute, such as `status`, blank where there is none, and its probability, `status_prob`.
+        Behind them is each attribute, such as `status`, blank where there is none, and its
+        probability, `status_prob`.
 
-        If all codes but the first are alternatives to it, as of mode topk in a file, their columns begin with `alt_`.
+        If all codes but the first are alternatives to it, as of mode topk in a file, their columns
+        begin with `alt_`.
         """
         width = self.codes.shape[1]
         if width < self.probs.shape[1]:
@@ -87,8 +103,11 @@ class Prediction(NamedTuple):
         return pd.DataFrame(columns)
 
 
-def join_rows(parts: Iterable[tuple[np.ndarray, Sequence[Any]]], rows: np.ndarray) -> list[np.ndarray]:
-    """Put the arrays of batches, each with the indices of its descriptions, in the order of `rows` (n,).
+def join_rows(
+    parts: Iterable[tuple[np.ndarray, Sequence[Any]]], rows: np.ndarray
+) -> list[np.ndarray]:
+    """Put the arrays of batches, each with the indices of its descriptions, in the order of `rows`
+    (n,).
 
     These are indices of descriptions; -1 stands for a missing one, which gets None or NaN.
     """
@@ -100,7 +119,8 @@ def join_rows(parts: Iterable[tuple[np.ndarray, Sequence[Any]]], rows: np.ndarra
 
 
 def attribute_columns(names: Iterable[str]) -> dict[str, str]:
-    """Return the columns of attributes among those of `Prediction.frame` -> their probabilities'; see `code_columns`.
+    """Return the columns of attributes among those of `Prediction.frame` -> their probabilities';
+    see `code_columns`.
 
     Examples
     --------
@@ -111,7 +131,8 @@ def attribute_columns(names: Iterable[str]) -> dict[str, str]:
 
 
 def code_columns(names: Iterable[str]) -> dict[str, str]:
-    """Return the columns of codes among those of `Prediction.frame`, with or without prefixes -> their probabilities'.
+    """Return the columns of codes among those of `Prediction.frame`, with or without prefixes ->
+    their probabilities'.
 
     Examples
     --------

@@ -1,4 +1,6 @@
-"""Codes that a decoder writes: the most probable token at each position, and exact searches over the codes of a key."""
+"""Codes that a decoder writes: the most probable token at each position, and exact searches over
+the codes of a key.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from histocoder.model import Decoder
 from histocoder.model.layers import MAX_SEQUENCES
 
 _SLACK = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
-"""Largest difference of log-probabilities computed again in batches of another shape, by the decoder's precision."""
+"""Largest difference of log-probabilities computed again in batches of another shape, by the
+decoder's precision.
+"""
 _NODES_AT_ONCE, _NODES_AT_ONCE_ON_CPU = MAX_SEQUENCES, 1 << 13  # the latter fit a CPU's caches
 _FEW = 128  # number of nodes that a row of `top_k` seldom exceeds on a level
 
@@ -22,9 +26,10 @@ _FEW = 128  # number of nodes that a row of `top_k` seldom exceeds on a level
 class CodeTrie:
     """All codes of a key, each a path of `block_size` tokens from the root.
 
-    Level by level from the root's, `children` and `tokens`, of shape (nodes of the level, most children of a node), are
-    the nodes of the next level that follow each node, -1 where there are fewer, and the tokens that lead to them. A
-    node of the last level is a code, by its index in the key.
+    Level by level from the root's, `children` and `tokens`, of shape (nodes of the level, most
+    children of a node), are the nodes of the next level that follow each node, -1 where there are
+    fewer, and the tokens that lead to them. A node of the last level is a code, by its index in the
+    key.
 
     Examples
     --------
@@ -36,9 +41,13 @@ class CodeTrie:
 
     blocks: Tensor  # tokens of each code, of shape (num_codes, depth)
 
-    def __init__(self, codes: Sequence[str], formatter: Formatter, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, codes: Sequence[str], formatter: Formatter, device: torch.device | str = "cpu"
+    ) -> None:
         blocks = [tuple(formatter.system.to_block(code)) for code in codes]
-        nodes = {block: i for i, block in enumerate(blocks)}  # beginning of a code -> its index within its level
+        nodes = {
+            block: i for i, block in enumerate(blocks)
+        }  # beginning of a code -> its index within its level
         if len(nodes) < len(blocks):
             raise ValueError("two codes of the key are written in the same tokens")
         self.blocks = torch.tensor(blocks, device=device)
@@ -48,29 +57,45 @@ class CodeTrie:
             following: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
             for path in sorted(nodes):
                 following.setdefault(path[:depth], []).append(path)
-            children = [torch.tensor([nodes[path] for path in paths]) for paths in following.values()]
+            children = [
+                torch.tensor([nodes[path] for path in paths]) for paths in following.values()
+            ]
             tokens = [torch.tensor([path[depth] for path in paths]) for paths in following.values()]
-            self.children.insert(0, pad_sequence(children, batch_first=True, padding_value=-1).to(device))
+            self.children.insert(
+                0, pad_sequence(children, batch_first=True, padding_value=-1).to(device)
+            )
             self.tokens.insert(0, pad_sequence(tokens, batch_first=True).to(device))
             nodes = {path: i for i, path in enumerate(following)}
 
-        # All nodes of each level in order: index of the parent's node, token, and index in the level.
+        # All nodes of each level in order: index of the parent's node, token, and index in the
+        # level.
         self.levels: list[tuple[Tensor, Tensor, Tensor]] = []
         order = torch.zeros(1, dtype=torch.long, device=device)
         for depth, following_nodes in enumerate(self.children):
             exist = following_nodes[order] >= 0
-            self.levels.append((exist.nonzero()[:, 0], self.tokens[depth][order][exist], following_nodes[order][exist]))
+            self.levels.append(
+                (
+                    exist.nonzero()[:, 0],
+                    self.tokens[depth][order][exist],
+                    following_nodes[order][exist],
+                )
+            )
             order = self.levels[-1][2]
 
 
 @torch.no_grad()
 def greedy(
-    decoder: Decoder, source: DecoderInputs, *, num_tokens: int, block_size: int, trie: CodeTrie | None = None
+    decoder: Decoder,
+    source: DecoderInputs,
+    *,
+    num_tokens: int,
+    block_size: int,
+    trie: CodeTrie | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Take the most probable token at each position, given those before it.
 
-    A row ends with its first block that begins with PAD, an unused one: what follows is PAD of probability 1. Decoding
-    stops when all rows have ended.
+    A row ends with its first block that begins with PAD, an unused one: what follows is PAD of
+    probability 1. Decoding stops when all rows have ended.
 
     Parameters
     ----------
@@ -92,7 +117,10 @@ def greedy(
     tokens[:, 0] = BOS
     probabilities = torch.ones(batch, num_tokens, device=device)
     ended = torch.zeros(batch, dtype=torch.bool, device=device)
-    nodes, unused = torch.zeros(batch, dtype=torch.long, device=device), ended  # in the trie; whether the block is PAD
+    nodes, unused = (
+        torch.zeros(batch, dtype=torch.long, device=device),
+        ended,
+    )  # in the trie; whether the block is PAD
     for i in range(num_tokens):
         probs = stepper.step(tokens[:, i : i + 1], real=~ended[:, None])[:, 0].float().softmax(-1)
         level = i % block_size
@@ -101,7 +129,9 @@ def greedy(
         else:
             nodes = torch.zeros_like(nodes) if level == 0 else nodes
             children, following = trie.children[level][nodes], trie.tokens[level][nodes]  # (B, C)
-            most, index = probs.gather(1, following).masked_fill(children < 0, -1.0).max(1, keepdim=True)
+            most, index = (
+                probs.gather(1, following).masked_fill(children < 0, -1.0).max(1, keepdim=True)
+            )
             if level == 0 and i:
                 unused = unused | (probs[:, PAD] >= most[:, 0])
             nodes = children.gather(1, index)[:, 0]
@@ -122,7 +152,9 @@ class TrieSearch:
     def __init__(self, decoder: Decoder, trie: CodeTrie) -> None:
         self._decoder, self._trie = decoder, trie
         self._widest = max(map(len, trie.children))
-        self._nodes_at_once = _NODES_AT_ONCE_ON_CPU if trie.blocks.device.type == "cpu" else _NODES_AT_ONCE
+        self._nodes_at_once = (
+            _NODES_AT_ONCE_ON_CPU if trie.blocks.device.type == "cpu" else _NODES_AT_ONCE
+        )
 
     @torch.no_grad()
     def full(self, source: DecoderInputs) -> Tensor:
@@ -149,10 +181,11 @@ class TrieSearch:
 
     @torch.no_grad()
     def top_k(self, source: DecoderInputs, *, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k most probable codes of the key, exactly: the best of `full`, mostly with a fraction of its work.
+        """Return the k most probable codes of the key, exactly: the best of `full`, mostly with a
+        fraction of its work.
 
-        A beam of width k finds k codes; the least probable of them is a floor that no branch below it can reach, since
-        a code is never more probable than its prefix.
+        A beam of width k finds k codes; the least probable of them is a floor that no branch below
+        it can reach, since a code is never more probable than its prefix.
 
         Returns
         -------
@@ -160,7 +193,10 @@ class TrieSearch:
             Indices in the key, the most probable first.
         probabilities : Tensor of shape (B, k)
         """
-        k, step = min(k, len(self._trie.blocks)), max(1, self._nodes_at_once // min(_FEW, self._widest))
+        k, step = (
+            min(k, len(self._trie.blocks)),
+            max(1, self._nodes_at_once // min(_FEW, self._widest)),
+        )
         parts = []
         for start in range(0, len(source.memory), step):
             part = source.rows(slice(start, start + step))
@@ -169,7 +205,8 @@ class TrieSearch:
             if part.memory.device.type == "cpu":
                 codes, scores, _ = self._descend(part, k=k, floor=floor)
             else:
-                # With room for the nodes that rows seldom exceed, the host waits once, and not at each level.
+                # With room for the nodes that rows seldom exceed, the host waits once, and not at
+                # each level.
                 codes, scores, is_whole = self._descend(part, k=k, floor=floor, width=_FEW)
                 if not bool(is_whole):
                     codes, scores, _ = self._descend(part, k=k, floor=floor)
@@ -178,11 +215,18 @@ class TrieSearch:
         return codes, scores.exp()
 
     def _descend(
-        self, source: DecoderInputs, *, k: int, floor: Tensor | float = -torch.inf, width: int | None = None
+        self,
+        source: DecoderInputs,
+        *,
+        k: int,
+        floor: Tensor | float = -torch.inf,
+        width: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Go down the trie with each row's nodes that reach its floor (B, 1); with a width, the best so many of them.
+        """Go down the trie with each row's nodes that reach its floor (B, 1); with a width, the
+        best so many of them.
 
-        Return the k best codes (B, k), their log-probabilities (B, k), and whether the width was enough, of shape ().
+        Return the k best codes (B, k), their log-probabilities (B, k), and whether the width was
+        enough, of shape ().
         """
         batch, device = len(source.memory), source.memory.device
         stepper, depth = Stepper(self._decoder, source, many_nodes=True), len(self._trie.children)
@@ -190,8 +234,12 @@ class TrieSearch:
         nodes = parents = torch.zeros(batch, 1, dtype=torch.long, device=device)
         tokens = torch.full_like(nodes, BOS)
         is_whole = torch.ones((), dtype=torch.bool, device=device)
-        for level, (children, child_tokens) in enumerate(zip(self._trie.children, self._trie.tokens, strict=True), 1):
-            log_probs = stepper.step(tokens, parents, scores > -torch.inf).float().log_softmax(-1)  # (B, W, V)
+        for level, (children, child_tokens) in enumerate(
+            zip(self._trie.children, self._trie.tokens, strict=True), 1
+        ):
+            log_probs = (
+                stepper.step(tokens, parents, scores > -torch.inf).float().log_softmax(-1)
+            )  # (B, W, V)
             next_tokens = child_tokens[nodes]  # (B, W, C)
             candidates = scores[..., None] + log_probs.gather(-1, next_tokens)
             candidates = candidates.masked_fill(children[nodes] < 0, -torch.inf).flatten(1)
@@ -207,5 +255,7 @@ class TrieSearch:
             else:
                 scores, indices = candidates.topk(k)
             parents = indices // children.shape[1]
-            nodes, tokens = (x.flatten(1).gather(1, indices) for x in (children[nodes].clamp(min=0), next_tokens))
+            nodes, tokens = (
+                x.flatten(1).gather(1, indices) for x in (children[nodes].clamp(min=0), next_tokens)
+            )
         return nodes, scores, is_whole

@@ -12,7 +12,9 @@ from torch import Tensor
 from histocoder.model.decoder import Attention, Decoder, DecoderLayer, Prior, PriorSteps
 from histocoder.model.layers import Weights, add_norm, attend_to_paths, linear
 
-_WORTH_COPYING = 0.75  # memory of rows that have ended is dropped if no more than this share remains
+_WORTH_COPYING = (
+    0.75  # memory of rows that have ended is dropped if no more than this share remains
+)
 
 
 class DecoderInputs(NamedTuple):
@@ -25,15 +27,17 @@ class DecoderInputs(NamedTuple):
     def rows(self, rows: Tensor | slice) -> DecoderInputs:
         mask, prior = self.memory_mask, self.prior
         return DecoderInputs(
-            self.memory[rows], None if mask is None else mask[rows], None if prior is None else prior.rows(rows)
+            self.memory[rows],
+            None if mask is None else mask[rows],
+            None if prior is None else prior.rows(rows),
         )
 
 
 class Stepper:
     """Predicts what follows growing sequences, each step from the newest tokens alone.
 
-    Each row of the batch has one sequence or several, which may share their beginnings: a step adds a level of W nodes
-    to the row's tree, and each node attends to its ancestors and itself.
+    Each row of the batch has one sequence or several, which may share their beginnings: a step adds
+    a level of W nodes to the row's tree, and each node attends to its ancestors and itself.
 
     Parameters
     ----------
@@ -41,10 +45,11 @@ class Stepper:
         Used without dropout.
     source : DecoderInputs
     many_nodes : bool
-        Whether rows have more nodes than memory has positions, so that projecting memory pays, if it is short.
+        Whether rows have more nodes than memory has positions, so that projecting memory pays, if
+        it is short.
     shared : list of Tensor, optional
-        Where all rows have the same nodes: what precedes the first attention to memory, level by level, which the first
-        of several steppers computes and appends.
+        Where all rows have the same nodes: what precedes the first attention to memory, level by
+        level, which the first of several steppers computes and appends.
 
     Examples
     --------
@@ -55,18 +60,36 @@ class Stepper:
     """
 
     def __init__(
-        self, decoder: Decoder, source: DecoderInputs, *, many_nodes: bool = False, shared: list[Tensor] | None = None
+        self,
+        decoder: Decoder,
+        source: DecoderInputs,
+        *,
+        many_nodes: bool = False,
+        shared: list[Tensor] | None = None,
     ) -> None:
         self._decoder, self._shared = decoder, shared
-        num_heads, (_, num_positions, dim) = decoder.layers[0].self_attn.num_heads, source.memory.shape
+        num_heads, (_, num_positions, dim) = (
+            decoder.layers[0].self_attn.num_heads,
+            source.memory.shape,
+        )
         kind = _ProjectedMemory if many_nodes and num_heads * num_positions <= dim else _Memory
-        self._layers = [_Layer(layer, kind(layer.multihead_attn, source)) for layer in decoder.layers]
+        self._layers = [
+            _Layer(layer, kind(layer.multihead_attn, source)) for layer in decoder.layers
+        ]
         self._prior = None if source.prior is None else PriorSteps(source.prior)
-        self._rows = torch.arange(len(source.memory), device=source.memory.device)  # those that have nodes still
-        self._index = torch.zeros_like(self._rows)[:, None]  # of the previous level's nodes in their level, (B, W)
-        self._paths = self._rows.new_empty(0, len(self._rows))  # node of each level on the way to them, (depth, N)
+        self._rows = torch.arange(
+            len(source.memory), device=source.memory.device
+        )  # those that have nodes still
+        self._index = torch.zeros_like(self._rows)[
+            :, None
+        ]  # of the previous level's nodes in their level, (B, W)
+        self._paths = self._rows.new_empty(
+            0, len(self._rows)
+        )  # node of each level on the way to them, (depth, N)
 
-    def step(self, tokens: Tensor, parents: Tensor | None = None, real: Tensor | None = None) -> Tensor:
+    def step(
+        self, tokens: Tensor, parents: Tensor | None = None, real: Tensor | None = None
+    ) -> Tensor:
         """Predict what follows each node of the next level.
 
         Parameters
@@ -76,7 +99,8 @@ class Stepper:
         parents : Tensor of int, shaped like tokens, optional
             Indices of the nodes' parents in the previous level; by default the first.
         real : Tensor of bool, shaped like tokens, optional
-            Where there is a node; by default everywhere. A row without any node has ended, and must stay without.
+            Where there is a node; by default everywhere. A row without any node has ended, and must
+            stay without.
 
         Returns
         -------
@@ -91,7 +115,9 @@ class Stepper:
         ancestors = ancestors.flatten() if has_all else ancestors[real]
         self._index = (real.flatten().cumsum(0) - 1).view_as(real)
         x = self._decoder.embed(tokens.flatten() if has_all else tokens[real], len(self._paths))
-        paths = self._paths = torch.cat([self._paths[:, ancestors], torch.arange(len(x), device=x.device)[None]])
+        paths = self._paths = torch.cat(
+            [self._paths[:, ancestors], torch.arange(len(x), device=x.device)[None]]
+        )
         if not has_all:
             self._drop_rows(real.any(1))
         nodes = _Nodes(real[self._rows], has_all=has_all)
@@ -99,7 +125,9 @@ class Stepper:
             if self._shared is not None and i == 0:
                 if len(self._shared) < len(paths):
                     num_nodes = tokens.shape[1]
-                    self._shared.append(layer.attend_to_ancestors(x[:num_nodes], paths[:, :num_nodes]))
+                    self._shared.append(
+                        layer.attend_to_ancestors(x[:num_nodes], paths[:, :num_nodes])
+                    )
                 x = self._shared[len(paths) - 1].repeat(len(tokens), 1)
             else:
                 x = layer.attend_to_ancestors(x, paths)
@@ -118,14 +146,18 @@ class Stepper:
 
 
 class _Nodes:
-    """The newest nodes of some rows, W for each row; only the real ones (R, W) are computed, or all of them."""
+    """The newest nodes of some rows, W for each row; only the real ones (R, W) are computed, or all
+    of them.
+    """
 
     def __init__(self, real: Tensor, *, has_all: bool) -> None:
         self._shape = real.shape
         self._indices = None if has_all else real.flatten().nonzero()[:, 0]
 
     def spread(self, x: Tensor) -> Tensor:
-        """Spread `x` (N, dim) of the real nodes to the shape (R, W, dim), 0 where there is no node."""
+        """Spread `x` (N, dim) of the real nodes to the shape (R, W, dim), 0 where there is no
+        node.
+        """
         if self._indices is None or len(x) == self._shape.numel():
             return x.unflatten(0, self._shape)
         spread = x.new_zeros(self._shape.numel(), x.shape[1])
@@ -142,8 +174,12 @@ class _Memory:
 
     def __init__(self, attention: Attention, source: DecoderInputs) -> None:
         self._attention = attention
-        self._keys, self._values = attention.keys_values(source.memory)  # each (R, heads, S, dim / heads)
-        self._mask = None if source.memory_mask is None else source.memory_mask[:, None, None, :]  # (R, 1, 1, S)
+        self._keys, self._values = attention.keys_values(
+            source.memory
+        )  # each (R, heads, S, dim / heads)
+        self._mask = (
+            None if source.memory_mask is None else source.memory_mask[:, None, None, :]
+        )  # (R, 1, 1, S)
 
     def keep_rows(self, rows: Tensor) -> None:
         self._keys, self._values = self._keys[rows], self._values[rows]
@@ -152,7 +188,9 @@ class _Memory:
     def attended(self, x: Tensor, nodes: _Nodes) -> Tensor:
         """Return the attention of `x` (N, dim) of the real nodes to memory, of the same shape."""
         attention = self._attention
-        queries = attention.heads(nodes.spread(F.linear(x, *attention.projections(Weights(x.dtype))[0])))
+        queries = attention.heads(
+            nodes.spread(F.linear(x, *attention.projections(Weights(x.dtype))[0]))
+        )
         mixed = attention.mix(queries, self._keys, self._values, self._mask)
         return linear(nodes.collect(mixed), attention.out_proj)
 
@@ -160,27 +198,37 @@ class _Memory:
 class _ProjectedMemory(_Memory):
     """Keys of memory with the projection of queries in them, and values with that of the output.
 
-    Attention of a head is softmax(q k') v with q = Wq x + bq, followed by Wo: with k' Wq in place of k' and Wo v in
-    place of v, a node costs products with heads * S columns in place of dim columns.
+    Attention of a head is softmax(q k') v with q = Wq x + bq, followed by Wo: with k' Wq in place
+    of k' and Wo v in place of v, a node costs products with heads * S columns in place of dim
+    columns.
     """
 
     def __init__(self, attention: Attention, source: DecoderInputs) -> None:
         super().__init__(attention, source)
-        (weight, bias), heads = attention.projections(Weights(source.memory.dtype))[0], attention.num_heads
+        (weight, bias), heads = (
+            attention.projections(Weights(source.memory.dtype))[0],
+            attention.num_heads,
+        )
         keys = self._keys / math.sqrt(self._keys.shape[-1])
         scores = torch.einsum("bhsi,hi->bhs", keys, bias.view(heads, -1))
         if self._mask is not None:
             scores = scores.masked_fill(~self._mask[:, 0], -torch.inf)
         self._mask = scores.flatten(1)[:, None]  # (R, 1, heads * S)
         out = attention.out_proj.weight.to(weight.dtype).t().reshape(heads, -1, len(weight))
-        self._keys = torch.einsum("bhsi,hid->bdhs", keys, weight.view(heads, -1, len(weight))).flatten(2)
-        self._values = torch.einsum("bhsi,hid->bhsd", self._values, out).flatten(1, 2)  # (R, heads * S, dim)
+        self._keys = torch.einsum(
+            "bhsi,hid->bdhs", keys, weight.view(heads, -1, len(weight))
+        ).flatten(2)
+        self._values = torch.einsum("bhsi,hid->bhsd", self._values, out).flatten(
+            1, 2
+        )  # (R, heads * S, dim)
 
     def attended(self, x: Tensor, nodes: _Nodes) -> Tensor:
         assert self._mask is not None
         scores = torch.baddbmm(self._mask, nodes.spread(x), self._keys)  # (R, W, heads * S)
         weights = scores.unflatten(-1, (self._attention.num_heads, -1)).softmax(-1).flatten(-2)
-        return nodes.collect(torch.bmm(weights, self._values)) + self._attention.out_proj.bias.to(x.dtype)
+        return nodes.collect(torch.bmm(weights, self._values)) + self._attention.out_proj.bias.to(
+            x.dtype
+        )
 
 
 class _Layer:
@@ -188,12 +236,18 @@ class _Layer:
 
     def __init__(self, layer: DecoderLayer, memory: _Memory) -> None:
         self._layer, self.memory = layer, memory
-        self._levels: list[Tensor] = []  # queries, keys and values of each level's nodes, (nodes, 3 * dim)
+        self._levels: list[
+            Tensor
+        ] = []  # queries, keys and values of each level's nodes, (nodes, 3 * dim)
 
     def attend_to_ancestors(self, x: Tensor, paths: Tensor) -> Tensor:
-        """Return self-attention and its norm of new nodes `x` (N, dim), by the nodes on the way to them (depth, N)."""
+        """Return self-attention and its norm of new nodes `x` (N, dim), by the nodes on the way to
+        them (depth, N).
+        """
         attention = self._layer.self_attn
-        self._levels.append(F.linear(x, attention.in_proj_weight.to(x.dtype), attention.in_proj_bias.to(x.dtype)))
+        self._levels.append(
+            F.linear(x, attention.in_proj_weight.to(x.dtype), attention.in_proj_bias.to(x.dtype))
+        )
         mixed = attend_to_paths(self._levels, paths, num_heads=attention.num_heads)
         return add_norm(x, linear(mixed, attention.out_proj), self._layer.norm1, 0.0)
 
@@ -201,4 +255,6 @@ class _Layer:
         """Return the rest of the layer for `x` (N, dim)."""
         layer = self._layer
         x = add_norm(x, self.memory.attended(x, nodes), layer.norm2, 0.0)
-        return add_norm(x, linear(linear(x, layer.linear1).relu_(), layer.linear2), layer.norm3, 0.0)
+        return add_norm(
+            x, linear(linear(x, layer.linear1).relu_(), layer.linear2), layer.norm3, 0.0
+        )

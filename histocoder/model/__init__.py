@@ -1,7 +1,19 @@
 """Encoders, decoder, and the model that holds both."""
 
-from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, trimmed_length
+from histocoder.formatters.tokenizers import (
+    CHARACTERS,
+    PretrainedTokenizer,
+    Tokenizer,
+    trimmed_length,
+)
 from histocoder.model.decoder import Decoder, Prior
-from histocoder.model.encoder import PRESETS, Encoder, encoder_type, load_encoder, load_tokenizer, reads_characters
+from histocoder.model.encoder import (
+    PRESETS,
+    Encoder,
+    encoder_type,
+    load_encoder,
+    load_tokenizer,
+    reads_characters,
+)
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.ngram import NgramEncoder

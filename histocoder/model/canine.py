@@ -1,7 +1,8 @@
-"""CANINE (Clark et al. 2022, https://arxiv.org/abs/2103.06874), without computations that the encoding does not need.
+"""CANINE (Clark et al. 2022, https://arxiv.org/abs/2103.06874), without computations that the
+encoding does not need.
 
-Modules and parameters have the names of transformers' `CanineModel`, so that its weights load unchanged. transformers
-is imported only to load its models, since the import takes seconds.
+Modules and parameters have the names of transformers' `CanineModel`, so that its weights load
+unchanged. transformers is imported only to load its models, since the import takes seconds.
 """
 
 from dataclasses import dataclass
@@ -60,9 +61,9 @@ class CanineConfig(EncoderConfig):
 class Canine(nn.Module):
     """CANINE with random weights.
 
-    Returns what transformers' `CanineModel` returns for `attention_mask=input_ids != 0`, faster: local attention is
-    attention within blocks, convolutions are matrix products, and the second convolution computes the part of a
-    molecule once instead of once for each of its characters.
+    Returns what transformers' `CanineModel` returns for `attention_mask=input_ids != 0`, faster:
+    local attention is attention within blocks, convolutions are matrix products, and the second
+    convolution computes the part of a molecule once instead of once for each of its characters.
     """
 
     _primes: Tensor  # multipliers of the hash functions, of shape (num_hash_functions,)
@@ -75,10 +76,15 @@ class Canine(nn.Module):
             return nn.LayerNorm(dim, eps=config.layer_norm_eps)
 
         def layers(number: int) -> Any:
-            return nn.ModuleDict({"layer": nn.ModuleList(CanineLayer(config) for _ in range(number))})
+            return nn.ModuleDict(
+                {"layer": nn.ModuleList(CanineLayer(config) for _ in range(number))}
+            )
 
         width, buckets = dim // config.num_hash_functions, config.num_hash_buckets
-        tables = {f"{_HASH_TABLE}{i}": nn.Embedding(buckets, width) for i in range(config.num_hash_functions)}
+        tables = {
+            f"{_HASH_TABLE}{i}": nn.Embedding(buckets, width)
+            for i in range(config.num_hash_functions)
+        }
         tables["char_position_embeddings"] = nn.Embedding(buckets, dim)
         tables["token_type_embeddings"] = nn.Embedding(config.type_vocab_size, dim)
         self.char_embeddings: Any = nn.ModuleDict({**tables, "LayerNorm": norm()})
@@ -92,7 +98,9 @@ class Canine(nn.Module):
         self.pooler: Any = nn.ModuleDict({"dense": nn.Linear(dim, dim)})
         with torch.device("cpu"):  # no state dict holds it
             primes = torch.tensor(_PRIMES[: config.num_hash_functions])
-        self.register_buffer("_primes", primes, persistent=False)  # a copy in each pass would make a GPU wait
+        self.register_buffer(
+            "_primes", primes, persistent=False
+        )  # a copy in each pass would make a GPU wait
         self.apply(self._initialize)
 
     @classmethod
@@ -105,16 +113,25 @@ class Canine(nn.Module):
         return found
 
     def trim_positions(self, num_positions: int) -> None:
-        """Drop the positions beyond `num_positions`, which would take gradients and optimizer state."""
+        """Drop the positions beyond `num_positions`, which would take gradients and optimizer
+        state.
+        """
         table = self.char_embeddings.char_position_embeddings
-        table.weight = nn.Parameter(table.weight.detach()[:num_positions].clone(), table.weight.requires_grad)
+        table.weight = nn.Parameter(
+            table.weight.detach()[:num_positions].clone(), table.weight.requires_grad
+        )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Cut the loaded table of positions, of published models 16,384 rows, to those that are read."""
+        """Cut the loaded table of positions, of published models 16,384 rows, to those that are
+        read.
+        """
         needed, table = len(self.get_parameter(POSITIONS)), state_dict.get(prefix + POSITIONS)
         if table is not None:
             if len(table) < needed:
-                raise UserError(f"The model reads {len(table)} positions at most; set --max-len to that or less.")
+                raise UserError(
+                    f"The model reads {len(table)} positions at most; set --max-len to "
+                    "that or less."
+                )
             state_dict[prefix + POSITIONS] = table[:needed]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -125,11 +142,15 @@ class Canine(nn.Module):
         if isinstance(module, nn.Linear | nn.Conv1d) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
-    def forward(self, input_ids: Tensor, *, dtype: torch.dtype, trimmed: bool) -> tuple[Tensor, Tensor]:
-        """Return the encodings (B, L, dim) of `input_ids` (B, L), 0 where padded, and the pooled ones (B, dim).
+    def forward(
+        self, input_ids: Tensor, *, dtype: torch.dtype, trimmed: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the encodings (B, L, dim) of `input_ids` (B, L), 0 where padded, and the pooled
+        ones (B, dim).
 
-        L is a multiple of 4. If it is `trimmed_length`'s, the last 6 positions are padding in every row: 4 for the
-        molecule that CANINE drops, and 2 that the last convolution looks at. With `trimmed` they are not computed.
+        L is a multiple of 4. If it is `trimmed_length`'s, the last 6 positions are padding in every
+        row: 4 for the molecule that CANINE drops, and 2 that the last convolution looks at. With
+        `trimmed` they are not computed.
         """
         p = self.config.hidden_dropout_prob if self.training else 0.0
         rate, length = self.config.downsampling_rate, input_ids.shape[1]
@@ -137,47 +158,76 @@ class Canine(nn.Module):
 
         chars = dropout(self._embedded(input_ids[:, :num_chars]).to(dtype), p)
         mask = input_ids.ne(0)
-        molecule_mask = mask.unflatten(1, (-1, rate)).any(-1)[:, None, None]  # of L / rate, CLS included
+        molecule_mask = mask.unflatten(1, (-1, rate)).any(-1)[
+            :, None, None
+        ]  # of L / rate, CLS included
         molecule_mask, mask = reusable(molecule_mask, dtype), reusable(mask[:, None, None], dtype)
         weights = Weights(dtype, self.chars_to_molecules, self.projection, self.pooler)
-        chars = _apply(self.initial_char_encoder, chars, self._within_blocks(mask[..., :num_chars], dtype))
-        molecules = _apply(self.encoder, self._molecules(chars, weights, drop_last=not trimmed), molecule_mask)
+        chars = _apply(
+            self.initial_char_encoder, chars, self._within_blocks(mask[..., :num_chars], dtype)
+        )
+        molecules = _apply(
+            self.encoder, self._molecules(chars, weights, drop_last=not trimmed), molecule_mask
+        )
         pooled = torch.tanh(linear(molecules[:, 0], self.pooler.dense, weights))
         encoded = dropout(self._projected(chars, molecules[:, 1:], weights, num_encoded), p)
         return _apply(self.final_char_encoder, encoded, mask[..., :num_encoded]), pooled
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
-        """Return embeddings of characters, by several hashes of each, of positions, and of the first token type."""
+        """Return embeddings of characters, by several hashes of each, of positions, and of the
+        first token type.
+        """
         config, tables = self.config, self.char_embeddings
         hashes = (input_ids.long() + 1)[..., None] * self._primes % config.num_hash_buckets
-        shards = [tables[f"{_HASH_TABLE}{i}"](hashes[..., i]) for i in range(config.num_hash_functions)]
+        shards = [
+            tables[f"{_HASH_TABLE}{i}"](hashes[..., i]) for i in range(config.num_hash_functions)
+        ]
         positions = tables.char_position_embeddings.weight[: input_ids.shape[1]]
-        return tables.LayerNorm(torch.cat(shards, dim=-1) + (positions + tables.token_type_embeddings.weight[0]))
+        return tables.LayerNorm(
+            torch.cat(shards, dim=-1) + (positions + tables.token_type_embeddings.weight[0])
+        )
 
     def _molecules(self, chars: Tensor, weights: Weights, *, drop_last: bool) -> Tensor:
         """Return CLS and one molecule for every `rate` characters of `chars` (B, L, dim)."""
         conv = self.chars_to_molecules.conv
-        windows = chars.unflatten(1, (-1, self.config.downsampling_rate)).flatten(2)  # (B, L / rate, rate * dim)
+        windows = chars.unflatten(1, (-1, self.config.downsampling_rate)).flatten(
+            2
+        )  # (B, L / rate, rate * dim)
         weight = weights[conv.weight].permute(0, 2, 1).flatten(1)
         molecules = F.gelu(F.linear(windows, weight, weights[conv.bias]))
         molecules = molecules[:, :-1] if drop_last else molecules
-        return layer_norm(torch.cat([chars[:, :1], molecules], dim=1), self.chars_to_molecules.LayerNorm, weights)
+        return layer_norm(
+            torch.cat([chars[:, :1], molecules], dim=1), self.chars_to_molecules.LayerNorm, weights
+        )
 
-    def _projected(self, chars: Tensor, molecules: Tensor, weights: Weights, num_encoded: int) -> Tensor:
-        """Convolve over the first characters (B, L, dim), each beside its molecule of (B, M, dim)."""
+    def _projected(
+        self, chars: Tensor, molecules: Tensor, weights: Weights, num_encoded: int
+    ) -> Tensor:
+        """Convolve over the first characters (B, L, dim), each beside its molecule of (B, M,
+        dim).
+        """
         conv = self.projection.conv
         weight = weights[conv.weight]  # (dim, 2 * dim, taps), for characters, then for molecules
         dim, _, taps = weight.shape
         of_chars, of_molecules = weight.split(dim, dim=1)
         before, length, rate = (taps - 1) // 2, chars.shape[1], self.config.downsampling_rate
         padded = F.pad(chars, (0, 0, before, taps - 1 - before))
-        windows = torch.cat([padded[:, k : k + length] for k in range(taps)], dim=-1)  # (B, L, taps * dim)
+        windows = torch.cat(
+            [padded[:, k : k + length] for k in range(taps)], dim=-1
+        )  # (B, L, taps * dim)
         out = F.linear(windows, of_chars.permute(0, 2, 1).flatten(1), weights[conv.bias])
-        # contiguous, or torch copies the weight for each row of the batch when no gradients are needed
+        # contiguous, or torch copies the weight for each row of the batch when no gradients are
+        # needed
         by_tap = F.linear(molecules.contiguous(), of_molecules.permute(2, 0, 1).flatten(0, 1))
         by_tap = by_tap.unflatten(-1, (taps, dim))  # (B, M, taps, dim)
-        missing = length // rate - molecules.shape[1]  # the last molecule stands in for one that was dropped
-        by_tap = torch.cat([by_tap, by_tap[:, -1:].expand(-1, missing, -1, -1)], dim=1) if missing else by_tap
+        missing = (
+            length // rate - molecules.shape[1]
+        )  # the last molecule stands in for one that was dropped
+        by_tap = (
+            torch.cat([by_tap, by_tap[:, -1:].expand(-1, missing, -1, -1)], dim=1)
+            if missing
+            else by_tap
+        )
         for k in range(taps):
             ahead = k - before
             out = out + F.pad(by_tap[:, :, k].repeat_interleave(rate, dim=1), (0, 0, -ahead, ahead))
@@ -199,17 +249,24 @@ class CanineLayer(TransformerLayer):
         super().__init__()
         dim, wide, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
         self.config = config
-        projections = nn.ModuleDict({name: nn.Linear(dim, dim) for name in ("query", "key", "value")})
-        output = nn.ModuleDict({"dense": nn.Linear(dim, dim), "LayerNorm": nn.LayerNorm(dim, eps=eps)})
+        projections = nn.ModuleDict(
+            {name: nn.Linear(dim, dim) for name in ("query", "key", "value")}
+        )
+        output = nn.ModuleDict(
+            {"dense": nn.Linear(dim, dim), "LayerNorm": nn.LayerNorm(dim, eps=eps)}
+        )
         self.attention: Any = nn.ModuleDict({"self": projections, "output": output})
         self.intermediate: Any = nn.ModuleDict({"dense": nn.Linear(dim, wide)})
-        self.output: Any = nn.ModuleDict({"dense": nn.Linear(wide, dim), "LayerNorm": nn.LayerNorm(dim, eps=eps)})
+        self.output: Any = nn.ModuleDict(
+            {"dense": nn.Linear(wide, dim), "LayerNorm": nn.LayerNorm(dim, eps=eps)}
+        )
 
     def forward(self, x: Tensor, mask: Tensor, real: Tensor | None = None) -> Tensor:
-        """Compute the layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it.
+        """Compute the layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention`
+        takes it.
 
-        With `real`, the indices (n,) of the positions that are no padding, `x` is that of these positions, (n, dim);
-        padding may be among them.
+        With `real`, the indices (n,) of the positions that are no padding, `x` is that of these
+        positions, (n, dim); padding may be among them.
         """
         config, update = self.config, self.attention.output
         hidden_p, attention_p = config.hidden_dropout_prob, config.attention_probs_dropout_prob
@@ -219,13 +276,17 @@ class CanineLayer(TransformerLayer):
         x, sources = self._sources(x, weights)
         if real is not None:
             sources = [padded(torch.cat(sources, dim=-1), real, (len(mask), mask.shape[-1]))]
-        mixed = attention(*sources, num_heads=config.num_attention_heads, mask=mask, dropout_p=attention_p)
+        mixed = attention(
+            *sources, num_heads=config.num_attention_heads, mask=mask, dropout_p=attention_p
+        )
         mixed = mixed if real is None else mixed.flatten(0, 1).index_select(0, real)
         x = add_norm(x, linear(mixed, update.dense, weights), update.LayerNorm, hidden_p, weights)
         dense = self.intermediate.dense
         x, wide = linear_beside(x, weights[dense.weight], weights[dense.bias])
         wide = F.gelu(wide)
-        return add_norm(x, linear(wide, self.output.dense, weights), self.output.LayerNorm, hidden_p, weights)
+        return add_norm(
+            x, linear(wide, self.output.dense, weights), self.output.LayerNorm, hidden_p, weights
+        )
 
     def _sources(self, x: Tensor, weights: Weights) -> tuple[Tensor, list[Tensor]]:
         """Return `x`, and its queries, keys and values; on a GPU side by side, by one product."""

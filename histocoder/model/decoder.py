@@ -1,6 +1,7 @@
 """A transformer decoder over code tokens, and the prior that the flat head's probabilities give it.
 
-Parameters have the names of `torch.nn.TransformerDecoder`, so that published state dicts load unchanged.
+Parameters have the names of `torch.nn.TransformerDecoder`, so that published state dicts load
+unchanged.
 """
 
 import math
@@ -58,12 +59,18 @@ class Attention(nn.Module):
         return list(zip(*both, strict=True))
 
     def mix(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the attention of queries to keys and values, each by heads, of shape (B, L, dim)."""
+        """Return the attention of queries to keys and values, each by heads, of shape (B, L,
+        dim).
+        """
         mixed = scaled_dot_product(queries, keys, values, mask)
         return mixed.transpose(1, 2).flatten(2)
 
-    def forward(self, x: Tensor, source: Tensor | None, mask: Tensor | None, weights: Weights) -> tuple[Tensor, Tensor]:
-        """Return `x` (B, L, dim), and its attention to `source` (B, S, dim), or to itself, of the same shape."""
+    def forward(
+        self, x: Tensor, source: Tensor | None, mask: Tensor | None, weights: Weights
+    ) -> tuple[Tensor, Tensor]:
+        """Return `x` (B, L, dim), and its attention to `source` (B, S, dim), or to itself, of the
+        same shape.
+        """
         if source is None:
             x, product = linear_beside(x, weights[self.in_proj_weight], weights[self.in_proj_bias])
             sources = [product]
@@ -71,7 +78,9 @@ class Attention(nn.Module):
             of_queries, of_source = self.projections(weights)
             x, queries = linear_beside(x, *of_queries)
             sources = [queries, F.linear(source, *of_source)]
-        return x, linear(attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj, weights)
+        return x, linear(
+            attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj, weights
+        )
 
 
 class DecoderLayer(TransformerLayer):
@@ -88,7 +97,9 @@ class DecoderLayer(TransformerLayer):
         self.norm3 = nn.LayerNorm(dim)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, causal: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, causal: Tensor, memory: Tensor, memory_mask: Tensor | None
+    ) -> Tensor:
         """Compute all positions at once from `x` (B, L, dim) and `memory` (B, S, dim).
 
         `causal` (L, L) and `memory_mask` (B, 1, 1, S) are masks as `attention` takes them.
@@ -104,7 +115,8 @@ class DecoderLayer(TransformerLayer):
 
 
 class Decoder(nn.Module):
-    """Predicts each token of a target sequence from the tokens before it and the encoder's memory of width `dim`.
+    """Predicts each token of a target sequence from the tokens before it and the encoder's memory
+    of width `dim`.
 
     Dropout follows attention and the feed-forward network's inner layer; none is on logits.
     """
@@ -122,21 +134,30 @@ class Decoder(nn.Module):
         super().__init__()
         self.token_emb: Any = nn.ModuleDict({"embedding": nn.Embedding(vocab_size, dim)})
         self.positional_encoding: Any = nn.Module()
-        with torch.device("cpu"):  # so that it has values where the model is built on the meta device
+        with torch.device(
+            "cpu"
+        ):  # so that it has values where the model is built on the meta device
             frequencies = torch.exp(-torch.arange(0, dim, 2) * math.log(10000) / dim)
-            angles = torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies  # (MAX_TARGET_LEN, dim / 2)
+            angles = (
+                torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies
+            )  # (MAX_TARGET_LEN, dim / 2)
         sinusoids = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).unsqueeze(1)
         self.positional_encoding.register_buffer("pos_embedding", sinusoids)
         self.dropout = Dropout(dropout)
-        layers = [DecoderLayer(dim, num_heads, dim_feedforward or dim, dropout) for _ in range(num_layers)]
-        self.decoder = nn.ModuleDict({"layers": nn.ModuleList(layers)})  # named as in published state dicts
+        layers = [
+            DecoderLayer(dim, num_heads, dim_feedforward or dim, dropout) for _ in range(num_layers)
+        ]
+        self.decoder = nn.ModuleDict(
+            {"layers": nn.ModuleList(layers)}
+        )  # named as in published state dicts
         self.head = nn.Linear(dim, vocab_size)
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
 
     def embed(self, tokens: Tensor, positions: slice | int) -> Tensor:
-        """Return the embeddings (…, dim) of tokens, scaled by the root of their width, plus those of their positions.
+        """Return the embeddings (…, dim) of tokens, scaled by the root of their width, plus those
+        of their positions.
 
         See Vaswani et al. 2017, sections 3.4 and 3.5.
         """
@@ -149,12 +170,18 @@ class Decoder(nn.Module):
         return [module for module in self.decoder.modules() if isinstance(module, DecoderLayer)]
 
     def forward(
-        self, tokens: Tensor, memory: Tensor, memory_mask: Tensor | None = None, prior: "Prior | None" = None
+        self,
+        tokens: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        prior: "Prior | None" = None,
     ) -> Tensor:
-        """Return the logits of the token that follows each position, of shape (B, L, vocab_size): teacher forcing.
+        """Return the logits of the token that follows each position, of shape (B, L, vocab_size):
+        teacher forcing.
 
-        `tokens` (B, L) are the target's, BOS first, without EOS; `memory` (B, S, dim) is the encoder's output, and
-        `memory_mask` (B, S) is True for memory to attend to, by default all of it. A prior is added to the logits.
+        `tokens` (B, L) are the target's, BOS first, without EOS; `memory` (B, S, dim) is the
+        encoder's output, and `memory_mask` (B, S) is True for memory to attend to, by default all
+        of it. A prior is added to the logits.
         """
         x = self.dropout(self.embed(tokens, slice(tokens.shape[1]))).to(memory.dtype)
         causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
@@ -175,7 +202,9 @@ class Prior(NamedTuple):
 
     @classmethod
     def from_logits(cls, logits: Tensor, blocks: Tensor, vocab_size: int) -> "Prior":
-        """Build the prior from flat logits (B, num_classes) and the classes' blocks (num_classes, block_size)."""
+        """Build the prior from flat logits (B, num_classes) and the classes' blocks (num_classes,
+        block_size).
+        """
         best = logits.float().softmax(-1).topk(min(_NUM_CLASSES, logits.shape[1]))
         return cls(best.values, blocks[best.indices], vocab_size)
 
@@ -183,15 +212,19 @@ class Prior(NamedTuple):
         return Prior(self.shares[rows], self.blocks[rows], self.vocab_size)
 
     def following(self, tokens: Tensor) -> Tensor:
-        """Return the log shares (B, L, vocab_size) of what follows each target token (B, L), BOS first.
+        """Return the log shares (B, L, vocab_size) of what follows each target token (B, L), BOS
+        first.
 
         They are those of `PriorSteps`, at all positions at once.
         """
         length, size = tokens.shape[1], self.blocks.shape[2]
         num_blocks = -(-length // size)
 
-        # Which classes begin with the tokens of a block before each of its positions, (B, N, K, size).
-        codes = F.pad(tokens[:, 1:], (0, num_blocks * size + 1 - length)).unflatten(1, (num_blocks, size))
+        # Which classes begin with the tokens of a block before each of its positions, (B, N, K,
+        # size).
+        codes = F.pad(tokens[:, 1:], (0, num_blocks * size + 1 - length)).unflatten(
+            1, (num_blocks, size)
+        )
         agrees = (self.blocks[:, None] == codes[:, :, None]).long().cumprod(-1)
         begins = F.pad(agrees[..., :-1], (1, 0), value=1)
 
@@ -213,20 +246,30 @@ class Prior(NamedTuple):
 class PriorSteps:
     """The prior along growing sequences, from BOS on, in step with `Stepper`.
 
-    Within a block, a token's share is that of the classes that begin with the block's tokens so far. Behind a code, the
-    classes written so far make up the share of PAD, which ends the row; the others compete for the next code.
+    Within a block, a token's share is that of the classes that begin with the block's tokens so
+    far. Behind a code, the classes written so far make up the share of PAD, which ends the row; the
+    others compete for the next code.
     """
 
     def __init__(self, prior: Prior) -> None:
-        self._shares, self._blocks = prior.shares[:, None], prior.blocks[:, None]  # (B, 1, K), (B, 1, K, size)
+        self._shares, self._blocks = (
+            prior.shares[:, None],
+            prior.blocks[:, None],
+        )  # (B, 1, K), (B, 1, K, size)
         self._vocab_size = prior.vocab_size
-        self._left = torch.ones_like(self._shares, dtype=torch.bool)  # not written yet, of shape (B, W, K)
+        self._left = torch.ones_like(
+            self._shares, dtype=torch.bool
+        )  # not written yet, of shape (B, W, K)
         self._fits = self._left  # those of them that begin with the block's tokens
-        self._ended = torch.zeros_like(self._shares[..., 0], dtype=torch.bool)  # by an unused block, (B, W)
+        self._ended = torch.zeros_like(
+            self._shares[..., 0], dtype=torch.bool
+        )  # by an unused block, (B, W)
         self._depth = 0
 
     def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Return the log shares (B, W, vocab_size) of what follows each node of the next level; see `Stepper`."""
+        """Return the log shares (B, W, vocab_size) of what follows each node of the next level; see
+        `Stepper`.
+        """
         position = self._depth % self._blocks.shape[3]
         if self._depth:
             index = parents.long()[..., None].expand(-1, -1, self._fits.shape[2])
@@ -250,4 +293,6 @@ class PriorSteps:
 def class_blocks(codes: Sequence[str], formatter: dict[str, Any]) -> Tensor:
     """Return the tokens of each class, of shape (num_classes, block_size); PAD for a blank one."""
     system = build_formatter(**formatter).system
-    return torch.tensor([system.to_block(code) if code else [PAD] * system.block_size for code in codes])
+    return torch.tensor(
+        [system.to_block(code) if code else [PAD] * system.block_size for code in codes]
+    )

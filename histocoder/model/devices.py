@@ -13,8 +13,10 @@ from histocoder.distributed import all_reduce
 from histocoder.errors import UserError
 
 OUT_OF_MEMORY = (
-    "In training, halve --batch-size and double --gradient-accumulation-steps, which gives the same steps; otherwise "
-    "set a smaller --batch-size, stop other programs that use this memory, or compute with --device cpu."
+    "In training, halve --batch-size and double --gradient-accumulation-steps, which "
+    "gives the same steps; otherwise "
+    "set a smaller --batch-size, stop other programs that use this memory, or compute "
+    "with --device cpu."
 )
 """Advice where memory runs out."""
 _BYTES_OF_ROW = 4_000_000  # of 128 characters in fp32, in the widest layer of CANINE-s, twice
@@ -33,7 +35,9 @@ def device_name(device: torch.device) -> str:
 
 
 def _cpu_info(field: str) -> list[str]:
-    """Return the words of a field of the first processor in Linux's /proc/cpuinfo; none on other systems."""
+    """Return the words of a field of the first processor in Linux's /proc/cpuinfo; none on other
+    systems.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -42,13 +46,17 @@ def _cpu_info(field: str) -> list[str]:
 
 
 def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the CPU's on a device, from pinned memory, so that the host does not wait for a GPU."""
+    """Return a tensor of the CPU's on a device, from pinned memory, so that the host does not wait
+    for a GPU.
+    """
     pinned = tensor.pin_memory() if device.type == "cuda" else tensor
     return pinned.to(device, non_blocking=True)
 
 
 def peak_gpu_memory(device: torch.device) -> dict[str, float]:
-    """Return the peak of the memory of tensors in GB, on the GPU that uses most; nothing without GPUs."""
+    """Return the peak of the memory of tensors in GB, on the GPU that uses most; nothing without
+    GPUs.
+    """
     if device.type != "cuda":
         return {}
     mine = torch.tensor(torch.cuda.max_memory_allocated(device) / 1e9, dtype=torch.float64)
@@ -56,7 +64,9 @@ def peak_gpu_memory(device: torch.device) -> dict[str, float]:
 
 
 def rows_at_once(device: torch.device) -> int:
-    """Return how many descriptions to code at once: 256, and on a GPU with room for them up to 4,096."""
+    """Return how many descriptions to code at once: 256, and on a GPU with room for them up to
+    4,096.
+    """
     if device.type != "cuda":
         return 256
     free_bytes = torch.cuda.mem_get_info(device)[0]
@@ -72,7 +82,9 @@ def total_bytes() -> float:
 
 
 def compute_deterministically() -> None:
-    """Make torch use deterministic algorithms, or raise if there is none; to be called before CUDA starts."""
+    """Make torch use deterministic algorithms, or raise if there is none; to be called before CUDA
+    starts.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
@@ -81,10 +93,12 @@ def compute_deterministically() -> None:
 
 @contextmanager
 def fast_products(device: torch.device, *, deterministic: bool) -> Iterator[None]:
-    """Compute products of fp32 matrices in TF32 on a GPU, unless `deterministic`, several times as fast.
+    """Compute products of fp32 matrices in TF32 on a GPU, unless `deterministic`, several times as
+    fast.
 
-    Factors then have 10 bits behind the point instead of 23, and sums are in fp32: enough to train with. Prediction
-    computes in fp32, so that its probabilities are those of a CPU. The setting is the process's, and is restored.
+    Factors then have 10 bits behind the point instead of 23, and sums are in fp32: enough to train
+    with. Prediction computes in fp32, so that its probabilities are those of a CPU. The setting is
+    the process's, and is restored.
     """
     before = torch.get_float32_matmul_precision()
     if device.type == "cuda" and not deterministic:
@@ -96,11 +110,13 @@ def fast_products(device: torch.device, *, deterministic: bool) -> Iterator[None
 
 
 def computing_dtype(precision: str, device: torch.device, *, use_amp: bool = False) -> torch.dtype:
-    """Return the dtype of a precision on a device; raise a UserError if it is unknown, or the device lacks it.
+    """Return the dtype of a precision on a device; raise a UserError if it is unknown, or the
+    device lacks it.
 
     A CPU has no fp16, and a GPU older than Ampere no bf16: PyTorch would emulate it, slowly.
 
-    "auto" is bf16 if the hardware multiplies in it, else fp32; with `use_amp` fp16 on a GPU without bf16.
+    "auto" is bf16 if the hardware multiplies in it, else fp32; with `use_amp` fp16 on a GPU without
+    bf16.
     """
     if precision not in PRECISIONS:
         raise UserError(f"Unknown precision {precision!r}; choose one of {', '.join(PRECISIONS)}.")
@@ -108,11 +124,14 @@ def computing_dtype(precision: str, device: torch.device, *, use_amp: bool = Fal
         raise UserError("fp16 needs a CUDA GPU; on this device choose --precision auto.")
     if precision == "bf16" and device.type == "cuda" and not has_bf16(device):
         raise UserError(
-            f"{device_name(device)} has no bf16: GPUs have it from compute capability 8.0 on (Ampere). Choose "
+            f"{device_name(device)} has no bf16: GPUs have it from compute capability 8.0 "
+            "on (Ampere). Choose "
             "--precision auto or fp16."
         )
     if precision == "auto":
-        precision = "bf16" if has_bf16(device) else "fp16" if use_amp and device.type == "cuda" else "fp32"
+        precision = (
+            "bf16" if has_bf16(device) else "fp16" if use_amp and device.type == "cuda" else "fp32"
+        )
     return _DTYPES[precision]
 
 
@@ -122,7 +141,9 @@ def precision_name(dtype: torch.dtype) -> str:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether a device multiplies matrices in bf16: GPUs since Ampere, CPUs with AMX or AVX512-BF16."""
+    """Return whether a device multiplies matrices in bf16: GPUs since Ampere, CPUs with AMX or
+    AVX512-BF16.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return not {"amx_bf16", "avx512_bf16"}.isdisjoint(_cpu_info("flags"))

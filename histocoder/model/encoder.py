@@ -1,7 +1,9 @@
-"""Encoders and their tokenizers: presets trained from scratch, and Hugging Face's, from the hub or a folder.
+"""Encoders and their tokenizers: presets trained from scratch, and Hugging Face's, from the hub or
+a folder.
 
-An encoder is a module whose `config` builds it again: `Canine`, `NgramEncoder`, or a `PreTrainedModel` such as BERT,
-XLM-R and the encoders of T5 and ByT5. transformers is imported where it is needed, since the import takes seconds.
+An encoder is a module whose `config` builds it again: `Canine`, `NgramEncoder`, or a
+`PreTrainedModel` such as BERT, XLM-R and the encoders of T5 and ByT5. transformers is imported
+where it is needed, since the import takes seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ from torch import Tensor, nn
 
 from histocoder.config.model import MODEL_TYPE
 from histocoder.errors import UserError
-from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, auto_tokenizer, contents
+from histocoder.formatters.tokenizers import (
+    CHARACTERS,
+    PretrainedTokenizer,
+    Tokenizer,
+    auto_tokenizer,
+    contents,
+)
 from histocoder.model.canine import Canine, CanineConfig
 from histocoder.model.layers import Dropout, mean_pooled
 from histocoder.model.ngram import NgramConfig, NgramEncoder
@@ -48,7 +56,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "ngram": {"model_type": NgramConfig.model_type},
     # for tests: seconds on a laptop, no dropout, so that runs compare exactly
     "tiny": _canine(64, layers=2, heads=4, buckets=256),
-    # a CANINE from scratch, for tables of many thousands of rows; without dropout, since augmentation is noise enough
+    # a CANINE from scratch, for tables of many thousands of rows; without dropout, since
+    # augmentation is noise enough
     "small": _canine(192, layers=3, heads=6, buckets=1024),
 }
 
@@ -79,9 +88,11 @@ def encoder_from_config(config: dict[str, Any]) -> Encoder:
 
 
 def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Encoder:
-    """Load an encoder with its weights in fp32, for inputs of `max_len` tokens; raise a UserError if that fails.
+    """Load an encoder with its weights in fp32, for inputs of `max_len` tokens; raise a UserError
+    if that fails.
 
-    `name` is a preset ("ngram", "small", "tiny": random weights), a local folder, or a name on the Hugging Face hub.
+    `name` is a preset ("ngram", "small", "tiny": random weights), a local folder, or a name on the
+    Hugging Face hub.
     """
     if name in PRESETS:
         sizes = PRESETS[name]
@@ -89,17 +100,22 @@ def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Enco
             return encoder_from_config({**sizes, "ngram_dropout_prob": ngram_dropout})
         # CANINE's table of positions has as many rows as it has hash buckets
         buckets = max(sizes["num_hash_buckets"], max_len)
-        return encoder_from_config({**sizes, "num_hash_buckets": buckets, "max_position_embeddings": buckets})
+        return encoder_from_config(
+            {**sizes, "num_hash_buckets": buckets, "max_position_embeddings": buckets}
+        )
     is_own = encoder_type(read_encoder_config(name)) == CanineConfig.model_type
     with _loading(name) as options:
         from transformers import AutoConfig, CanineModel
         from transformers.utils import logging
 
-        logging.set_verbosity_error()  # no warnings of weights that an encoder has no use for, such as a head's
+        # No warnings of weights that an encoder has no use for, such as a head's
+        logging.set_verbosity_error()
         options |= {"trust_remote_code": False}  # the default asks on a terminal
         config = _without_kernels(AutoConfig.from_pretrained(name, **options))
         kind = CanineModel if is_own else _auto_class(config)
-        model, found = kind.from_pretrained(name, config=config, output_loading_info=True, **options)
+        model, found = kind.from_pretrained(
+            name, config=config, output_loading_info=True, **options
+        )
         missing = sorted(key for key in found["missing_keys"] if "pooler." not in key)
         if missing and not is_own:
             raise ValueError(f"it has no weights {', '.join(missing[:3])}")
@@ -109,7 +125,9 @@ def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Enco
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Load the tokenizer of an encoder, named as in `load_encoder`; raise a UserError if that fails."""
+    """Load the tokenizer of an encoder, named as in `load_encoder`; raise a UserError if that
+    fails.
+    """
     if name in PRESETS or reads_characters(read_encoder_config(name)):
         return CHARACTERS
     with _loading(name) as options, tempfile.TemporaryDirectory() as folder:
@@ -124,7 +142,10 @@ def read_encoder_config(name: str) -> dict[str, Any]:
     with _loading(name) as options:
         config: dict[str, Any] = PretrainedConfig.get_config_dict(name, **options)[0]
     if config.get("model_type") == MODEL_TYPE:
-        raise UserError(f"{name} is a histocoder model; start from its weights with --initial-checkpoint {name}.")
+        raise UserError(
+            f"{name} is a histocoder model; start from its weights with "
+            f"--initial-checkpoint {name}."
+        )
     return config
 
 
@@ -136,11 +157,20 @@ def _loading(name: str) -> Iterator[dict[str, Any]]:
         yield {"local_files_only": is_away or Path(name).exists()}
     except UserError:
         raise
-    except (OSError, ValueError, RuntimeError, EOFError, ImportError, UnpicklingError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        EOFError,
+        ImportError,
+        UnpicklingError,
+        SafetensorError,
+    ) as error:
         first_line = str(error).strip().split("\n")[0]
         where = "the hub can't be reached, and there is no cached copy" if is_away else first_line
         raise UserError(
-            f"Could not load the encoder {name!r} ({where}). Name the folder of a pretrained encoder with "
+            f"Could not load the encoder {name!r} ({where}). Name the folder of a "
+            "pretrained encoder with "
             "--encoder PATH, or train from scratch with --encoder ngram, which needs no network."
         ) from error
 
@@ -160,11 +190,16 @@ def hub_answers() -> bool:
 
 
 def can_be_fetched(name: str) -> bool:
-    """Return whether the hub's cache has an encoder, or the hub says within some seconds that it has it."""
+    """Return whether the hub's cache has an encoder, or the hub says within some seconds that it
+    has it.
+    """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
-    cached = [isinstance(try_to_load_from_cache(name, file), str) for file in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME)]
+    cached = [
+        isinstance(try_to_load_from_cache(name, file), str)
+        for file in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME)
+    ]
     if isinstance(try_to_load_from_cache(name, CONFIG_NAME), str) and any(cached):
         return True
     if constants.HF_HUB_OFFLINE:
@@ -191,23 +226,29 @@ def check_positions(encoder: Encoder, max_len: int, *, name: str) -> None:
     for module_name, module in encoder.named_modules():
         if module_name.endswith(".position_embeddings") and isinstance(module, nn.Embedding):
             # RoBERTa's first position follows that of padding
-            positions = module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+            positions = module.num_embeddings - (
+                0 if module.padding_idx is None else module.padding_idx + 1
+            )
     if max_len > positions:
-        raise UserError(f"The encoder of {name} has {positions} positions; set --max-len to that or less.")
+        raise UserError(
+            f"The encoder of {name} has {positions} positions; set --max-len to that or less."
+        )
 
 
 def encode_pretrained(
     model: PreTrainedModel, input_ids: Tensor, mask: Tensor, *, dtype: torch.dtype, is_cls: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the encoding (B, L, dim) of a batch by one of Hugging Face's encoders, and the pooled encoding (B, dim).
+    """Return the encoding (B, L, dim) of a batch by one of Hugging Face's encoders, and the pooled
+    encoding (B, dim).
 
-    `mask` (B, L) is False for padding. Matrix products are computed in `dtype`; the weights stay in their own. The
-    pooled encoding is the first token's if `is_cls`, else the mean over all tokens.
+    `mask` (B, L) is False for padding. Matrix products are computed in `dtype`; the weights stay in
+    their own. The pooled encoding is the first token's if `is_cls`, else the mean over all tokens.
     """
     is_cast = dtype != next(model.parameters()).dtype
     attention_mask = mask.long()
     if mask.device.type != "cpu" and _takes_whole_masks(model):
-        # of a mask (B, L), transformers asks whether all of it is True, for which the host would wait
+        # of a mask (B, L), transformers asks whether all of it is True, for which the host would
+        # wait
         attention_mask = mask[:, None, None].expand(-1, 1, mask.shape[1], -1)
     with torch.autocast(input_ids.device.type, dtype=dtype if is_cast else None, enabled=is_cast):
         encoded = model(input_ids=input_ids.long(), attention_mask=attention_mask).last_hidden_state
@@ -216,9 +257,13 @@ def encode_pretrained(
 
 
 def _takes_whole_masks(model: PreTrainedModel) -> bool:
-    """Return whether a model takes a mask (B, 1, L, L) as it is, as those do that call `create_bidirectional_mask`."""
+    """Return whether a model takes a mask (B, 1, L, L) as it is, as those do that call
+    `create_bidirectional_mask`.
+    """
     module = sys.modules[type(model).__module__]
-    return hasattr(module, "create_bidirectional_mask") and model.config._attn_implementation == "sdpa"
+    return (
+        hasattr(module, "create_bidirectional_mask") and model.config._attn_implementation == "sdpa"
+    )
 
 
 def _without_kernels(config: PretrainedConfig) -> PretrainedConfig:
@@ -226,17 +271,22 @@ def _without_kernels(config: PretrainedConfig) -> PretrainedConfig:
     for name in ("_attn_implementation", "_experts_implementation"):
         if hasattr(config, name):
             setattr(config, name, None)  # also sets that of nested configs
-    # transformers 4.50 saves that it has chosen, and a model built from this record would get the slow attention
+    # transformers 4.50 saves that it has chosen, and a model built from this record would get the
+    # slow attention
     if hasattr(config, "_attn_implementation_autoset"):
         config._attn_implementation_autoset = False
     return config
 
 
 def _auto_class(config: PretrainedConfig) -> Any:
-    """Return transformers' auto class for the encoder alone if there is one, as for T5; else for the whole model."""
+    """Return transformers' auto class for the encoder alone if there is one, as for T5; else for
+    the whole model.
+    """
     from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, AutoModel, AutoModelForTextEncoding
 
-    return AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
+    return (
+        AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
+    )
 
 
 def _encoder_within(model: PreTrainedModel) -> PreTrainedModel:

@@ -1,4 +1,6 @@
-"""Layers of encoder and decoder: products, attention, dropout and norms, by the fastest operators of the device."""
+"""Layers of encoder and decoder: products, attention, dropout and norms, by the fastest operators
+of the device.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -15,15 +17,23 @@ from histocoder.ops import kernels
 
 Config = TypeVar("Config", bound="EncoderConfig")
 MAX_SEQUENCES = 65_535
-"""Largest batch of CUDA's attention kernels: the batch is a dimension of their grid that ends there."""
+"""Largest batch of CUDA's attention kernels: the batch is a dimension of their grid that ends
+there.
+"""
 
 
 class WithoutInit(TorchFunctionMode):
-    """Skips initial values, which on the meta device would import torch's compiler: a mode of `torch.overrides`."""
+    """Skips initial values, which on the meta device would import torch's compiler: a mode of
+    `torch.overrides`.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        return kwargs["tensor"] if getattr(func, "__module__", "") == nn.init.__name__ else func(*args, **kwargs)
+        return (
+            kwargs["tensor"]
+            if getattr(func, "__module__", "") == nn.init.__name__
+            else func(*args, **kwargs)
+        )
 
 
 @dataclass
@@ -35,7 +45,9 @@ class EncoderConfig:
     @classmethod
     def from_dict(cls: type[Config], config: dict[str, Any]) -> Config:
         """Return the sizes among the fields of a config file, and ignore the other fields."""
-        return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
+        return cls(
+            **{field.name: config[field.name] for field in fields(cls) if field.name in config}
+        )
 
     def to_diff_dict(self) -> dict[str, Any]:
         """Return the fields of a config file; the name is that of `PretrainedConfig`'s method."""
@@ -43,7 +55,9 @@ class EncoderConfig:
 
 
 class TransformerLayer(nn.Module):
-    """Base of layers, which with `is_checkpointed` keep only their inputs and compute the rest again backwards."""
+    """Base of layers, which with `is_checkpointed` keep only their inputs and compute the rest
+    again backwards.
+    """
 
     is_checkpointed = False
 
@@ -56,12 +70,14 @@ class TransformerLayer(nn.Module):
 class Weights:
     """Weights of modules in the precision of their products.
 
-    On a GPU all of them are cast by one kernel, and their gradients by another: what a step takes there is the launches
-    of its kernels, of which casts of single weights would be a quarter. Those of linear layers that are `joined`, which
-    have one input, lie one below the other then.
+    On a GPU all of them are cast by one kernel, and their gradients by another: what a step takes
+    there is the launches of its kernels, of which casts of single weights would be a quarter. Those
+    of linear layers that are `joined`, which have one input, lie one below the other then.
     """
 
-    def __init__(self, dtype: torch.dtype, *modules: nn.Module, joined: Sequence[nn.Linear] = ()) -> None:
+    def __init__(
+        self, dtype: torch.dtype, *modules: nn.Module, joined: Sequence[nn.Linear] = ()
+    ) -> None:
         self._dtype = dtype
         self._joined = joined
         self._casts: dict[Tensor, Tensor] = {}
@@ -70,7 +86,9 @@ class Weights:
             return
         together = [*(layer.weight for layer in joined), *(layer.bias for layer in joined)]
         apart = [parameter for module in modules for parameter in module.parameters()]
-        apart = [parameter for parameter in apart if all(parameter is not other for other in together)]
+        apart = [
+            parameter for parameter in apart if all(parameter is not other for other in together)
+        ]
         parameters = [*together, *apart]
         if parameters and parameters[0].device.type != "cpu" and parameters[0].dtype != dtype:
             casts = _CastFunction.apply(dtype, len(joined), *parameters)
@@ -78,7 +96,9 @@ class Weights:
             self._casts = dict(zip(apart, casts[len(self._joined_casts) :], strict=True))
 
     def of_joined(self) -> tuple[Tensor, ...]:
-        """Return weight and bias of the joined layers, as of one layer that has the outputs of all."""
+        """Return weight and bias of the joined layers, as of one layer that has the outputs of
+        all.
+        """
         if self._joined_casts:
             return self._joined_casts
         weight = torch.cat([self[layer.weight] for layer in self._joined])
@@ -90,12 +110,18 @@ class Weights:
 
 
 class _CastFunction(torch.autograd.Function):
-    """Casts of several tensors at once, of which the first are the weights and then the biases of joined layers."""
+    """Casts of several tensors at once, of which the first are the weights and then the biases of
+    joined layers.
+    """
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, num_joined: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, dtype: torch.dtype, num_joined: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.dtype = tensors[0].dtype
-        ctx.sizes = [[len(tensor) for tensor in tensors[i : i + num_joined]] for i in (0, num_joined)]
+        ctx.sizes = [
+            [len(tensor) for tensor in tensors[i : i + num_joined]] for i in (0, num_joined)
+        ]
         if not num_joined:
             return _cast(tensors, dtype)
 
@@ -104,7 +130,9 @@ class _CastFunction(torch.autograd.Function):
         weight = weights[0].new_empty((sum(ctx.sizes[0]), *weights[0].shape[1:]), dtype=dtype)
         bias = biases[0].new_empty(sum(ctx.sizes[1]), dtype=dtype)
         apart = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors[2 * num_joined :]]
-        torch._foreach_copy_([*weight.split(ctx.sizes[0]), *bias.split(ctx.sizes[1]), *apart], [*tensors])
+        torch._foreach_copy_(
+            [*weight.split(ctx.sizes[0]), *bias.split(ctx.sizes[1]), *apart], [*tensors]
+        )
         return weight, bias, *apart
 
     @staticmethod
@@ -112,7 +140,11 @@ class _CastFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if not ctx.sizes[0]:
             return None, None, *_cast(grads, ctx.dtype)
-        joined = [part for grad, sizes in zip(grads, ctx.sizes, strict=False) for part in grad.split(sizes)]
+        joined = [
+            part
+            for grad, sizes in zip(grads, ctx.sizes, strict=False)
+            for part in grad.split(sizes)
+        ]
         return None, None, *_cast([*joined, *grads[2:]], ctx.dtype)
 
 
@@ -123,15 +155,19 @@ def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def linear(x: Tensor, module: nn.Linear, weights: Weights | None = None) -> Tensor:
-    """Apply a linear layer to `x` (…, in) in the precision of `x`, that of the `weights` if they are given."""
+    """Apply a linear layer to `x` (…, in) in the precision of `x`, that of the `weights` if they
+    are given.
+    """
     weights = weights or Weights(x.dtype)
     return F.linear(x, weights[module.weight], weights[module.bias])
 
 
 def linear_beside(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `x` (…, in), for a residual connection, and its product by a linear layer, of shape (…, out).
+    """Return `x` (…, in), for a residual connection, and its product by a linear layer, of shape
+    (…, out).
 
-    On a GPU the gradients that reach `x` on both ways are joined by the product that computes one of them.
+    On a GPU the gradients that reach `x` on both ways are joined by the product that computes one
+    of them.
     """
     if x.device.type == "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return x, F.linear(x, weight, bias)
@@ -148,7 +184,9 @@ class _LinearBesideFunction(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_residual: Tensor, grad_product: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(
+        ctx: Any, grad_residual: Tensor, grad_product: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         rows, grad_rows = x.flatten(0, -2), grad_product.flatten(0, -2)
         grad = torch.addmm(grad_residual.flatten(0, -2), grad_rows, weight)
@@ -156,20 +194,29 @@ class _LinearBesideFunction(torch.autograd.Function):
 
 
 def layer_norm(x: Tensor, norm: nn.LayerNorm, weights: Weights | None = None) -> Tensor:
-    """Apply a layer norm with fp32 weights to `x` of any precision, that of the `weights` if they are given."""
+    """Apply a layer norm with fp32 weights to `x` of any precision, that of the `weights` if they
+    are given.
+    """
     if x.dtype == norm.weight.dtype or x.device.type == "cpu":  # CPUs mix precisions in one pass
         return norm(x)
     if weights is not None:
-        return F.layer_norm(x, norm.normalized_shape, weights[norm.weight], weights[norm.bias], norm.eps)
-    return F.layer_norm(x.float(), norm.normalized_shape, norm.weight, norm.bias, norm.eps).to(x.dtype)
+        return F.layer_norm(
+            x, norm.normalized_shape, weights[norm.weight], weights[norm.bias], norm.eps
+        )
+    return F.layer_norm(x.float(), norm.normalized_shape, norm.weight, norm.bias, norm.eps).to(
+        x.dtype
+    )
 
 
-def attention(*sources: Tensor, num_heads: int, mask: Tensor | None, dropout_p: float = 0.0) -> Tensor:
+def attention(
+    *sources: Tensor, num_heads: int, mask: Tensor | None, dropout_p: float = 0.0
+) -> Tensor:
     """Return scaled dot-product attention, of shape (B, L, dim).
 
-    `sources` are queries, keys and values in this order, of shape (B, L or S, dim); neighbours may lie side by side in
-    one tensor. `mask`, broadcast to (B, 1, L, S), is True for keys to attend to; if not of bool, it is added to the
-    scores. On a CPU torch's fused kernel is several times slower backwards than the products it is made of.
+    `sources` are queries, keys and values in this order, of shape (B, L or S, dim); neighbours may
+    lie side by side in one tensor. `mask`, broadcast to (B, 1, L, S), is True for keys to attend
+    to; if not of bool, it is added to the scores. On a CPU torch's fused kernel is several times
+    slower backwards than the products it is made of.
     """
     if kernels.supports(sources[0]) and (mask is None or mask.dtype == torch.bool):
         return _AttentionFunction.apply(num_heads, mask, dropout_p, *sources)
@@ -192,30 +239,39 @@ def attention(*sources: Tensor, num_heads: int, mask: Tensor | None, dropout_p: 
 def scaled_dot_product(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, dropout_p: float = 0.0
 ) -> Tensor:
-    """Return `F.scaled_dot_product_attention` of a batch of any size, in parts that CUDA's kernels take."""
+    """Return `F.scaled_dot_product_attention` of a batch of any size, in parts that CUDA's kernels
+    take.
+    """
     if len(queries) <= MAX_SEQUENCES:
-        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout_p)
+        return F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, dropout_p=dropout_p
+        )
     parts = []
     for start in range(0, len(queries), MAX_SEQUENCES):
         rows = slice(start, start + MAX_SEQUENCES)
         is_shared = mask is None or mask.dim() < queries.dim() or len(mask) == 1
         part_mask = mask if is_shared or mask is None else mask[rows]
         part = (queries[rows], keys[rows], values[rows])
-        parts.append(F.scaled_dot_product_attention(*part, attn_mask=part_mask, dropout_p=dropout_p))
+        parts.append(
+            F.scaled_dot_product_attention(*part, attn_mask=part_mask, dropout_p=dropout_p)
+        )
     return torch.cat(parts)
 
 
 def attend_to_paths(levels: Sequence[Tensor], paths: Tensor, *, num_heads: int) -> Tensor:
-    """Return the attention (N, dim) of the newest nodes of trees to their ancestors and themselves, without gradients.
+    """Return the attention (N, dim) of the newest nodes of trees to their ancestors and themselves,
+    without gradients.
 
-    `levels` are the trees' levels, the newest last, each with the queries, keys and values of its nodes side by side,
-    of shape (nodes, 3 * dim); `paths` (depth, N) has the node of each level on the way to each of the newest ones, the
-    ones themselves last.
+    `levels` are the trees' levels, the newest last, each with the queries, keys and values of its
+    nodes side by side, of shape (nodes, 3 * dim); `paths` (depth, N) has the node of each level on
+    the way to each of the newest ones, the ones themselves last.
     """
     dim = levels[0].shape[1] // 3
     if kernels.supports(levels[0]) and dim % (kernels.LANES * num_heads) == 0:
         return kernels.attend_paths(levels, paths, num_heads=num_heads)
-    sources = torch.stack([level[:, dim:][path] for level, path in zip(levels, paths, strict=True)], dim=1)
+    sources = torch.stack(
+        [level[:, dim:][path] for level, path in zip(levels, paths, strict=True)], dim=1
+    )
     return attention(levels[-1][:, None, :dim], sources, num_heads=num_heads, mask=None)[:, 0]
 
 
@@ -223,12 +279,16 @@ class _AttentionFunction(torch.autograd.Function):
     """`attention` by the kernels of a CPU."""
 
     @staticmethod
-    def forward(ctx: Any, num_heads: int, mask: Tensor | None, p: float, *sources: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, num_heads: int, mask: Tensor | None, p: float, *sources: Tensor
+    ) -> Tensor:
         """Return the attention; see `attention`."""
         ctx.how = {"p": p, "seed": _seed() if p else 0}
         ctx.num_heads, ctx.mask = num_heads, mask
         is_trained = any(ctx.needs_input_grad)
-        out, probabilities = kernels.AttentionKernel(sources, num_heads, mask, **ctx.how).forward(keep=is_trained)
+        out, probabilities = kernels.AttentionKernel(sources, num_heads, mask, **ctx.how).forward(
+            keep=is_trained
+        )
         if probabilities is not None:
             ctx.save_for_backward(probabilities, *sources)
         return out
@@ -242,7 +302,9 @@ class _AttentionFunction(torch.autograd.Function):
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Return `x` with the share `p` of its numbers zeroed, and the others scaled; torch's CPU draws are slow."""
+    """Return `x` with the share `p` of its numbers zeroed, and the others scaled; torch's CPU draws
+    are slow.
+    """
     return _DropoutFunction.apply(x, p) if p and kernels.supports(x) else F.dropout(x, p)
 
 
@@ -273,24 +335,32 @@ def _seed() -> int:
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a bool mask to one that is added to scores: 0 if True, else the least finite number."""
+    """Convert a bool mask to one that is added to scores: 0 if True, else the least finite
+    number.
+    """
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 def reusable(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask for several calls of `attention` in a precision: converted once on a GPU, unlike on a CPU."""
+    """Return a mask for several calls of `attention` in a precision: converted once on a GPU,
+    unlike on a CPU.
+    """
     return mask if mask.device.type == "cpu" else additive(mask, dtype)
 
 
-def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm, p: float, weights: Weights | None = None) -> Tensor:
+def add_norm(
+    x: Tensor, update: Tensor, norm: nn.LayerNorm, p: float, weights: Weights | None = None
+) -> Tensor:
     """Return the layer norm of `x + dropout(update, p)`."""
     return layer_norm(x + dropout(update, p), norm, weights)
 
 
 def padded(x: Tensor, real: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Put `x` (n, dim) at some positions of a `shape` (B, L), given by their indices (n,), and zeros elsewhere."""
+    """Put `x` (n, dim) at some positions of a `shape` (B, L), given by their indices (n,), and
+    zeros elsewhere.
+    """
     return x.new_zeros(shape[0] * shape[1], x.shape[1]).index_copy(0, real, x).unflatten(0, shape)
 
 

@@ -1,4 +1,6 @@
-"""The model: an encoder, CANINE or another, a decoder over code tokens, and a flat head over the pooled encoding."""
+"""The model: an encoder, CANINE or another, a decoder over code tokens, and a flat head over the
+pooled encoding.
+"""
 
 import math
 from collections.abc import Mapping
@@ -24,7 +26,8 @@ class MixerOutput(NamedTuple):
     """Logits of both heads, as `MixerModel.forward` returns them."""
 
     seq2seq_logits: Tensor | None
-    """Logits of the token that follows each target position, of shape (ceil(B / decoder_stride), L, vocab_size).
+    """Logits of the token that follows each target position, of shape (ceil(B / decoder_stride), L,
+    vocab_size).
 
     None if the decoder does not learn."""
     flat_logits: Tensor
@@ -34,10 +37,12 @@ class MixerOutput(NamedTuple):
 
 
 class CosineClassifier(nn.Linear):
-    """Classifies encodings by their cosine similarity with each class's weights, times a learned scale, plus a bias.
+    """Classifies encodings by their cosine similarity with each class's weights, times a learned
+    scale, plus a bias.
 
-    The encodings' mean is subtracted first, since encodings of pretrained models share most of their direction. From
-    Gidaris and Komodakis, "Dynamic Few-Shot Visual Learning without Forgetting" (2018).
+    The encodings' mean is subtracted first, since encodings of pretrained models share most of
+    their direction. From Gidaris and Komodakis, "Dynamic Few-Shot Visual Learning without
+    Forgetting" (2018).
     """
 
     mean: Tensor
@@ -49,14 +54,21 @@ class CosineClassifier(nn.Linear):
 
     def forward(self, pooled: Tensor) -> Tensor:
         """Return the logits (B, num_classes) of encodings (B, dim)."""
-        mean, weight, bias = (tensor.to(pooled.dtype) for tensor in (self.mean, self.weight, self.bias))
-        return self.scale * F.linear(F.normalize(pooled - mean, dim=-1), F.normalize(weight, dim=-1)) + bias
+        mean, weight, bias = (
+            tensor.to(pooled.dtype) for tensor in (self.mean, self.weight, self.bias)
+        )
+        return (
+            self.scale * F.linear(F.normalize(pooled - mean, dim=-1), F.normalize(weight, dim=-1))
+            + bias
+        )
 
     @torch.no_grad()
     def set_directions(self, pooled: Tensor, shares: Tensor) -> None:
-        """Begin with the mean of encodings (n, dim), and with the sum of each class's as its weights.
+        """Begin with the mean of encodings (n, dim), and with the sum of each class's as its
+        weights.
 
-        `shares` (n, num_classes) is how much of a row belongs to each class; classes without any keep their weights.
+        `shares` (n, num_classes) is how much of a row belongs to each class; classes without any
+        keep their weights.
         """
         self.mean.copy_(pooled.mean(0))
         sums = shares.T @ F.normalize(pooled - self.mean, dim=-1)
@@ -65,19 +77,30 @@ class CosineClassifier(nn.Linear):
 
 
 class MixerModel(nn.Module):
-    """An encoder with two heads, a sequence decoder and a flat linear head, and further ones if `config` has them.
+    """An encoder with two heads, a sequence decoder and a flat linear head, and further ones if
+    `config` has them.
 
     These are a linear head and a linear expert on attributes.
 
     Without `encoder`, one of `config.encoder`'s sizes gets random weights.
     """
 
-    trained_on: Tensor | None  # hashes of the keys of all descriptions that it was trained on; see `key_hashes`
-    class_blocks: Tensor | None  # tokens (num_classes, block_size) of each class; None without `config.decoder_prior`
-    dtype: torch.dtype  # precision of activations and matrix products, which may be set; weights stay in their own
+    trained_on: (
+        Tensor | None
+    )  # hashes of the keys of all descriptions that it was trained on; see `key_hashes`
+    class_blocks: (
+        Tensor | None
+    )  # tokens (num_classes, block_size) of each class; None without `config.decoder_prior`
+    dtype: (
+        torch.dtype
+    )  # precision of activations and matrix products, which may be set; weights stay in their own
 
     def __init__(
-        self, config: ModelConfig, encoder: "Encoder | None" = None, *, tokenizer: Tokenizer = CHARACTERS
+        self,
+        config: ModelConfig,
+        encoder: "Encoder | None" = None,
+        *,
+        tokenizer: Tokenizer = CHARACTERS,
     ) -> None:
         super().__init__()
         self.config = config
@@ -109,26 +132,39 @@ class MixerModel(nn.Module):
         self.decoder.requires_grad_(config.decoder_learns)
         self.register_buffer("class_blocks", blocks, persistent=False)
         num_features = config.num_linear_features
-        self.linear_expert = LinearExpert(num_features, config.num_classes) if num_features else None
+        self.linear_expert = (
+            LinearExpert(num_features, config.num_classes) if num_features else None
+        )
         num_rows = config.num_nearest_rows
         self.nearest_expert = NearestExpert(num_rows, dim, config.num_classes) if num_rows else None
         num_features, num_labels = config.num_attribute_features, len(config.attribute_labels)
         self.attribute_expert = LinearExpert(num_features, num_labels) if num_features else None
         self.attribute_head = nn.Linear(dim, num_labels) if num_labels else None
         num_hashes = config.num_trained_on
-        self.register_buffer("trained_on", torch.zeros(num_hashes, dtype=torch.int32) if num_hashes else None)
+        self.register_buffer(
+            "trained_on", torch.zeros(num_hashes, dtype=torch.int32) if num_hashes else None
+        )
         self.encoder_is_frozen = False
         self.dtype = torch.float32
 
     @classmethod
     def from_weights(
-        cls, config: ModelConfig, weights: Mapping[str, Tensor], *, tokenizer: Tokenizer = CHARACTERS
+        cls,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        *,
+        tokenizer: Tokenizer = CHARACTERS,
     ) -> "MixerModel":
-        """Build a model with copies of `weights`; raise a RuntimeError if names or shapes differ from the model's."""
+        """Build a model with copies of `weights`; raise a RuntimeError if names or shapes differ
+        from the model's.
+        """
         with torch.device("meta"), WithoutInit():
             model = cls(config, tokenizer=tokenizer)
         empty = model.state_dict()
-        own = {name: weight.to(empty.get(name, weight).dtype, copy=True) for name, weight in weights.items()}
+        own = {
+            name: weight.to(empty.get(name, weight).dtype, copy=True)
+            for name, weight in weights.items()
+        }
         marks = list(map(vars, model.parameters()))  # attributes of tables with sparse gradients
         model.load_state_dict(own, assign=True)
         for parameter, mark in zip(model.parameters(), marks, strict=True):
@@ -136,7 +172,8 @@ class MixerModel(nn.Module):
         return model
 
     def has_learned(self, hashes: Tensor) -> None:
-        """Record the hashes of descriptions that the model is trained on, beside those that it was trained on before.
+        """Record the hashes of descriptions that the model is trained on, beside those that it was
+        trained on before.
 
         `hashes` are those of `key_hashes`, of shape (n,).
         """
@@ -156,10 +193,15 @@ class MixerModel(nn.Module):
         return self
 
     def checkpoint_layers(self) -> None:
-        """Keep only the input of each layer for the backward pass, which computes the rest again, bit for bit."""
+        """Keep only the input of each layer for the backward pass, which computes the rest again,
+        bit for bit.
+        """
         if not isinstance(self.encoder, Canine | NgramEncoder):
             name = "activation_checkpointing_enable"
-            enable = getattr(self.encoder, name if hasattr(self.encoder, name) else "gradient_checkpointing_enable")
+            enable = getattr(
+                self.encoder,
+                name if hasattr(self.encoder, name) else "gradient_checkpointing_enable",
+            )
             enable({"use_reentrant": False})
         for module in self.modules():
             if isinstance(module, TransformerLayer):
@@ -167,20 +209,29 @@ class MixerModel(nn.Module):
 
     def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         """Return the transformer layers of the encoder, and those of the decoder."""
-        of_encoder: list[nn.Module] = [m for m in self.encoder.modules() if isinstance(m, CanineLayer)]
+        of_encoder: list[nn.Module] = [
+            m for m in self.encoder.modules() if isinstance(m, CanineLayer)
+        ]
         if not of_encoder:  # others' first list is that of the layers
-            of_encoder = list(next(m for m in self.encoder.modules() if isinstance(m, nn.ModuleList)))
+            of_encoder = list(
+                next(m for m in self.encoder.modules() if isinstance(m, nn.ModuleList))
+            )
         return of_encoder, list(self.decoder.layers)
 
     def encode(
-        self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None, lookup: Lookup | None = None
+        self,
+        input_ids: Tensor,
+        encoded: tuple[Tensor, Tensor] | None = None,
+        lookup: Lookup | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return memory (B, M, dim), pooled encoding (B, dim) and memory mask (B, M) of token ids (B, S).
+        """Return memory (B, M, dim), pooled encoding (B, dim) and memory mask (B, M) of token ids
+        (B, S).
 
-        The ids are padded to the tokenizer's `num_positions`. M is S, less if the last positions are padding in every
-        row, or the number of words of an n-gram encoder. The mask is True for memory that the decoder attends to; None
-        for all of it. `encoded` gives memory and pooled encoding, if they were computed before; `lookup` the n-grams of
-        an n-gram encoder, if they were prepared.
+        The ids are padded to the tokenizer's `num_positions`. M is S, less if the last positions
+        are padding in every row, or the number of words of an n-gram encoder. The mask is True for
+        memory that the decoder attends to; None for all of it. `encoded` gives memory and pooled
+        encoding, if they were computed before; `lookup` the n-grams of an n-gram encoder, if they
+        were prepared.
         """
         mask = input_ids.ne(self.tokenizer.pad_id)
         if encoded is not None:
@@ -188,11 +239,17 @@ class MixerModel(nn.Module):
         elif isinstance(self.encoder, NgramEncoder):
             memory, pooled, mask = self.encoder(input_ids, lookup, dtype=self.dtype)
         elif isinstance(self.encoder, Canine):
-            trimmed = self.config.mask_memory and not is_exporting() and input_ids.shape[1] < self.config.max_len
+            trimmed = (
+                self.config.mask_memory
+                and not is_exporting()
+                and input_ids.shape[1] < self.config.max_len
+            )
             memory, pooled = self.encoder(input_ids, dtype=self.dtype, trimmed=trimmed)
         else:
             is_cls = self.config.pooling == "auto" and self.tokenizer.begins_with_cls
-            memory, pooled = encode_pretrained(self.encoder, input_ids, mask, dtype=self.dtype, is_cls=is_cls)
+            memory, pooled = encode_pretrained(
+                self.encoder, input_ids, mask, dtype=self.dtype, is_cls=is_cls
+            )
         return memory, pooled, mask[:, : memory.shape[1]] if self.config.mask_memory else None
 
     def classify(self, pooled: Tensor) -> Tensor:
@@ -202,15 +259,25 @@ class MixerModel(nn.Module):
         return self.linear_decoder(pooled) if is_cosine else linear(pooled, self.linear_decoder)
 
     def classify_attributes(self, pooled: Tensor) -> Tensor | None:
-        """Return the logits (B, num_labels) of attributes of pooled encodings (B, dim), in fp32; None without any."""
-        return None if self.attribute_head is None else linear(self.dropout(pooled).float(), self.attribute_head)
+        """Return the logits (B, num_labels) of attributes of pooled encodings (B, dim), in fp32;
+        None without any.
+        """
+        return (
+            None
+            if self.attribute_head is None
+            else linear(self.dropout(pooled).float(), self.attribute_head)
+        )
 
     def class_probabilities(self, flat_logits: Tensor) -> Tensor:
         """Return the probabilities of the flat head's logits (B, num_classes)."""
-        return flat_logits.softmax(-1) if self.config.flat_loss == "softmax" else flat_logits.sigmoid()
+        return (
+            flat_logits.softmax(-1) if self.config.flat_loss == "softmax" else flat_logits.sigmoid()
+        )
 
     def prior(self, flat_logits: Tensor) -> Prior | None:
-        """Return the decoder's prior from detached flat logits (B, num_classes); None if the model has none."""
+        """Return the decoder's prior from detached flat logits (B, num_classes); None if the model
+        has none.
+        """
         if self.class_blocks is None:
             return None
         return Prior.from_logits(flat_logits.detach(), self.class_blocks, self.config.vocab_size)
@@ -226,8 +293,8 @@ class MixerModel(nn.Module):
     ) -> MixerOutput:
         """Encode a batch as `encode` does, and return the logits of both heads.
 
-        The decoder gets every `decoder_stride`-th row, from the first on, and the target tokens of these rows, of shape
-        (ceil(B / decoder_stride), L), BOS first, without EOS.
+        The decoder gets every `decoder_stride`-th row, from the first on, and the target tokens of
+        these rows, of shape (ceil(B / decoder_stride), L), BOS first, without EOS.
         """
         memory, pooled, memory_mask = self.encode(input_ids, encoded, lookup)
         flat_logits = self.classify(pooled)
@@ -236,5 +303,7 @@ class MixerModel(nn.Module):
             return MixerOutput(None, flat_logits, of_attributes)
         rows = slice(None, None, decoder_stride)
         memory_mask = None if memory_mask is None else memory_mask[rows]
-        seq2seq_logits = self.decoder(target_tokens, memory[rows], memory_mask, self.prior(flat_logits[rows]))
+        seq2seq_logits = self.decoder(
+            target_tokens, memory[rows], memory_mask, self.prior(flat_logits[rows])
+        )
         return MixerOutput(seq2seq_logits, flat_logits, of_attributes)

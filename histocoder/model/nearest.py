@@ -20,18 +20,20 @@ _LEAST = 1e-3  # what a code without any row nearby has, where one whose row is 
 class NearestExpert(nn.Module):
     """The nearest training row of each code, by the cosine of encodings.
 
-    Memory helps where many descriptions are variants of others, as kNN-LM does in language models (Khandelwal et al.
-    2020, https://arxiv.org/abs/1911.00172). Encodings are centred, projected to their principal components, and
-    normalized. Whether the row begins and ends with the same letter says more about variants than how much of it is the
-    same.
+    Memory helps where many descriptions are variants of others, as kNN-LM does in language models
+    (Khandelwal et al. 2020, https://arxiv.org/abs/1911.00172). Encodings are centred, projected to
+    their principal components, and normalized. Whether the row begins and ends with the same letter
+    says more about variants than how much of it is the same.
     """
 
     constants: ClassVar[dict[str, float]] = {"sharpness": _SHARPNESS, "least": _LEAST}
     mean: Tensor  # of the encodings, of shape (dim,)
     components: Tensor  # their principal components, of shape (dim, num_components)
-    rows: Tensor  # projected encodings of the rows in the order of their classes, bf16 (num_rows, num_components)
+    # Projected encodings of the rows in the order of their classes, bf16 (num_rows, num_components)
+    rows: Tensor
     ends: Tensor  # `end_characters` of the rows, int32 of shape (num_rows, 2)
-    first: Tensor  # the first row of each class, and the number of rows, int64 of shape (num_classes + 1,)
+    # The first row of each class, and the number of rows, int64 of shape (num_classes + 1,)
+    first: Tensor
 
     def __init__(self, num_rows: int, dim: int, num_classes: int) -> None:
         super().__init__()
@@ -47,8 +49,12 @@ class NearestExpert(nn.Module):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, encodings: Tensor, ends: Tensor, class_ids: Tensor, *, num_classes: int) -> NearestExpert:
-        """Return an expert that remembers rows by their encodings (n, dim), ends (n, 2) and classes (n,)."""
+    def of(
+        cls, encodings: Tensor, ends: Tensor, class_ids: Tensor, *, num_classes: int
+    ) -> NearestExpert:
+        """Return an expert that remembers rows by their encodings (n, dim), ends (n, 2) and classes
+        (n,).
+        """
         expert = cls(len(encodings), encodings.shape[1], num_classes).to(encodings.device)
         unit = F.normalize(encodings.float(), dim=-1)
         expert.mean.copy_(unit.mean(0))
@@ -58,7 +64,9 @@ class NearestExpert(nn.Module):
         class_ids, order = class_ids.sort(stable=True)
         expert.rows.copy_(expert.project(encodings[order]))
         expert.ends.copy_(ends[order])
-        expert.first.copy_(torch.searchsorted(class_ids, torch.arange(num_classes + 1, device=class_ids.device)))
+        expert.first.copy_(
+            torch.searchsorted(class_ids, torch.arange(num_classes + 1, device=class_ids.device))
+        )
         return expert
 
     def project(self, encodings: Tensor) -> Tensor:
@@ -68,10 +76,11 @@ class NearestExpert(nn.Module):
 
     @torch.no_grad()
     def forward(self, encodings: Tensor, ends: Tensor, classes: Tensor) -> dict[str, Tensor]:
-        """Return the votes of descriptions, by encodings (B, dim) and ends (B, 2), for some classes (B, K) each.
+        """Return the votes of descriptions, by encodings (B, dim) and ends (B, 2), for some classes
+        (B, K) each.
 
-        They are `nearest`, the logarithm of a similarity, and `begins` and `ends`, 1 where the nearest row's first and
-        last character is the same; each of shape (B, K).
+        They are `nearest`, the logarithm of a similarity, and `begins` and `ends`, 1 where the
+        nearest row's first and last character is the same; each of shape (B, K).
         """
         queries = self.project(encodings)
         if kernels.supports(queries):
@@ -79,18 +88,25 @@ class NearestExpert(nn.Module):
             cosine, row = kernels.nearest(queries, classes, self._blocks, self.first)
         else:
             parts = [
-                self._nearest(*part) for part in zip(queries.split(_AT_ONCE), classes.split(_AT_ONCE), strict=True)
+                self._nearest(*part)
+                for part in zip(queries.split(_AT_ONCE), classes.split(_AT_ONCE), strict=True)
             ]
             cosine, row = (torch.cat(part) for part in zip(*parts, strict=True))
         same = (self.ends[row] == ends[:, None]) & (row >= 0)[..., None]
         begins, ended = same.float().unbind(-1)
-        return {"nearest": ((_SHARPNESS * (cosine - 1)).exp() + _LEAST).log(), "begins": begins, "ends": ended}
+        return {
+            "nearest": ((_SHARPNESS * (cosine - 1)).exp() + _LEAST).log(),
+            "begins": begins,
+            "ends": ended,
+        }
 
     def _nearest(self, queries: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cosines of the nearest row of each class, and these rows; -1 where there is none.
+        """Return the cosines of the nearest row of each class, and these rows; -1 where there is
+        none.
 
-        The rows of a class are cut into pieces of one size. The best row of each piece is found by a plain reduction;
-        only pieces, not rows, are reduced to classes by a scatter, which on a GPU takes an atomic operation for each.
+        The rows of a class are cut into pieces of one size. The best row of each piece is found by
+        a plain reduction; only pieces, not rows, are reduced to classes by a scatter, which on a
+        GPU takes an atomic operation for each.
         """
         rows, class_of_piece = self._pieces()
         cosine = queries @ self.rows[rows.flatten()].float().T
@@ -105,7 +121,9 @@ class NearestExpert(nn.Module):
         return best.gather(1, classes), row.gather(1, classes)
 
     def _pieces(self) -> tuple[Tensor, Tensor]:
-        """Return the rows of each piece (P, size), of which the last of a class repeats a row, and its class (P,)."""
+        """Return the rows of each piece (P, size), of which the last of a class repeats a row, and
+        its class (P,).
+        """
         if self._rows_of_pieces is None or self._rows_of_pieces.device != self.first.device:
             sizes = self.first.diff()
             num_pieces = -(-sizes // _PIECE)
@@ -114,7 +132,9 @@ class NearestExpert(nn.Module):
 
             # The place of a piece among those of its class, then its rows.
             first_piece = num_pieces.cumsum(0) - num_pieces
-            place = torch.arange(len(class_of_piece), device=sizes.device) - first_piece[class_of_piece]
+            place = (
+                torch.arange(len(class_of_piece), device=sizes.device) - first_piece[class_of_piece]
+            )
             start = self.first[class_of_piece] + _PIECE * place
             rows = start[:, None] + torch.arange(_PIECE, device=sizes.device)
             last = self.first[class_of_piece + 1] - 1

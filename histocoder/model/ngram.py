@@ -1,7 +1,9 @@
-"""An encoder of words, the mean of hashed embeddings of a word's n-grams, and a linear classifier over n-grams.
+"""An encoder of words, the mean of hashed embeddings of a word's n-grams, and a linear classifier
+over n-grams.
 
-Subword hashing is fastText's (Bojanowski et al. 2017, https://arxiv.org/abs/1607.04606), hashing within the model the
-Byte Latent Transformer's (Pagnoni et al. 2024, https://arxiv.org/abs/2412.09871).
+Subword hashing is fastText's (Bojanowski et al. 2017, https://arxiv.org/abs/1607.04606), hashing
+within the model the Byte Latent Transformer's (Pagnoni et al. 2024,
+https://arxiv.org/abs/2412.09871).
 """
 
 from collections.abc import Callable
@@ -21,10 +23,17 @@ from histocoder.model.layers import EncoderConfig, layer_norm, mean_pooled, padd
 from histocoder.ops import kernels
 
 _FNV_OFFSET, _FNV_PRIME, _MASK = 0x811C9DC5, 16777619, 0xFFFFFFFF
-"""Constants of FNV-1a in 32 bits; products fit into int64, so that every device computes the same hashes."""
-_MIX = 0x5BD1E995  # multiplier of MurmurHash2's last steps, since FNV-1a mixes its lowest bits poorly
+"""Constants of FNV-1a in 32 bits; products fit into int64, so that every device computes the same
+hashes.
+"""
+_MIX = (
+    0x5BD1E995  # multiplier of MurmurHash2's last steps, since FNV-1a mixes its lowest bits poorly
+)
 _ENDS = (0, 0xE000, 0xE001)  # padding, CLS, SEP
-_BREAKS = (*map(ord, "\t\n\v\f\r \u0085\u00a0\u2028\u2029\u202f\u205f\u3000"), *range(0x2000, 0x200B))
+_BREAKS = (
+    *map(ord, "\t\n\v\f\r \u0085\u00a0\u2028\u2029\u202f\u205f\u3000"),
+    *range(0x2000, 0x200B),
+)
 """White space between words."""
 _PUNCTUATION = tuple(ord(c) for c in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~¡«·»¿‘’“”„–—…")
 """Characters that are words by themselves."""
@@ -56,16 +65,23 @@ class NgramConfig(EncoderConfig):
 class Ngrams(NamedTuple):
     """The n-grams of a batch of descriptions."""
 
-    buckets: Tensor  # table's rows of the n-grams that end at each character, int64 (B, S, K); -1 for padding
+    # table's rows of the n-grams that end at each character, int64 (B, S, K); -1 for padding
+    buckets: Tensor
     words: Tensor  # the word of each character, int64 of shape (B, S); 0 is the language
 
 
 class Lookup(NamedTuple):
-    """The n-grams of a batch, prepared on the CPU, so that the host need not wait until a GPU has counted them."""
+    """The n-grams of a batch, prepared on the CPU, so that the host need not wait until a GPU has
+    counted them.
+    """
 
-    distinct: Tensor  # the table's rows of the distinct n-grams in ascending order, int64 of shape (D,)
+    distinct: (
+        Tensor  # the table's rows of the distinct n-grams in ascending order, int64 of shape (D,)
+    )
     inverse: Tensor  # the row of each n-gram among these, int64 of shape (n,)
-    places: Tensor  # the n-grams' places among the B * S * K of `Ngrams.buckets`, int64 of shape (n,)
+    places: (
+        Tensor  # the n-grams' places among the B * S * K of `Ngrams.buckets`, int64 of shape (n,)
+    )
     words: Tensor  # `Ngrams.words`, of shape (B, S)
     num_words: int  # largest number of words of a row, with its language
 
@@ -87,7 +103,8 @@ class Lookup(NamedTuple):
 class NgramEncoder(nn.Module):
     """Encodes descriptions word by word.
 
-    The gradients of `table` (num_buckets, dim) are sparse: a step changes only rows of n-grams in its batch.
+    The gradients of `table` (num_buckets, dim) are sparse: a step changes only rows of n-grams in
+    its batch.
     """
 
     def __init__(self, config: NgramConfig) -> None:
@@ -113,8 +130,8 @@ class NgramEncoder(nn.Module):
 
         `lookup` has the n-grams of the ids, if they were prepared.
 
-        Returns the encodings (B, W, dim) of the language and of the words, their means (B, dim) over the words, and a
-        mask (B, W) that is False for padding.
+        Returns the encodings (B, W, dim) of the language and of the words, their means (B, dim)
+        over the words, and a mask (B, W) that is False for padding.
         """
         num_words: Any
         if lookup is None:
@@ -125,13 +142,17 @@ class NgramEncoder(nn.Module):
             num_words = lookup.num_words
             x, mask = self._prepared_words(lookup)
         positions, real = self.position_embeddings.weight[:num_words], None
-        # backwards it gains nothing, on a GPU the host would wait for the number of words; when exporting, sizes have
-        # to follow from those of the inputs
+        # backwards it gains nothing, on a GPU the host would wait for the number of words; when
+        # exporting, sizes have to follow from those of the inputs
         if not torch.is_grad_enabled() and not is_exporting() and lookup is None:
             real, others = (found.flatten().nonzero()[:, 0] for found in (mask, ~mask))
-            # half of the positions or fewer, and some others, since processors compile code for each shape
+            # half of the positions or fewer, and some others, since processors compile code for
+            # each shape
             real = torch.cat([real, others[: -len(real) % _MULTIPLE]])
-            x, positions = x.flatten(0, 1).index_select(0, real), positions.index_select(0, real % num_words)
+            x, positions = (
+                x.flatten(0, 1).index_select(0, real),
+                positions.index_select(0, real % num_words),
+            )
         x = (layer_norm(x, self.word_norm) + positions).to(dtype)
         for layer in self.layer:
             x = layer(x, mask[:, None, None], real)
@@ -141,7 +162,9 @@ class NgramEncoder(nn.Module):
         return x, mean_pooled(x, described).to(dtype), mask
 
     def _words(self, ngrams: Ngrams, num_words: int) -> tuple[Tensor, Tensor]:
-        """Return the means of embeddings (B, W, dim), and a mask (B, W) that is False for padding."""
+        """Return the means of embeddings (B, W, dim), and a mask (B, W) that is False for
+        padding.
+        """
         batch, _, width = ngrams.buckets.shape
         real = ngrams.buckets >= 0
         word = ngrams.words + num_words * torch.arange(batch, device=real.device)[:, None]
@@ -150,11 +173,15 @@ class NgramEncoder(nn.Module):
         is_word[::num_words] = True  # the language, so that each row has something to attend to
         used = real
         if self.training and self.config.ngram_dropout_prob:
-            used = used & (torch.rand(real.shape, device=real.device) >= self.config.ngram_dropout_prob)
+            used = used & (
+                torch.rand(real.shape, device=real.device) >= self.config.ngram_dropout_prob
+            )
         flat = used.flatten().nonzero()[:, 0]
         index, word = ngrams.buckets.flatten()[flat], word.flatten()[flat // width]
         rows: Tensor = self.table
-        if torch.is_grad_enabled() and rows.requires_grad:  # what is learned is a row of each distinct n-gram
+        if (
+            torch.is_grad_enabled() and rows.requires_grad
+        ):  # what is learned is a row of each distinct n-gram
             distinct, index = index.unique(return_inverse=True)
             rows = F.embedding(distinct, rows, sparse=True)
         counts = torch.bincount(word, minlength=batch * num_words)
@@ -164,7 +191,9 @@ class NgramEncoder(nn.Module):
         return x.unflatten(0, (batch, num_words)), is_word.unflatten(0, (batch, num_words))
 
     def _prepared_words(self, lookup: Lookup) -> tuple[Tensor, Tensor]:
-        """Return what `_words` does, in shapes that the host knows: n-grams that are left out weigh nothing."""
+        """Return what `_words` does, in shapes that the host knows: n-grams that are left out weigh
+        nothing.
+        """
         batch, num_characters = lookup.words.shape
         num_kinds, num_words = 2 * self.config.max_n + 1, lookup.num_words
         device = lookup.words.device
@@ -172,39 +201,57 @@ class NgramEncoder(nn.Module):
         # The words that there are, and the word of each n-gram, in ascending order.
         starts = num_words * torch.arange(batch, device=device)[:, None]
         word = (lookup.words + starts).flatten()[lookup.places // num_kinds]
-        is_word = torch.zeros(batch * num_words, dtype=torch.bool, device=device).index_fill_(0, word, True)
+        is_word = torch.zeros(batch * num_words, dtype=torch.bool, device=device).index_fill_(
+            0, word, True
+        )
         is_word[::num_words] = True  # the language, so that each row has something to attend to
 
         # The same random numbers as in `_words`.
         shares = torch.ones(len(word), device=device)
         if self.training and self.config.ngram_dropout_prob:
-            noise = torch.rand(batch, num_characters, num_kinds, device=device).flatten()[lookup.places]
+            noise = torch.rand(batch, num_characters, num_kinds, device=device).flatten()[
+                lookup.places
+            ]
             shares = (noise >= self.config.ngram_dropout_prob).float()
 
         rows = F.embedding(lookup.distinct, self.table, sparse=True)
         first = torch.searchsorted(word, torch.arange(len(is_word), device=device))
         counts = torch.zeros(len(is_word), device=device).index_add_(0, word, shares)
-        total = F.embedding_bag(lookup.inverse, rows, first, mode="sum", per_sample_weights=shares.to(rows.dtype))
+        total = F.embedding_bag(
+            lookup.inverse, rows, first, mode="sum", per_sample_weights=shares.to(rows.dtype)
+        )
         x = total / counts.clamp(min=1)[:, None].to(rows.dtype)
         return x.unflatten(0, (batch, num_words)), is_word.unflatten(0, (batch, num_words))
 
 
 _NGRAMS = NgramConfig(num_buckets=1 << 20, max_n=5)
-"""Hashing of the expert's n-grams, in more buckets than an encoder's, since only those that occur are kept."""
+"""Hashing of the expert's n-grams, in more buckets than an encoder's, since only those that occur
+are kept.
+"""
 NGRAM_WEIGHTS = (
-    *(0.5 ** (max(n + is_edge - 4, 0) / 2) for n in range(1, _NGRAMS.max_n + 1) for is_edge in (0, 1)),
+    *(
+        0.5 ** (max(n + is_edge - 4, 0) / 2)
+        for n in range(1, _NGRAMS.max_n + 1)
+        for is_edge in (0, 1)
+    ),
     1.0,  # whole words
     *(0.5 ** ((n - 2) / 2) for n in range(2, _NGRAMS.max_n + 1)),  # across blanks
 )
 """Weight of each kind of n-gram: long ones, and those across blanks, repeat what others say."""
-SHARPNESS = 8.0  # factor that turns the expert's decisions, which are margins of about 1, into log-odds
+SHARPNESS = (
+    8.0  # factor that turns the expert's decisions, which are margins of about 1, into log-odds
+)
 
 
 class LinearExpert(nn.Module):
-    """TF-IDF of n-grams times the weights of a linear support vector machine, which helps on small tables."""
+    """TF-IDF of n-grams times the weights of a linear support vector machine, which helps on small
+    tables.
+    """
 
     constants: ClassVar[dict[str, float]] = {"sharpness": SHARPNESS}
-    buckets: Tensor  # hashes of the known n-grams in ascending order, int64 of shape (num_features,)
+    buckets: (
+        Tensor  # hashes of the known n-grams in ascending order, int64 of shape (num_features,)
+    )
     idf: Tensor  # inverse document frequencies, of shape (num_features,)
     weight: Tensor  # weights, fp16 of shape (num_features, num_classes)
     bias: Tensor  # biases, of shape (num_classes,)
@@ -219,9 +266,11 @@ class LinearExpert(nn.Module):
 
     @torch.no_grad()
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the log-odds (B, num_classes) of texts (B, S), as `tokenizers.lower_characters` gives them.
+        """Return the log-odds (B, num_classes) of texts (B, S), as `tokenizers.lower_characters`
+        gives them.
 
-        N-grams are counted where the texts are; if that is the CPU, the host does not wait for a GPU to count them.
+        N-grams are counted where the texts are; if that is the CPU, the host does not wait for a
+        GPU to count them.
         """
         row, bucket = ngram_rows(characters)
         feature = self._features(characters.device)[bucket]
@@ -230,15 +279,25 @@ class LinearExpert(nn.Module):
         row, feature = pairs // len(self.buckets), pairs % len(self.buckets)
         first = torch.searchsorted(row, torch.arange(len(characters), device=row.device))
 
-        row, feature, counts, first = (moved(x, self.weight.device) for x in (row, feature, counts, first))
+        row, feature, counts, first = (
+            moved(x, self.weight.device) for x in (row, feature, counts, first)
+        )
         tfidf = (1 + counts.float().log()) * self.idf[feature]
-        norm = torch.zeros(len(characters), device=tfidf.device).index_add_(0, row, tfidf.square()).sqrt()
+        norm = (
+            torch.zeros(len(characters), device=tfidf.device)
+            .index_add_(0, row, tfidf.square())
+            .sqrt()
+        )
         shares = (tfidf / norm[row]).to(self.weight.dtype)
-        found = F.embedding_bag(feature, self.weight, first, mode="sum", per_sample_weights=shares).float()
+        found = F.embedding_bag(
+            feature, self.weight, first, mode="sum", per_sample_weights=shares
+        ).float()
         return SHARPNESS * (found + self.bias)
 
     def _features(self, device: torch.device) -> Tensor:
-        """Return the index of each hash among the known n-grams, of shape (num_buckets,); -1 for others."""
+        """Return the index of each hash among the known n-grams, of shape (num_buckets,); -1 for
+        others.
+        """
         if self._index is None or self._index.device != device:
             index = torch.full((_NGRAMS.num_buckets,), -1, device=device)
             index[self.buckets.to(device)] = torch.arange(len(self.buckets), device=device)
@@ -247,14 +306,17 @@ class LinearExpert(nn.Module):
 
 
 def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the text and the hash of each n-gram of texts (B, S), both of shape (n,), text after text."""
+    """Return the text and the hash of each n-gram of texts (B, S), both of shape (n,), text after
+    text.
+    """
     buckets = linear_ngrams(characters).flatten(1)
     row, at = (buckets >= 0).nonzero(as_tuple=True)
     return row, buckets[row, at]
 
 
 def linear_ngrams(characters: Tensor) -> Tensor:
-    """Return the hashes (B, S, K) of the n-grams that end at each character of texts (B, S); -1 for padding.
+    """Return the hashes (B, S, K) of the n-grams that end at each character of texts (B, S); -1 for
+    padding.
 
     The K are those of `NGRAM_WEIGHTS`: within words, then across blanks.
     """
@@ -263,16 +325,20 @@ def linear_ngrams(characters: Tensor) -> Tensor:
 
 @torch.no_grad()
 def hashed_ngrams(ids: Tensor, config: NgramConfig, *, across: bool = False) -> Ngrams:
-    """Hash the n-grams of 1 to `max_n` characters in each word of texts (B, S), and the word as a whole.
+    """Hash the n-grams of 1 to `max_n` characters in each word of texts (B, S), and the word as a
+    whole.
 
-    N-grams at the ends of a word are hashed once more as such; the language is one n-gram of its own kind. Then come,
-    if wanted, those of 2 to `max_n` characters `across` blanks. Hashes are FNV-1a over Unicode code points, mixed by
-    MurmurHash2's last steps, and the same on each device and platform.
+    N-grams at the ends of a word are hashed once more as such; the language is one n-gram of its
+    own kind. Then come, if wanted, those of 2 to `max_n` characters `across` blanks. Hashes are
+    FNV-1a over Unicode code points, mixed by MurmurHash2's last steps, and the same on each device
+    and platform.
     """
     if kernels.supports(ids):
         sizes = {name: getattr(config, name) for name in ("max_n", "num_buckets", "max_words")}
         mark = torch.tensor([*map(ord, LANG_SEP)])
-        return Ngrams(*kernels.hash_ngrams(ids, character_kinds(ids.device), mark, across=across, **sizes))
+        return Ngrams(
+            *kernels.hash_ngrams(ids, character_kinds(ids.device), mark, across=across, **sizes)
+        )
     column = torch.arange(ids.shape[1], device=ids.device)
     starts_sep = torch.stack([_shifted(ids, -i) == ord(c) for i, c in enumerate(LANG_SEP)]).all(0)
     # of each description, (B, 1)
@@ -291,19 +357,26 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig, *, across: bool = False) -> 
     position = column - first
 
     is_break, is_text = (kinds == _BREAK) | (kinds == _END), (column >= start) & (kinds != _END)
-    hashes, is_whole, crosses = torch.full_like(ids, _FNV_OFFSET), is_text, torch.zeros_like(is_text)
+    hashes, is_whole, crosses = (
+        torch.full_like(ids, _FNV_OFFSET),
+        is_text,
+        torch.zeros_like(is_text),
+    )
     found, found_across = [], []
     for n in range(1, config.max_n + 1):
         hashes = ((hashes ^ _shifted(ids, n - 1)) * _FNV_PRIME) & _MASK
         inside = is_char & (position >= n - 1) & ~is_lang
         is_whole, crosses = is_whole & _shifted(is_text, n - 1), crosses | _shifted(is_break, n - 1)
         found_across += (
-            [_bucket(hashes, 4 * (n + config.max_n), is_whole & crosses, config)] if across and n > 1 else []
+            [_bucket(hashes, 4 * (n + config.max_n), is_whole & crosses, config)]
+            if across and n > 1
+            else []
         )
         edges = (position == n - 1).long() + 2 * ends.long()
         found += [_bucket(hashes, 4 * n, inside, config)]
         found += [_bucket(hashes, edges + 4 * n, inside & (edges > 0), config)]
-    # a word's hash is the sum of its characters' hashes, each with its position: no loop over the longest word
+    # a word's hash is the sum of its characters' hashes, each with its position: no loop over the
+    # longest word
     letters = ((ids + 0x9E3779B1 * (position + 1)) & _MASK ^ _FNV_OFFSET) * _FNV_PRIME & _MASK
     letters = torch.where(is_char, (letters ^ (letters >> 15)) * _MIX & _MASK, 0)
     total = letters.cumsum(1)
@@ -313,7 +386,9 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig, *, across: bool = False) -> 
 
 
 def _bucket(hashes: Tensor, kind: Tensor | int, where: Tensor, config: NgramConfig) -> Tensor:
-    """Return the table's rows of n-grams of a kind, such as those at a word's end; -1 where `where` is False."""
+    """Return the table's rows of n-grams of a kind, such as those at a word's end; -1 where `where`
+    is False.
+    """
     mixed = (hashes ^ (kind * 0x27D4EB2F & _MASK)) & _MASK
     mixed = (mixed ^ (mixed >> 13)) * _MIX & _MASK
     mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D & _MASK
@@ -329,7 +404,9 @@ def _shifted(x: Tensor, by: int) -> Tensor:
 
 @cache
 def character_kinds(device: torch.device) -> Tensor:
-    """Return the kind of each code point, such as `_LETTER`, copied to a GPU once; the last is that of further ones."""
+    """Return the kind of each code point, such as `_LETTER`, copied to a GPU once; the last is that
+    of further ones.
+    """
     with torch.inference_mode(mode=False):
         kinds = torch.full((max(*_BREAKS, *_ENDS) + 2,), _LETTER, dtype=torch.uint8)
         for kind, code_points in ((_MARK, _PUNCTUATION), (_BREAK, _BREAKS), (_END, _ENDS)):

@@ -1,7 +1,8 @@
-"""Kernels in C for a CPU: attention, dropout, n-grams, nearest rows, linear machines, steps of a table's rows.
+"""Kernels in C for a CPU: attention, dropout, n-grams, nearest rows, linear machines, steps of a
+table's rows.
 
-They are compiled when the package is installed if there is a C compiler; without them callers use slower operators.
-BENCHMARKS.md has what a step takes without each of them ("Kernels").
+They are compiled when the package is installed if there is a C compiler; without them callers use
+slower operators. BENCHMARKS.md has what a step takes without each of them ("Kernels").
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-_VERSION = 14  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
+# `version` of the _kernels.c that this module calls; libraries of other versions are not used
+_VERSION = 14
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
 LANES, _LINES = 16, 16  # `LANES` and `LINES` of _kernels.c
@@ -40,7 +42,11 @@ _ARGUMENTS: dict[str, list[Any]] = {
 
 def _structure(pointers: str, numbers: str, *others: tuple[str, Any]) -> Any:
     """Return a structure of _kernels.c: pointers, then 64-bit numbers, then others."""
-    fields = [*((name, c_void_p) for name in pointers.split()), *((name, c_int64) for name in numbers.split()), *others]
+    fields = [
+        *((name, c_void_p) for name in pointers.split()),
+        *((name, c_int64) for name in numbers.split()),
+        *others,
+    ]
     return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
 
 
@@ -54,14 +60,19 @@ _MachineArguments = _structure(
 )
 _AttentionArguments = _structure(
     "queries keys values out probabilities of_queries of_keys of_values mask",
-    "mask_batch_stride mask_query_stride batch heads num_queries num_keys dim query_stride key_stride",
+    (
+        "mask_batch_stride mask_query_stride batch heads num_queries num_keys dim "
+        "query_stride key_stride"
+    ),
     *(("seed", c_uint64), ("p", c_double), ("wide", c_int)),
 )
 
 
 @cache
 def library() -> Any:
-    """Return the functions compiled for this processor; None if there are none, or of another version alone."""
+    """Return the functions compiled for this processor; None if there are none, or of another
+    version alone.
+    """
     kinds = list(_KINDS)
     found = (_load(_KINDS[kind]) for kind in kinds[kinds.index(kind_of_cpu()) :])
     return next((one for one in found if one is not None), None)
@@ -90,7 +101,12 @@ def _load(library_name: str) -> ctypes.CDLL | None:
 def supports(x: Tensor) -> bool:
     """Return whether the kernels below can compute with a tensor."""
     known = x.dtype in (torch.bfloat16, torch.float32, torch.int64)
-    return known and x.device.type == "cpu" and not torch.compiler.is_compiling() and library() is not None
+    return (
+        known
+        and x.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and library() is not None
+    )
 
 
 def adamw_rows(
@@ -105,9 +121,11 @@ def adamw_rows(
     eps: float,
     step: float,
 ) -> None:
-    """Take AdamW's `step`-th step, without weight decay, for some rows of a table (num_rows, dim) in fp32.
+    """Take AdamW's `step`-th step, without weight decay, for some rows of a table (num_rows, dim)
+    in fp32.
 
-    AdamW's moments `mean` and `square` are of the table's shape; `rows` (R,) are distinct, their gradient is (R, dim).
+    AdamW's moments `mean` and `square` are of the table's shape; `rows` (R,) are distinct, their
+    gradient is (R, dim).
     """
     assert all(x.dtype == torch.float32 and x.is_contiguous() for x in (table, mean, square))
     rows, gradient = rows.contiguous(), gradient.float().contiguous()
@@ -117,7 +135,8 @@ def adamw_rows(
 
 
 def dropout(x: Tensor, *, p: float, seed: int) -> Tensor:
-    """Return `x` with the share `p` of its numbers zeroed, those that the 64 bits of `seed` choose, the others scaled.
+    """Return `x` with the share `p` of its numbers zeroed, those that the 64 bits of `seed` choose,
+    the others scaled.
 
     Applied to a gradient with the same seed, it is the backward pass.
     """
@@ -127,13 +146,25 @@ def dropout(x: Tensor, *, p: float, seed: int) -> Tensor:
     return out
 
 
-def hash_ngrams(ids: Tensor, kinds: Tensor, mark: Tensor, *, across: bool, **sizes: int) -> tuple[Tensor, Tensor]:
-    """Return what `hashed_ngrams` of model/ngram.py does for texts (B, S); `sizes` are those of its config."""
+def hash_ngrams(
+    ids: Tensor, kinds: Tensor, mark: Tensor, *, across: bool, **sizes: int
+) -> tuple[Tensor, Tensor]:
+    """Return what `hashed_ngrams` of model/ngram.py does for texts (B, S); `sizes` are those of its
+    config.
+    """
     ids, num_kinds = ids.contiguous(), 2 * sizes["max_n"] + 1 + across * (sizes["max_n"] - 1)
     buckets, words = ids.new_empty(*ids.shape, num_kinds), torch.empty_like(ids)
     names = ("ids", "kinds", "mark", "buckets", "words")
-    pointers = {name: x.data_ptr() for name, x in zip(names, (ids, kinds, mark, buckets, words), strict=True)}
-    shape = {"batch": len(ids), "width": ids.shape[1], "num_code_points": len(kinds), "mark_size": len(mark)}
+    pointers = {
+        name: x.data_ptr()
+        for name, x in zip(names, (ids, kinds, mark, buckets, words), strict=True)
+    }
+    shape = {
+        "batch": len(ids),
+        "width": ids.shape[1],
+        "num_code_points": len(kinds),
+        "mark_size": len(mark),
+    }
     call = _NgramArguments(**pointers, **shape, **sizes, across=across, num_kinds=num_kinds)
     library().hash_ngrams(ctypes.byref(call))
     return buckets, words
@@ -160,29 +191,42 @@ def attend_paths(levels: Sequence[Tensor], paths: Tensor, *, num_heads: int) -> 
 
 
 def blocks_of(rows: Tensor) -> Tensor:
-    """Return rows (n, dim) in bf16 as `nearest` reads them: in blocks, the same number of all rows side by side."""
+    """Return rows (n, dim) in bf16 as `nearest` reads them: in blocks, the same number of all rows
+    side by side.
+    """
     padded = F.pad(rows, (0, 0, 0, -len(rows) % (2 * _LINES)))
     return padded.unflatten(0, (-1, 2, _LINES)).permute(0, 3, 2, 1).contiguous()
 
 
-def nearest(queries: Tensor, classes: Tensor, blocks: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest product of each query (B, dim) with a row of each of its classes (B, K), and these rows.
+def nearest(
+    queries: Tensor, classes: Tensor, blocks: Tensor, first: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the largest product of each query (B, dim) with a row of each of its classes (B, K),
+    and these rows.
 
-    Both are -1 for a class without any. The rows, of which `blocks` are `blocks_of`, are in the order of their classes;
-    `first` (num_classes + 1,) are the first ones.
+    Both are -1 for a class without any. The rows, of which `blocks` are `blocks_of`, are in the
+    order of their classes; `first` (num_classes + 1,) are the first ones.
     """
     assert blocks.dtype == torch.bfloat16 and queries.dtype == torch.float32
-    queries, classes, pairs = queries.contiguous(), classes.contiguous(), classes.flatten().argsort()
+    queries, classes, pairs = (
+        queries.contiguous(),
+        classes.contiguous(),
+        classes.flatten().argsort(),
+    )
     products, found = torch.empty(classes.shape), torch.empty_like(classes)
     pointers = [x.data_ptr() for x in (queries, classes, pairs, blocks, first, products, found)]
     library().nearest(*pointers, len(pairs), classes.shape[1], queries.shape[1])
     return products, found
 
 
-def fit_machines(features: csr_matrix, members: csr_matrix, costs: np.ndarray, *, passes: int) -> np.ndarray:
-    """Return the weights of linear support vector machines, of shape (num_features + 1, num_classes), intercepts last.
+def fit_machines(
+    features: csr_matrix, members: csr_matrix, costs: np.ndarray, *, passes: int
+) -> np.ndarray:
+    """Return the weights of linear support vector machines, of shape (num_features + 1,
+    num_classes), intercepts last.
 
-    `features` (n, num_features) has no duplicates; `members` (num_classes, n) says which rows are of each class.
+    `features` (n, num_features) has no duplicates; `members` (num_classes, n) says which rows are
+    of each class.
     """
     assert features.format == members.format == "csr"
     num_classes = members.shape[0]
@@ -190,8 +234,13 @@ def fit_machines(features: csr_matrix, members: csr_matrix, costs: np.ndarray, *
     starts, bounds = (matrix.indptr.astype(np.int64) for matrix in (features, members))
     columns, of_classes = (matrix.indices.astype(np.int32) for matrix in (features, members))
     values, costs = (numbers.astype(np.float32) for numbers in (features.data, costs))
-    pointers = (x.ctypes.data for x in (starts, bounds, columns, of_classes, values, costs, weights))
-    call, step = _MachineArguments(*pointers, *features.shape, num_classes, passes), LANES * torch.get_num_threads()
+    pointers = (
+        x.ctypes.data for x in (starts, bounds, columns, of_classes, values, costs, weights)
+    )
+    call, step = (
+        _MachineArguments(*pointers, *features.shape, num_classes, passes),
+        LANES * torch.get_num_threads(),
+    )
     for first in range(0, num_classes, step):  # so that Ctrl-C need not wait for all of them
         if library().fit_machines(ctypes.byref(call), first, min(first + step, num_classes)):
             raise MemoryError(_NO_MEMORY)
@@ -204,8 +253,8 @@ class AttentionKernel:
     Parameters
     ----------
     sources : sequence of Tensor of shape (B, L or S, …)
-        Queries, keys and values in this order, each of width `heads * dim`, in bf16 or fp32; neighbours may lie side by
-        side in one tensor.
+        Queries, keys and values in this order, each of width `heads * dim`, in bf16 or fp32;
+        neighbours may lie side by side in one tensor.
     num_heads : int
     mask : Tensor of bool, broadcast to (B, 1, L, S), or None
         True for keys to attend to. A query without any gets zeros.
@@ -214,8 +263,12 @@ class AttentionKernel:
     seed : int
     """
 
-    def __init__(self, sources: Sequence[Tensor], num_heads: int, mask: Tensor | None, *, p: float, seed: int) -> None:
-        assert all((len(source), source.dtype) == (len(sources[0]), sources[0].dtype) for source in sources)
+    def __init__(
+        self, sources: Sequence[Tensor], num_heads: int, mask: Tensor | None, *, p: float, seed: int
+    ) -> None:
+        assert all(
+            (len(source), source.dtype) == (len(sources[0]), sources[0].dtype) for source in sources
+        )
         self._sources = sources = [source.contiguous() for source in sources]
         self._width = sum(source.shape[-1] for source in sources) // 3
         batch, num_queries, num_keys = len(sources[0]), sources[0].shape[1], sources[-1].shape[1]
@@ -240,7 +293,9 @@ class AttentionKernel:
         self._point(("queries", "keys", "values"), sources)
 
     def forward(self, *, keep: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the output (B, L, heads * dim); and with `keep` the probabilities, for `backward`."""
+        """Return the output (B, L, heads * dim); and with `keep` the probabilities, for
+        `backward`.
+        """
         call, like = self._call, self._sources[0]
         out = like.new_empty(call.batch, call.num_queries, self._width)
         columns = -(-call.num_keys // LANES) * LANES

@@ -1,1 +1,3 @@
-"""Tables of users in and out: CSV, Excel, Stata, SPSS and Parquet, read as text; nothing here knows codes."""
+"""Tables of users in and out: CSV, Excel, Stata, SPSS and Parquet, read as text; nothing here knows
+codes.
+"""

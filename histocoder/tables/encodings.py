@@ -13,7 +13,9 @@ ENCODINGS = {
     "cp1250": "Windows-1250, of Central Europe",
     "iso8859_2": "Latin-2, of Central Europe",
 }
-"""Encodings that are tried for bytes that are not UTF-8, the most usual first, and what people call them."""
+"""Encodings that are tried for bytes that are not UTF-8, the most usual first, and what people call
+them.
+"""
 _WESTERN = (
     "åäöéüà",
     "æøåéöäüô",
@@ -32,17 +34,19 @@ _COST_CENTRAL = 0.1  # oddness of a letter of these, since files of Western Euro
 _MARKS = "’‘“”„–—…°º§£€·ª«»´`¿¡½¼¾\xa0"
 _MARKS_IN_WORDS = "’·´"
 _TWICE = re.compile(
-    "[ÃÂ√├┬][^\x00-\x7f]|â€|[ÄÅ][^\x00-\x7fÀ-ÿ]"  # what first bytes of UTF-8 are misread as, and another of its bytes
+    # What first bytes of UTF-8 are misread as, and another of its bytes
+    "[ÃÂ√├┬][^\x00-\x7f]|â€|[ÄÅ][^\x00-\x7fÀ-ÿ]"
 )
 _MISREAD_AS = ("cp1252", "latin-1", "mac_roman", "cp850", "cp437")
 _WORD = re.compile(r"[^\s,;|]*[^\x00-\x7f\s,;|][^\s,;|]*|[^\s,;|]*\xa0[^\s,;|]*")
 
 
 def oddness(words: Iterable[str]) -> float:
-    """Return how much of some words no language writes: 0 for none, 1 for a letter that it does not have.
+    """Return how much of some words no language writes: 0 for none, 1 for a letter that it does not
+    have.
 
-    All words are taken to be of the language that fits best. Symbols within words, and capitals behind small letters,
-    are odder than letters of other languages.
+    All words are taken to be of the language that fits best. Symbols within words, and capitals
+    behind small letters, are odder than letters of other languages.
     """
     odd = 0.0
     letters: list[str] = []
@@ -68,8 +72,9 @@ def oddness(words: Iterable[str]) -> float:
 def guess(words: Collection[bytes]) -> str | None:
     """Return the encoding that makes words of some bytes; None if none does.
 
-    General detectors compare frequencies of letters over pages of prose, and fail on the few words of a list: of three
-    to forty words of Scandinavian titles, charset-normalizer finds the encoding of less than half.
+    General detectors compare frequencies of letters over pages of prose, and fail on the few words
+    of a list: of three to forty words of Scandinavian titles, charset-normalizer finds the encoding
+    of less than half.
     """
     scores: dict[str, float] = {}
     for encoding in ENCODINGS:
@@ -92,14 +97,18 @@ def wide_encoding(head: bytes) -> str | None:
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
     num_characters = len(head) // 2
-    for encoding, high, low in (("utf-16-le", head[1::2], head[::2]), ("utf-16-be", head[::2], head[1::2])):
+    for encoding, high, low in (
+        ("utf-16-le", head[1::2], head[::2]),
+        ("utf-16-be", head[::2], head[1::2]),
+    ):
         if num_characters > 1 and high.count(0) > 0.7 * num_characters and not low.count(0):
             return encoding
     return None
 
 
 def repaired(word: str) -> str | None:
-    """Return a word that was UTF-8, was read in another encoding and saved again, as it was; None for other words.
+    """Return a word that was UTF-8, was read in another encoding and saved again, as it was; None
+    for other words.
 
     Examples
     --------
@@ -137,8 +146,11 @@ class TwiceEncoded:
         """Return a notice, if there are such words."""
         if not self.count:
             return []
-        examples = ", ".join(f"{shown(word)} was {shown(original)}" for word, original in self.examples.items())
+        examples = ", ".join(
+            f"{shown(word)} was {shown(original)}" for word, original in self.examples.items()
+        )
         return [
-            f"{path}: {counted(self.count, 'word was', 'words were')} encoded twice ({examples}), and nothing is "
+            f"{path}: {counted(self.count, 'word was', 'words were')} encoded twice "
+            f"({examples}), and nothing is "
             "repaired. Export the table again as UTF-8, and open it as UTF-8."
         ]

@@ -30,8 +30,12 @@ MAX_ROWS = 1_048_575  # largest number of rows of a sheet, below its header
 MOST_DIGITS = 2**53  # largest integer up to which its numbers, doubles, tell all integers apart
 _MAX_CHARACTERS = 32_767  # largest number of characters of a cell
 _MAX_BYTES, _MAX_RATIO, _SMALL = 2 << 30, 200, 64 << 20
-"""Limits of a workbook's unpacked size: in bytes, and as a multiple of its packed size, unless it is small."""
-_MAX_AREA = 20_000_000  # largest number of cells, blank ones included, of a sheet that is mostly blank
+"""Limits of a workbook's unpacked size: in bytes, and as a multiple of its packed size, unless it
+is small.
+"""
+_MAX_AREA = (
+    20_000_000  # largest number of cells, blank ones included, of a sheet that is mostly blank
+)
 _MAX_BLANKS_PER_CELL = 50
 _MAX_BLANK_ROWS = 10_000  # largest number of blank rows that are kept where most are blank
 NO_VALUE = object()  # content of a formula that was not computed
@@ -53,7 +57,9 @@ class Workbook(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A row of a sheet: what each of its cells with content shows, a number or text, by its column from 1."""
+    """A row of a sheet: what each of its cells with content shows, a number or text, by its column
+    from 1.
+    """
 
     number: int
     cells: dict[int, Any]
@@ -62,8 +68,9 @@ class _Row(NamedTuple):
 class _Parser(WorkSheetParser):
     """openpyxl's parser of a sheet, which also tells formulas without a stored value.
 
-    Programs that write formulas without computing them ask Excel to do so on opening: openpyxl and R leave the value
-    out, and XlsxWriter writes 0. A formula that gives an empty text has the type of a text.
+    Programs that write formulas without computing them ask Excel to do so on opening: openpyxl and
+    R leave the value out, and XlsxWriter writes 0. A formula that gives an empty text has the type
+    of a text.
     """
 
     is_uncomputed = False
@@ -71,7 +78,9 @@ class _Parser(WorkSheetParser):
     def parse_cell(self, element: Any) -> dict[str, Any]:
         cell: dict[str, Any] = super().parse_cell(element)
         has_no_value = cell["value"] is None and cell["data_type"] != "str"
-        if (has_no_value or (self.is_uncomputed and cell["value"] == 0)) and element.find(FORMULA_TAG) is not None:
+        if (has_no_value or (self.is_uncomputed and cell["value"] == 0)) and element.find(
+            FORMULA_TAG
+        ) is not None:
             cell["value"] = NO_VALUE
         return cell
 
@@ -91,8 +100,17 @@ class _Sheet:
         book = self._sheet.parent
         formats: dict[int, str] = {}
         with self._sheet._get_source() as source:
-            formats_of_times = {"date_formats": book._date_formats, "timedelta_formats": book._timedelta_formats}
-            parser = _Parser(source, self._sheet._shared_strings, data_only=True, epoch=book.epoch, **formats_of_times)
+            formats_of_times = {
+                "date_formats": book._date_formats,
+                "timedelta_formats": book._timedelta_formats,
+            }
+            parser = _Parser(
+                source,
+                self._sheet._shared_strings,
+                data_only=True,
+                epoch=book.epoch,
+                **formats_of_times,
+            )
             parser.is_uncomputed = getattr(book.calculation, "fullCalcOnLoad", False)
             for number, cells in parser.parse():
                 shown_cells: dict[int, Any] = {}
@@ -127,19 +145,26 @@ class _OldSheet:
         """Yield the rows with content."""
         for number, values in enumerate(self._sheet.to_python(skip_empty_area=False), start=1):
             cells = {column: _value(value, "") for column, value in enumerate(values, start=1)}
-            with_content = {column: value for column, value in cells.items() if value not in (None, "")}
+            with_content = {
+                column: value for column, value in cells.items() if value not in (None, "")
+            }
             if with_content:
                 yield _Row(number, with_content)
 
 
-def read_workbook(path: Path, name: str | None, columns: Collection[str], optional: Collection[str]) -> Workbook:
-    """Read a sheet, by default the only one with content or with all `columns`; titles may precede its header.
+def read_workbook(
+    path: Path, name: str | None, columns: Collection[str], optional: Collection[str]
+) -> Workbook:
+    """Read a sheet, by default the only one with content or with all `columns`; titles may precede
+    its header.
 
-    If no flag names a sheet, `columns` are no mapping to flags, and the sheet with most of them is read by default. A
-    column without a name has its letter as one. A cell that is merged with those below it is repeated there.
+    If no flag names a sheet, `columns` are no mapping to flags, and the sheet with most of them is
+    read by default. A column without a name has its letter as one. A cell that is merged with those
+    below it is repeated there.
 
-    Raises UserError if the file is damaged, too large when unpacked or protected by a password, if several sheets
-    could be meant, or if one of `columns` and `optional` has formulas without values.
+    Raises UserError if the file is damaged, too large when unpacked or protected by a password, if
+    several sheets could be meant, or if one of `columns` and `optional` has formulas without
+    values.
     """
     with _reading(path), ExitStack() as stack:
         headers = {sheet: _header(sheet, columns) for sheet in _sheets(path, stack)}
@@ -148,7 +173,9 @@ def read_workbook(path: Path, name: str | None, columns: Collection[str], option
     others = [other for other in headers if headers[other].names and other is not sheet]
     if others and name is None:
         titles = ", ".join(shown(other.title) for other in others)
-        book.notices.append(f"{path}: the sheet {shown(sheet.title)} is read, and others are not: {titles}.")
+        book.notices.append(
+            f"{path}: the sheet {shown(sheet.title)} is read, and others are not: {titles}."
+        )
     return book
 
 
@@ -161,7 +188,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise UserError(
-            f"{path} can't be read as a workbook: it is damaged, protected by a password or of another kind. "
+            f"{path} can't be read as a workbook: it is damaged, protected by a password "
+            "or of another kind. "
             "Save it again as .xlsx without a password."
         ) from error
 
@@ -174,7 +202,8 @@ class Sheets(NamedTuple):
 
 
 def sheets_of(path: Path, columns: Collection[str]) -> Sheets:
-    """Return the sheets of a workbook that are shown, or all if none is; the likeliest has most of the `columns`.
+    """Return the sheets of a workbook that are shown, or all if none is; the likeliest has most of
+    the `columns`.
 
     Raises UserError if the workbook is empty or can't be read.
     """
@@ -184,17 +213,26 @@ def sheets_of(path: Path, columns: Collection[str]) -> Sheets:
     return Sheets([sheet.title for sheet in found], _likeliest(found, headers).title)
 
 
-def _num_columns(path: Path, headers: Mapping[Any, "_Header"], columns: Collection[str]) -> dict[Any, int]:
-    """Return how many of the columns each sheet with content has, of those that are shown if there are any."""
+def _num_columns(
+    path: Path, headers: Mapping[Any, "_Header"], columns: Collection[str]
+) -> dict[Any, int]:
+    """Return how many of the columns each sheet with content has, of those that are shown if there
+    are any.
+    """
     with_content = [sheet for sheet in headers if headers[sheet].names]
     if not with_content:
         raise UserError(f"{path} is empty.")
     visible = [sheet for sheet in with_content if not sheet.is_hidden] or with_content
-    return {sheet: sum(bool(named(n, headers[sheet].names.values())) for n in columns) for sheet in visible}
+    return {
+        sheet: sum(bool(named(n, headers[sheet].names.values())) for n in columns)
+        for sheet in visible
+    }
 
 
 def _likeliest(found: Mapping[Any, int], headers: Mapping[Any, "_Header"]) -> Any:
-    """Return the sheet that has most of the columns, and of several the one with most columns at all."""
+    """Return the sheet that has most of the columns, and of several the one with most columns at
+    all.
+    """
     return max(found, key=lambda sheet: (found[sheet], len(headers[sheet].names)))
 
 
@@ -208,7 +246,9 @@ def _sheets(path: Path, stack: ExitStack) -> list[Any]:
             if path.suffix.lower() == ".ods" and not is_large:
                 content = archive.read("content.xml")
         if is_large or _area(content) > _MAX_AREA:
-            raise UserError(f"{path} would unpack to more than memory may hold; save the sheet as CSV (UTF-8).")
+            raise UserError(
+                f"{path} would unpack to more than memory may hold; save the sheet as CSV (UTF-8)."
+            )
     if path.suffix.lower() in (".xls", ".ods"):
         old = stack.enter_context(CalamineWorkbook.from_path(path))
         contents = content.split(b"<table:table ")[1:]
@@ -217,7 +257,11 @@ def _sheets(path: Path, stack: ExitStack) -> list[Any]:
             if form.typ == SheetTypeEnum.WorkSheet:
                 part = contents[i] if i < len(contents) else b""
                 is_hidden = form.visible != SheetVisibleEnum.Visible
-                sheets.append(_OldSheet(path, old.get_sheet_by_name(form.name), is_hidden=is_hidden, content=part))
+                sheets.append(
+                    _OldSheet(
+                        path, old.get_sheet_by_name(form.name), is_hidden=is_hidden, content=part
+                    )
+                )
         return sheets
     book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     stack.callback(book.close)
@@ -225,7 +269,9 @@ def _sheets(path: Path, stack: ExitStack) -> list[Any]:
 
 
 def _area(content: bytes) -> int:
-    """Return how many cells the largest sheet of an .ods file has, which repeats rows and cells by a number alone."""
+    """Return how many cells the largest sheet of an .ods file has, which repeats rows and cells by
+    a number alone.
+    """
     area = 0
     for sheet in content.split(b"<table:table ")[1:]:
         num_rows = height = width = 0
@@ -262,23 +308,40 @@ def _number(attribute: re.Pattern[bytes], tag: bytes) -> int:
     return int(match[1]) if match else 1
 
 
-def _choose(path: Path, headers: Mapping[Any, "_Header"], name: str | None, columns: Collection[str]) -> Any:
-    """Return the sheet of a name, or the one that `read_workbook` reads by default: if it can, one that is shown."""
+def _choose(
+    path: Path, headers: Mapping[Any, "_Header"], name: str | None, columns: Collection[str]
+) -> Any:
+    """Return the sheet of a name, or the one that `read_workbook` reads by default: if it can, one
+    that is shown.
+    """
     titles = {sheet.title: sheet for sheet in headers}
     names = ", ".join(shown(title.strip()) for title in titles)
     if name is not None:
         if len(alike := named(name, titles)) != 1:
             near = nearest(name, titles)
-            raise UserError(f"{path} has no sheet {shown(name)}; it has: {names}.", **({"sheet": near} if near else {}))
+            raise UserError(
+                f"{path} has no sheet {shown(name)}; it has: {names}.",
+                **({"sheet": near} if near else {}),
+            )
         return titles[alike[0]]
     found = _num_columns(path, headers, columns)
     has_flag = isinstance(columns, Mapping)
-    meant = [sheet for sheet in found if found[sheet] == (len(columns) if has_flag else max(found.values()))]
+    meant = [
+        sheet
+        for sheet in found
+        if found[sheet] == (len(columns) if has_flag else max(found.values()))
+    ]
     if len(found) == 1 or len(meant) == 1:
         return (meant or [*found])[0]
-    way = "Name one with --sheet." if has_flag else "Keep the one to read, or save it as a file of its own."
+    way = (
+        "Name one with --sheet."
+        if has_flag
+        else "Keep the one to read, or save it as a file of its own."
+    )
     best = _likeliest(found, headers).title.strip()
-    raise UserError(f"{path} has several sheets ({names}). {way}", **({"sheet": best} if has_flag else {}))
+    raise UserError(
+        f"{path} has several sheets ({names}). {way}", **({"sheet": best} if has_flag else {})
+    )
 
 
 class _Header(NamedTuple):
@@ -294,8 +357,12 @@ def _header(sheet: Any, columns: Collection[str]) -> _Header:
     if not rows:
         return _Header(0, {}, [])
     names = [{column: str(_text(value)) for column, value in row.cells.items()} for row in rows]
-    at = header_row([[row.get(1), *(row[column] for column in row if column > 1)] for row in names], columns)
-    return _Header(rows[at].number, names[at], [below_titles(sheet.path, "row", rows[at].number)] if at else [])
+    at = header_row(
+        [[row.get(1), *(row[column] for column in row if column > 1)] for row in names], columns
+    )
+    return _Header(
+        rows[at].number, names[at], [below_titles(sheet.path, "row", rows[at].number)] if at else []
+    )
 
 
 def _read(path: Path, sheet: Any, header: _Header, wanted: Collection[str]) -> Workbook:
@@ -317,8 +384,10 @@ def _read(path: Path, sheet: Any, header: _Header, wanted: Collection[str]) -> W
         num_cells += len(row.cells)
         if len(numbers) * len(cells) > max(_MAX_AREA, _MAX_BLANKS_PER_CELL * num_cells):
             raise UserError(
-                f"{path}, sheet {shown(sheet.title)}: the first {len(numbers):,} rows and {len(cells):,} columns have "
-                f"only {num_cells:,} cells with content. Delete columns, or save the table as CSV (UTF-8)."
+                f"{path}, sheet {shown(sheet.title)}: the first {len(numbers):,} rows and "
+                f"{len(cells):,} columns have "
+                f"only {num_cells:,} cells with content. Delete columns, or save the table "
+                "as CSV (UTF-8)."
             )
     letters = {column: get_column_letter(column) for column in sorted(cells)}
     taken = {*header.names.values()}
@@ -330,8 +399,10 @@ def _read(path: Path, sheet: Any, header: _Header, wanted: Collection[str]) -> W
     for column, rows in formulas.items():
         number = counted(len(rows), "formula", "formulas")
         notice = (
-            f"{path}: the column {shown(names[column])} has {number} without a stored value, as programs write them, "
-            f"the first in {letters[column]}{rows[0]}. Open the file in Excel and save it, to have the values."
+            f"{path}: the column {shown(names[column])} has {number} without a stored "
+            "value, as programs write them, "
+            f"the first in {letters[column]}{rows[0]}. Open the file in Excel and save it, "
+            "to have the values."
         )
         if any(names[column] in named(name, names.values()) for name in wanted):
             raise UserError(notice)
@@ -339,10 +410,12 @@ def _read(path: Path, sheet: Any, header: _Header, wanted: Collection[str]) -> W
     if ranges := _fill_merged(sheet.merged, header.number, cells, numbers):
         more = f" and {len(ranges) - 1:,} more" if ranges[1:] else ""
         notices.append(
-            f"{path}: cells are merged ({ranges[0]}{more}); each is read in all rows and the first column of its range."
+            f"{path}: cells are merged ({ranges[0]}{more}); each is read in all rows and "
+            "the first column of its range."
         )
 
-    # blank rows are kept, so that rows stay beside those of the file, unless the last ones are far below
+    # blank rows are kept, so that rows stay beside those of the file, unless the last ones are far
+    # below
     last = numbers[-1] if numbers else header.number
     all_numbers = np.array(numbers, np.int64)
     index = np.arange(len(numbers))
@@ -359,15 +432,25 @@ def _read(path: Path, sheet: Any, header: _Header, wanted: Collection[str]) -> W
     return Workbook(pa.Table.from_arrays(arrays, [*names.values()]), notices, all_numbers)
 
 
-def _fill_merged(ranges: Iterable[Any], header: int, cells: Mapping[int, list[Any]], numbers: list[int]) -> list[str]:
-    """Repeat merged cells in the rows with content below them; return the ranges that are merged, by address."""
+def _fill_merged(
+    ranges: Iterable[Any], header: int, cells: Mapping[int, list[Any]], numbers: list[int]
+) -> list[str]:
+    """Repeat merged cells in the rows with content below them; return the ranges that are merged,
+    by address.
+    """
     addresses: list[str] = []
-    ends: Counter[int] = Counter()  # last row of a range in each column, since ranges of a damaged file may overlap
+    ends: Counter[int] = (
+        Counter()
+    )  # last row of a range in each column, since ranges of a damaged file may overlap
     for merged in sorted(ranges, key=lambda merged: (merged.min_row, merged.min_col)):
         values = cells.get(merged.min_col, [])
         start = bisect_left(numbers, merged.min_row)
         end = bisect_right(numbers, merged.max_row)
-        if merged.min_row <= max(header, ends[merged.min_col]) or start >= len(values) or values[start] is None:
+        if (
+            merged.min_row <= max(header, ends[merged.min_col])
+            or start >= len(values)
+            or values[start] is None
+        ):
             continue
         ends[merged.min_col] = merged.max_row
         values.extend([None] * (end - len(values)))
@@ -377,7 +460,9 @@ def _fill_merged(ranges: Iterable[Any], header: int, cells: Mapping[int, list[An
 
 
 def _value(value: Any, number_format: str) -> Any:
-    """Return what a cell shows, a number or text: None if it is blank; leading zeros if its format has them."""
+    """Return what a cell shows, a number or text: None if it is blank; leading zeros if its format
+    has them.
+    """
     if isinstance(value, bool):
         return str(value).upper()
     if isinstance(value, int) and value >= 0 and _ZEROS.fullmatch(number_format):
@@ -386,13 +471,21 @@ def _value(value: Any, number_format: str) -> Any:
         return unescape(value) if value.strip() else None
     if isinstance(value, datetime) and not (value.hour or value.minute or value.second):
         return str(value.date())
-    return value if value is None or value is NO_VALUE or isinstance(value, int | float) else str(value)
+    return (
+        value
+        if value is None or value is NO_VALUE or isinstance(value, int | float)
+        else str(value)
+    )
 
 
 def _array(values: list[Any]) -> pa.Array:
     """Return a column of numbers if all cells are such; else of text."""
     kinds = {type(value) for value in values if value is not None}
-    if kinds and kinds <= {int, float} and all(value is None or abs(value) < MOST_DIGITS for value in values):
+    if (
+        kinds
+        and kinds <= {int, float}
+        and all(value is None or abs(value) < MOST_DIGITS for value in values)
+    ):
         return pa.array(values, pa.int64() if kinds == {int} else pa.float64())
     return pa.array(map(_text, values), pa.string())
 
@@ -404,9 +497,11 @@ def _text(value: Any) -> str | None:
 
 
 def write_workbook(path: Path, names: list[str], tables: Iterable[pa.Table]) -> None:
-    """Write tables, one below the other, as a sheet; cells that are too long for Excel are truncated.
+    """Write tables, one below the other, as a sheet; cells that are too long for Excel are
+    truncated.
 
-    Text is formatted as text, so that codes keep their zeros when people edit them, and formulas are never run.
+    Text is formatted as text, so that codes keep their zeros when people edit them, and formulas
+    are never run.
     """
     book = openpyxl.Workbook(write_only=True)
     sheet = book.create_sheet("data")

@@ -11,7 +11,18 @@ from histocoder.errors import UserError
 FIRST_ROWS = 50  # number of first rows among which the header is
 MAX_COLUMNS = 16_384  # largest number of columns, as of Excel
 _DESCRIPTIONS = (
-    *("occ1", "occ", "occupation", "beruf", "profession", "metier", "yrke", "beroep", "erhverv", "stilling"),
+    *(
+        "occ1",
+        "occ",
+        "occupation",
+        "beruf",
+        "profession",
+        "metier",
+        "yrke",
+        "beroep",
+        "erhverv",
+        "stilling",
+    ),
     *("mestiere", "oficio", "ocupacion", "profissao", "description", "title"),
 )
 
@@ -25,16 +36,22 @@ def plain(name: str) -> str:
     'metier (pere)'
     """
     letters = unicodedata.normalize("NFKD", name.replace("\ufeff", ""))
-    return " ".join("".join(char for char in letters if not unicodedata.combining(char)).casefold().split())
+    return " ".join(
+        "".join(char for char in letters if not unicodedata.combining(char)).casefold().split()
+    )
 
 
 def named(name: str, header: Collection[str]) -> list[str]:
     """Return the columns of a name; if there is none, those whose plain names are its own."""
-    return [own for own in header if own == name] or [own for own in header if plain(own) == plain(name)]
+    return [own for own in header if own == name] or [
+        own for own in header if plain(own) == plain(name)
+    ]
 
 
 def nearest(name: str, header: Collection[str]) -> str | None:
-    """Return the most similar name of a column, without blanks around it; for descriptions also a usual one."""
+    """Return the most similar name of a column, without blanks around it; for descriptions also a
+    usual one.
+    """
     names = {plain(own): " ".join(own.split()) for own in header}
     if close := difflib.get_close_matches(plain(name), names, n=1, cutoff=0.5):
         return names[close[0]]
@@ -48,10 +65,11 @@ def descriptions_in(header: Collection[str]) -> str | None:
 
 
 def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -> int:
-    """Return the index of the header, which titles may precede: the fullest row that has all columns.
+    """Return the index of the header, which titles may precede: the fullest row that has all
+    columns.
 
-    If there is none, it is the first row with three quarters as many cells as the fullest, or with all but the first
-    above a number, as programs write numbers of rows.
+    If there is none, it is the first row with three quarters as many cells as the fullest, or with
+    all but the first above a number, as programs write numbers of rows.
     """
     cells = [[cell for cell in row if cell and cell.strip()] for row in rows]
     wanted = set(map(plain, columns))
@@ -59,7 +77,9 @@ def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -
     if found:
         return max(found, key=lambda i: len(cells[i]))
     most, firsts = max(map(len, cells)), [(row[0] or "").strip() if row else "" for row in rows]
-    is_above_number = [not first and below.isdecimal() for first, below in itertools.pairwise([*firsts, ""])]
+    is_above_number = [
+        not first and below.isdecimal() for first, below in itertools.pairwise([*firsts, ""])
+    ]
     return next(
         i
         for i, row in enumerate(cells)
@@ -75,4 +95,7 @@ def below_titles(path: object, unit: str, number: int) -> str:
 def check_number(path: object, num_columns: int) -> None:
     """Raise a UserError if a table has too many columns."""
     if num_columns > MAX_COLUMNS:
-        raise UserError(f"{path} has {num_columns:,} columns, and {MAX_COLUMNS:,} are the most. Save those you need.")
+        raise UserError(
+            f"{path} has {num_columns:,} columns, and {MAX_COLUMNS:,} are the most. Save "
+            "those you need."
+        )

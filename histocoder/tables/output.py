@@ -35,7 +35,11 @@ class Form:
     @classmethod
     def like(cls, file: TableFile, **form: Any) -> "Form":
         """Return the form of a table that was read."""
-        own = {} if file.csv is None else {name: getattr(file.csv, name) for name in ("delimiter", "decimal", "excel")}
+        own = (
+            {}
+            if file.csv is None
+            else {name: getattr(file.csv, name) for name in ("delimiter", "decimal", "excel")}
+        )
         return cls(**{**own, **form})
 
 
@@ -52,21 +56,26 @@ def check_output(
     num_rows: int = 0,
     overwrite: bool | None = None,
 ) -> None:
-    """Raise a UserError if a path is one of `inputs`, can't be written to, or its format can't hold so many rows.
+    """Raise a UserError if a path is one of `inputs`, can't be written to, or its format can't hold
+    so many rows.
 
-    `overwrite` says whether a table there may be replaced, unless people have marked rows in it; None, that this has
-    been looked at before.
+    `overwrite` says whether a table there may be replaced, unless people have marked rows in it;
+    None, that this has been looked at before.
     """
     kind = kind_of(path, doing="written")
     if path.exists() and (own := [one for one in inputs if one and is_same_file(path, str(one))]):
         raise UserError(f"--output is the input itself, {own[0]}; choose another.")
     if overwrite is not None and path.is_file() and (number := num_marked(path)):
         raise UserError(
-            f"{path} holds {counted(number, 'row that a person has marked', 'rows that a person has marked')} in the "
-            f"column {MARK_COL!r}, and is not replaced, also with --overwrite. Add --output {free_path(path)}."
+            f"{path} holds "
+            f"{counted(number, 'row that a person has marked', 'rows that a person has marked')} in the "
+            f"column {MARK_COL!r}, and is not replaced, also with --overwrite. Add "
+            f"--output {free_path(path)}."
         )
     if path.exists() and overwrite is False:
-        raise UserError(f"{path} already exists. Add --overwrite to replace it, or choose another --output.")
+        raise UserError(
+            f"{path} already exists. Add --overwrite to replace it, or choose another --output."
+        )
     if excel and kind in (*PARQUET, *EXCEL, *STATA):
         raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
     if path.exists() and not path.is_file():
@@ -75,11 +84,16 @@ def check_output(
         from histocoder.tables.excel import MAX_ROWS
 
         if num_rows > MAX_ROWS:
-            raise UserError(f"{path}: {num_rows:,} rows are more than Excel's {MAX_ROWS:,}; choose .csv or .parquet.")
+            raise UserError(
+                f"{path}: {num_rows:,} rows are more than Excel's {MAX_ROWS:,}; choose "
+                ".csv or .parquet."
+            )
 
 
 def num_marked(path: Path) -> int:
-    """Return how many rows of a table people have marked as right; 0 for what is not a table with such a column."""
+    """Return how many rows of a table people have marked as right; 0 for what is not a table with
+    such a column.
+    """
     try:
         file = open_table(path, (), optional=(MARK_COL,))
         if not file.has(MARK_COL):
@@ -92,43 +106,60 @@ def num_marked(path: Path) -> int:
 
 
 def free_path(path: Path) -> Path:
-    """Return the next path that is free: `review-2.csv` for `review.csv`, `review-3.csv` for `review-2.csv`."""
+    """Return the next path that is free: `review-2.csv` for `review.csv`, `review-3.csv` for
+    `review-2.csv`.
+    """
     suffix = "".join(path.suffixes[-2:]) if path.suffix.lower() == ".gz" else path.suffix
     stem = re.sub(r"-\d+$", "", path.name.removesuffix(suffix))
     names = (path.with_name(f"{stem}-{number}{suffix}") for number in itertools.count(2))
     return next(name for name in names if not name.exists())
 
 
-def check_new_columns(names: Iterable[str], *, path: object, taken: Collection[str], prefix: str) -> None:
-    """Raise a UserError, which suggests a prefix, if new columns of the table at a path are among those `taken`."""
+def check_new_columns(
+    names: Iterable[str], *, path: object, taken: Collection[str], prefix: str
+) -> None:
+    """Raise a UserError, which suggests a prefix, if new columns of the table at a path are among
+    those `taken`.
+    """
     if clash := [name for name in names if name in taken]:
-        raise UserError(f"{path} already has a column {clash[0]!r}. Choose a prefix for new ones: --columns {prefix}.")
+        raise UserError(
+            f"{path} already has a column {clash[0]!r}. Choose a prefix for new ones: "
+            f"--columns {prefix}."
+        )
 
 
 def check_kept(file: TableFile, output: Path) -> None:
     """Raise a UserError if a table can't be written to `output` with its columns."""
     kind, repeated = kind_of(output), [name for name in file.header if file.header.count(name) > 1]
     if repeated and kind in (*PARQUET, *STATA):
-        raise UserError(f"{file.path} has several columns {repeated[0]!r}; rename them, or let --output end in .csv.")
+        raise UserError(
+            f"{file.path} has several columns {repeated[0]!r}; rename them, or let "
+            "--output end in .csv."
+        )
     try:
         if kind not in PARQUET:
             pa.csv.write_csv(file.schema.empty_table(), pa.BufferOutputStream())
     except pa.ArrowInvalid as error:
         form = kind or ".csv"
-        raise UserError(f"{file.path} does not fit into {form} ({error}). Let --output end in .parquet.") from error
+        raise UserError(
+            f"{file.path} does not fit into {form} ({error}). Let --output end in .parquet."
+        ) from error
 
 
 def check_values(table: pa.Table, output: Path) -> None:
-    """Raise a UserError if a table has bytes that can't be written to `output`, since they are not UTF-8."""
+    """Raise a UserError if a table has bytes that can't be written to `output`, since they are not
+    UTF-8.
+    """
     if kind_of(output) not in PARQUET:
         _without_bytes(table)
 
 
 def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> list[str]:
-    """Write tables, at least one, one below the other, whole or not at all; return notices to the user.
+    """Write tables, at least one, one below the other, whole or not at all; return notices to the
+    user.
 
-    In CSV, texts that a spreadsheet would run as formulas get an apostrophe, unless `form.raw`; in other formats
-    text is never run.
+    In CSV, texts that a spreadsheet would run as formulas get an apostrophe, unless `form.raw`; in
+    other formats text is never run.
     """
     kind, rest = path.suffix.lower(), iter(tables)
     first = next(rest)
@@ -146,7 +177,11 @@ def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> 
             return []
         if kind in STATA:
             is_renamed = write_stata(temporary, _as_doubles_hold(pa.concat_tables(tables)))
-            return [f"{path}: names of columns that Stata does not allow are changed."] if is_renamed else []
+            return (
+                [f"{path}: names of columns that Stata does not allow are changed."]
+                if is_renamed
+                else []
+            )
         if ".tsv" in path.suffixes[-2:]:
             form = replace(form, delimiter="\t")
         file = stack.enter_context(temporary.open("wb"))
@@ -160,8 +195,13 @@ def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> 
             written, number = _as_csv(table, form)
             writer.write_table(written)
             num_formulas += number
-    cells = counted(num_formulas, "cell begins like a formula and was", "cells begin like formulas and were")
-    mark = f"{path}: {cells} written with a leading apostrophe, which histocoder removes when it reads the file."
+    cells = counted(
+        num_formulas, "cell begins like a formula and was", "cells begin like formulas and were"
+    )
+    mark = (
+        f"{path}: {cells} written with a leading apostrophe, which histocoder removes when "
+        "it reads the file."
+    )
     return [mark] if num_formulas else []
 
 
@@ -172,7 +212,9 @@ def write_frame(path: Path, frame: pd.DataFrame, form: Form = Form()) -> None:
 
 
 def _as_csv(table: pa.Table, form: Form) -> tuple[pa.Table, int]:
-    """Return a table with text in place of bytes, its decimal mark, and formulas quoted; and the number of these."""
+    """Return a table with text in place of bytes, its decimal mark, and formulas quoted; and the
+    number of these.
+    """
     table, num_formulas = _without_bytes(table), 0
     for i, one in enumerate(table.schema):
         if form.decimal != "." and pa.types.is_floating(one.type):
@@ -183,11 +225,14 @@ def _as_csv(table: pa.Table, form: Form) -> tuple[pa.Table, int]:
             table = table.set_column(i, one.name, texts)
             num_formulas += number
     names = pa.array(table.column_names, pa.string())
-    return table.rename_columns((names if form.raw else without_formulas(names)[0]).to_pylist()), num_formulas
+    return table.rename_columns(
+        (names if form.raw else without_formulas(names)[0]).to_pylist()
+    ), num_formulas
 
 
 def _as_doubles_hold(table: pa.Table) -> pa.Table:
-    """Return a table with text in place of bytes, of integers that doubles can't tell apart, and of dates.
+    """Return a table with text in place of bytes, of integers that doubles can't tell apart, and of
+    dates.
 
     Excel has no dates before 1900, and a 29 February then.
     """
@@ -196,7 +241,11 @@ def _as_doubles_hold(table: pa.Table) -> pa.Table:
     table = _without_bytes(table)
     for i, one in enumerate(table.schema):
         if pa.types.is_timestamp(one.type) or pa.types.is_date(one.type):
-            shown = pc.local_timestamp(table[i]) if getattr(one.type, "tz", None) is not None else table[i]
+            shown = (
+                pc.local_timestamp(table[i])
+                if getattr(one.type, "tz", None) is not None
+                else table[i]
+            )
             texts = pc.replace_substring_regex(shown.cast(pa.string()), r" 00:00:00(\.0+)?$", "")
             table = table.set_column(i, one.name, texts)
         elif pa.types.is_integer(one.type):

@@ -52,7 +52,9 @@ class TableFile:
     path: Path
     rows: CsvFile | StataFile | pa.Table | pa.dataset.Dataset
     notices: list[str]  # notices to the user on how the file is read
-    row_numbers: np.ndarray | None = None  # number of each row in messages; None: its line, or counted from 1
+    row_numbers: np.ndarray | None = (
+        None  # number of each row in messages; None: its line, or counted from 1
+    )
 
     @property
     def schema(self) -> pa.Schema:
@@ -75,20 +77,32 @@ class TableFile:
     def column(self, name: str, setting: str = "") -> str:
         """Return the column that a name means, whatever its case, its accents and blanks around it.
 
-        Raises a UserError if there is none, or several are like it; `setting` is the one whose value the name is.
+        Raises a UserError if there is none, or several are like it; `setting` is the one whose
+        value the name is.
         """
         found = named(name, self.header)
         if len(found) == 1:
             return found[0]
         if found:
             several = ", ".join(map(shown, found))
-            raise UserError(f"{self.path} has several columns like {shown(name)} ({several}); rename all but one.")
-        names = [own if own.isprintable() and len(own) <= 60 else shown(own) for own in map(str.strip, self.header)]
-        message = f"{self.path} has no column {name!r}; it has: {', '.join(names[:50])}{', …' if names[50:] else ''}."
+            raise UserError(
+                f"{self.path} has several columns like {shown(name)} ({several}); rename "
+                "all but one."
+            )
+        names = [
+            own if own.isprintable() and len(own) <= 60 else shown(own)
+            for own in map(str.strip, self.header)
+        ]
+        message = (
+            f"{self.path} has no column {name!r}; it has: "
+            f"{', '.join(names[:50])}{', …' if names[50:] else ''}."
+        )
         near = nearest(name, self.header)
         message += f" Did you mean {shown(near)}?" if near is not None else ""
         message += f" Name it with --{setting.replace('_', '-')}." if setting else ""
-        raise UserError(message, **({setting: {name: near}} if setting and near is not None else {}))
+        raise UserError(
+            message, **({setting: {name: near}} if setting and near is not None else {})
+        )
 
     def read(self, columns: Collection[str]) -> Table:
         """Return some columns as text, at once; see `tables`."""
@@ -97,9 +111,11 @@ class TableFile:
         return Table(self, joined, np.concatenate([part.rows for part in parts]))
 
     def chunks(self, *, chunk_rows: int, columns: list[str] | None = None) -> Iterator[pa.Table]:
-        """Yield all columns (of Parquet: `columns`, if given) in chunks of `chunk_rows` rows, CSV as text.
+        """Yield all columns (of Parquet: `columns`, if given) in chunks of `chunk_rows` rows, CSV
+        as text.
 
-        Raises UserError if the file has no rows, a row of another length than its header, or can't be read as text.
+        Raises UserError if the file has no rows, a row of another length than its header, or can't
+        be read as text.
         """
         batches: Iterator[pa.RecordBatch]
         if isinstance(self.rows, CsvFile | StataFile):
@@ -121,17 +137,24 @@ class TableFile:
         yield rest.combine_chunks()
 
     def tables(self, columns: Collection[str]) -> Iterator[Table]:
-        """Yield some columns in chunks, as text, under the names given; raise what `column` and `chunks` raise."""
+        """Yield some columns in chunks, as text, under the names given; raise what `column` and
+        `chunks` raise.
+        """
         own = {name: self.column(name) for name in columns}
         position = 0
         for chunk in self.chunks(chunk_rows=CHUNK_ROWS, columns=[*own.values()]):
             rows = np.arange(position, position + len(chunk))
             position += len(chunk)
-            texts = {c: strings(chunk[name], f"{self.path}, column {c!r},").combine_chunks() for c, name in own.items()}
+            texts = {
+                c: strings(chunk[name], f"{self.path}, column {c!r},").combine_chunks()
+                for c, name in own.items()
+            }
             yield Table(self, {c: without_blanks(text) for c, text in texts.items()}, rows)
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
-        """Return the line (in Parquet: the row, from 1) of each of some rows, whose positions ascend."""
+        """Return the line (in Parquet: the row, from 1) of each of some rows, whose positions
+        ascend.
+        """
         if self.csv is not None:
             return self.csv.lines(positions)
         return positions + 1 if self.row_numbers is None else self.row_numbers[positions]
@@ -147,10 +170,11 @@ def open_table(
 ) -> TableFile:
     """Read the header of a file: CSV, Parquet, Excel, Stata or SPSS.
 
-    `columns` are those that are needed, and may be a mapping to the settings that name them, which errors mention, as
-    they do --sheet and --file-encoding; by these and `optional` ones the separator, the header and the sheet of a
-    workbook are chosen. `encoding` is that of a text file, if the user names it. Names match
-    whatever their case, accents and blanks around them. The string "nan" is a word.
+    `columns` are those that are needed, and may be a mapping to the settings that name them, which
+    errors mention, as they do --sheet and --file-encoding; by these and `optional` ones the
+    separator, the header and the sheet of a workbook are chosen. `encoding` is that of a text file,
+    if the user names it. Names match whatever their case, accents and blanks around them. The
+    string "nan" is a word.
 
     Raises UserError if the file or a column is missing, or the file is empty, damaged or not text.
     """
@@ -165,7 +189,9 @@ def open_table(
         try:
             file = TableFile(path, pa.dataset.dataset(path, format="parquet"), [])
         except (pa.ArrowInvalid, OSError) as error:
-            raise UserError(f"{path} is not a Parquet file: {str(error).splitlines()[0]}") from error
+            raise UserError(
+                f"{path} is not a Parquet file: {str(error).splitlines()[0]}"
+            ) from error
     elif kind in EXCEL:
         from histocoder.tables.excel import read_workbook
 
@@ -183,7 +209,9 @@ def open_table(
 
 
 def kind_of(path: Path, *, doing: str = "read") -> str:
-    """Return the suffix of a table's name in lower case, without .gz; raise a UserError if there are no such tables."""
+    """Return the suffix of a table's name in lower case, without .gz; raise a UserError if there
+    are no such tables.
+    """
     kind = path.suffix.lower()
     kinds = {"", *_TEXT, *PARQUET, *EXCEL, *STATA} - (
         {".xlsm", ".xls", ".ods", ".sav"} if doing == "written" else set()
@@ -193,7 +221,9 @@ def kind_of(path: Path, *, doing: str = "read") -> str:
     if kind in kinds:
         return kind
     forms = ".csv, .csv.gz, .tsv, .parquet, .xlsx or .dta"
-    raise UserError(f"{path}: {path.suffix} files can't be {doing}. Use one of the formats {forms}.")
+    raise UserError(
+        f"{path}: {path.suffix} files can't be {doing}. Use one of the formats {forms}."
+    )
 
 
 def fingerprint(path: str | Path) -> str:
@@ -210,18 +240,25 @@ def strings(array: _Cells, where: str = "A column") -> _Cells:
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if pa.types.is_floating(array.type):
-        array = pc.if_else(pc.is_nan(array), None, array)  # so pandas and others write missing values
+        array = pc.if_else(
+            pc.is_nan(array), None, array
+        )  # so pandas and others write missing values
         doubles = array.cast(pa.float64())
         is_whole = pc.and_(pc.equal(pc.round(doubles), doubles), pc.less(pc.abs(doubles), 2.0**63))
-        integers = pc.if_else(is_whole, doubles, 0.0).cast(pa.int64())  # which are not written as 1e+11
+        integers = pc.if_else(is_whole, doubles, 0.0).cast(
+            pa.int64()
+        )  # which are not written as 1e+11
         return pc.if_else(is_whole, integers.cast(pa.string()), array.cast(pa.string()))
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid as error:
-        raise UserError(f"{where} holds bytes that are not UTF-8 text. Save it as a column of text.") from error
+        raise UserError(
+            f"{where} holds bytes that are not UTF-8 text. Save it as a column of text."
+        ) from error
     except pa.ArrowNotImplementedError as error:
         raise UserError(
-            f"{where} holds cells of the type {array.type}, which can't be read as text. Save them as columns with one "
+            f"{where} holds cells of the type {array.type}, which can't be read as text. "
+            "Save them as columns with one "
             "value in each cell."
         ) from error
 
@@ -230,7 +267,9 @@ def _check_readable(path: Path) -> None:
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a CSV, Parquet, Excel, Stata or SPSS file.")
     if path.exists() and not path.is_file():
-        raise UserError(f"{path} is a pipe or a device, which can't be read twice; save it to a file first.")
+        raise UserError(
+            f"{path} is a pipe or a device, which can't be read twice; save it to a file first."
+        )
     if not path.exists():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
         hint = f" Did you mean {path.parent / near[0]}?" if near else ""

@@ -1,4 +1,6 @@
-"""Text files of any encoding, read as UTF-8: what encoding they have, and whether they are text at all."""
+"""Text files of any encoding, read as UTF-8: what encoding they have, and whether they are text at
+all.
+"""
 
 import codecs
 import gzip
@@ -16,26 +18,32 @@ _CHUNK_BYTES = 1 << 24
 _NUM_GUESS_WORDS = 5_000  # number of distinct words by which an encoding is guessed
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # as Python decodes such bytes
 _WORD = re.compile(rb"[^\s,;|\"]*[\x80-\xff][^\s,;|\"]*")
-_ESCAPED = re.compile(rb'[,;\t\n]"[^"\n]*\\"[^",;\t\r\n]')  # a quotation mark with a backslash before it, not doubled
+_ESCAPED = re.compile(
+    rb'[,;\t\n]"[^"\n]*\\"[^",;\t\r\n]'
+)  # a quotation mark with a backslash before it, not doubled
 _END_MARK = b"\x1a"  # Ctrl-Z, which ends files of DOS
 _BREAKS = (b"", b"\r", b"\n")
 _TAIL_BYTES, _HEAD_BYTES = 4096, 65_536
 
 
 class TextFile:
-    """A text file, all of which was read once: its encoding, and what its lines have of other programs' habits.
+    """A text file, all of which was read once: its encoding, and what its lines have of other
+    programs' habits.
 
-    `encoding` is the one that the user names; otherwise it is UTF-8, UTF-16 by its mark or its NUL bytes, or, with a
-    notice, the one that makes words.
+    `encoding` is the one that the user names; otherwise it is UTF-8, UTF-16 by its mark or its NUL
+    bytes, or, with a notice, the one that makes words.
 
-    Raises UserError if the file is not text, is UTF-8 with damaged bytes, or has a line of more than 4 MiB.
+    Raises UserError if the file is not text, is UTF-8 with damaged bytes, or has a line of more
+    than 4 MiB.
     """
 
     def __init__(self, path: Path, encoding: str | None = None) -> None:
         self.path = path
         self.notices: list[str] = []
         self.first_lines: list[bytes] = []  # which are not blank
-        self.repeated_lines: list[int] = []  # lines that are the first one again: a header, in files that were joined
+        self.repeated_lines: list[
+            int
+        ] = []  # lines that are the first one again: a header, in files that were joined
         self.has_escapes = False
         self.ends_with_quote = False
         self._returns_twice = False
@@ -53,10 +61,16 @@ class TextFile:
 
     def open(self) -> BinaryIO:
         """Open the file to read its text as UTF-8."""
-        return opened(self.path) if self.is_plain else io.BufferedReader(_Stream(self._chunks()), _CHUNK_BYTES)
+        return (
+            opened(self.path)
+            if self.is_plain
+            else io.BufferedReader(_Stream(self._chunks()), _CHUNK_BYTES)
+        )
 
     def _chunks(self) -> Iterator[bytes]:
-        """Yield the text as UTF-8, with one return at the end of each line, to the mark that ends files of DOS."""
+        """Yield the text as UTF-8, with one return at the end of each line, to the mark that ends
+        files of DOS.
+        """
         end = b""
         for part in self._decoded():
             # what is at the end of a chunk may go on in the next, or be the end of the file
@@ -82,14 +96,17 @@ class TextFile:
                 except UnicodeDecodeError as error:
                     line = num_lines + error.object[: error.start].count(b"\n") + 1
                     raise UserError(
-                        f"{self.path}, line {line}, is not text in the encoding {self._encoding}: {error.reason}. Name "
+                        f"{self.path}, line {line}, is not text in the encoding "
+                        f"{self._encoding}: {error.reason}. Name "
                         "another one with --file-encoding, or save it as UTF-8."
                     ) from error
                 num_lines += chunk.count(b"\n")
                 yield chunk
 
     def _lines(self) -> Iterator[bytes]:
-        """Yield the text in chunks of whole lines, of which none is longer than `MAX_LINE_BYTES`."""
+        """Yield the text in chunks of whole lines, of which none is longer than
+        `MAX_LINE_BYTES`.
+        """
         num_lines = 0
         line = b""
         for content in self._decoded():
@@ -101,7 +118,8 @@ class TextFile:
                 if not start:
                     line_number = num_lines + chunk.count(b"\n", 0, begin) + 1
                     raise UserError(
-                        f"{self.path}, line {line_number:,}: {MAX_LINE_BYTES >> 20} MB without a line break, which "
+                        f"{self.path}, line {line_number:,}: {MAX_LINE_BYTES >> 20} MB "
+                        "without a line break, which "
                         "is no row of a table. Check the file."
                     )
             end = _last_break(chunk, 0, len(chunk))
@@ -122,7 +140,8 @@ class TextFile:
             if b"\0" in chunk:
                 line = num_lines + chunk[: chunk.index(b"\0")].count(b"\n") + 1
                 raise UserError(
-                    f"{self.path} has a NUL byte in line {line}: it is damaged, or a workbook. Save it as UTF-8 CSV "
+                    f"{self.path} has a NUL byte in line {line}: it is damaged, or a "
+                    "workbook. Save it as UTF-8 CSV "
                     "(in Excel: 'CSV UTF-8')."
                 )
             if not chunk.isascii():
@@ -141,7 +160,9 @@ class TextFile:
                     twice.add(text)
                 num_bad += len(bad)
                 num_good += len(text) - len(text.encode("ascii", "ignore")) - len(bad)
-            self.has_escapes = self.has_escapes or (b'\\"' in chunk and _ESCAPED.search(chunk) is not None)
+            self.has_escapes = self.has_escapes or (
+                b'\\"' in chunk and _ESCAPED.search(chunk) is not None
+            )
             self._find_repeated(chunk, num_lines)
             num_returns += chunk.count(b"\r\r\n")
             num_lines += chunk.count(b"\n")
@@ -153,7 +174,8 @@ class TextFile:
         self.notices += twice.notices(self.path)
         if num_bad and (self.has_mark or num_good > num_bad):
             raise UserError(
-                f"{self.path}, {first_bad} is not UTF-8, unlike most of the file. Fix it, or save as UTF-8."
+                f"{self.path}, {first_bad} is not UTF-8, unlike most of the file. Fix it, "
+                "or save as UTF-8."
             )
         if num_bad:
             self._guess(words)
@@ -161,7 +183,9 @@ class TextFile:
     def _find_repeated(self, chunk: bytes, num_lines: int) -> None:
         """Find the lines that repeat the first one, in a chunk behind a number of lines."""
         if not self.first_lines:
-            lines = (line.removeprefix(codecs.BOM_UTF8) for line in chunk[:_HEAD_BYTES].splitlines())
+            lines = (
+                line.removeprefix(codecs.BOM_UTF8) for line in chunk[:_HEAD_BYTES].splitlines()
+            )
             self.first_lines = [line for line in lines if line.strip()]
         first = self.first_lines[0] if self.first_lines else b""
         if not re.search(rb"[,;\t| ]", first):
@@ -178,14 +202,17 @@ class TextFile:
         self._encoding = guess(words)
         if self._encoding is None:
             raise UserError(
-                f"{self.path} is not UTF-8 text, nor in another usual encoding. Name its encoding with "
+                f"{self.path} is not UTF-8 text, nor in another usual encoding. Name its "
+                "encoding with "
                 "--file-encoding, or save it as UTF-8."
             )
         examples = ", ".join(
-            shown(word.decode(self._encoding)) for word in sorted(words, key=lambda word: (len(word), word))[-3:]
+            shown(word.decode(self._encoding))
+            for word in sorted(words, key=lambda word: (len(word), word))[-3:]
         )
         self.notices.append(
-            f"{self.path} is not UTF-8; it is read as {ENCODINGS[self._encoding]} ({self._encoding}), for example "
+            f"{self.path} is not UTF-8; it is read as {ENCODINGS[self._encoding]} "
+            f"({self._encoding}), for example "
             f"{examples}. If these are wrong, name its encoding with --file-encoding."
         )
 
@@ -214,7 +241,9 @@ class _Stream(io.RawIOBase):
 
 def opened(path: Path) -> BinaryIO:
     """Open a file to read its bytes, unpacked if its name ends in .gz."""
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
+    return (
+        cast(BinaryIO, gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
+    )
 
 
 def _last_break(chunk: bytes, start: int, end: int) -> int:
@@ -223,10 +252,14 @@ def _last_break(chunk: bytes, start: int, end: int) -> int:
 
 
 def _checked(encoding: str) -> str:
-    """Return the name of an encoding that the user names; raise a UserError if it is not one of texts."""
+    """Return the name of an encoding that the user names; raise a UserError if it is not one of
+    texts.
+    """
     try:
         "".encode(encoding)
         return codecs.lookup(encoding).name
     except LookupError as error:
         usual = ", ".join(("utf-8", "utf-16", *ENCODINGS))
-        raise UserError(f"--file-encoding: there is no encoding {encoding!r}. Usual ones are {usual}.") from error
+        raise UserError(
+            f"--file-encoding: there is no encoding {encoding!r}. Usual ones are {usual}."
+        ) from error

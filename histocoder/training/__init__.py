@@ -1,1 +1,3 @@
-"""Training of a model: settings, data, the loop, strategies, losses, validation, output and logs."""
+"""Training of a model: settings, data, the loop, strategies, losses, validation, output and
+logs.
+"""

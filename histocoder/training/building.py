@@ -1,4 +1,6 @@
-"""The model to train, with new weights or another model's, and the recipe of a run: defaults by what it starts from."""
+"""The model to train, with new weights or another model's, and the recipe of a run: defaults by
+what it starts from.
+"""
 
 import difflib
 import math
@@ -61,16 +63,20 @@ class EncoderChoice:
 
 
 def choose_encoder(config: FinetuneConfig | MixerConfig, device: torch.device) -> EncoderChoice:
-    """Return the encoder that a run's settings name or, for `--encoder auto`, the one that suits the machine of rank 0.
+    """Return the encoder that a run's settings name or, for `--encoder auto`, the one that suits
+    the machine of rank 0.
 
-    A run that resumes keeps its own. Settings that only a pretrained encoder can follow have one, on any machine.
+    A run that resumes keeps its own. Settings that only a pretrained encoder can follow have one,
+    on any machine.
     """
 
     def choose() -> EncoderChoice:
         _refuse_misspelt_preset(config.encoder)
         if config.encoder != AUTO:
             return EncoderChoice(config.encoder)
-        if config.initial_checkpoint is not None:  # `fill_in` names a model's own; OccCANINE's files have CANINE-s
+        if (
+            config.initial_checkpoint is not None
+        ):  # `fill_in` names a model's own; OccCANINE's files have CANINE-s
             return EncoderChoice(PRETRAINED_ENCODER)
         if (own := _encoder_to_resume(config)) is not None:
             return EncoderChoice(own, "as this run has begun")
@@ -86,7 +92,9 @@ def _refuse_misspelt_preset(encoder: str) -> None:
         return
     near = difflib.get_close_matches(encoder, presets, n=1, cutoff=0.75)
     if near:
-        raise UserError(f"There is no encoder {encoder!r}. Did you mean --encoder {near[0]}?", encoder=near[0])
+        raise UserError(
+            f"There is no encoder {encoder!r}. Did you mean --encoder {near[0]}?", encoder=near[0]
+        )
 
 
 def _suitable_encoder(config: RunConfig, device: torch.device) -> EncoderChoice:
@@ -102,9 +110,13 @@ def _suitable_encoder(config: RunConfig, device: torch.device) -> EncoderChoice:
             return EncoderChoice(PRETRAINED_ENCODER, f"for {flag}")
     if device.type == "cpu":
         why = "no GPU here" if config.device == "auto" else "no GPU is to be used"
-        return EncoderChoice("ngram", f"{why}; --encoder {PRETRAINED_ENCODER} for the pretrained one")
+        return EncoderChoice(
+            "ngram", f"{why}; --encoder {PRETRAINED_ENCODER} for the pretrained one"
+        )
     if can_be_fetched(PRETRAINED_ENCODER):
-        return EncoderChoice(PRETRAINED_ENCODER, "pretrained, for the GPU; --encoder ngram for one from scratch")
+        return EncoderChoice(
+            PRETRAINED_ENCODER, "pretrained, for the GPU; --encoder ngram for one from scratch"
+        )
     reason = f"the hub can't be reached, and its cache here has no {PRETRAINED_ENCODER}"
     return EncoderChoice("ngram", f"{reason}; --encoder PATH for a pretrained one in a folder")
 
@@ -126,7 +138,9 @@ def kind_of_start(config: RunConfig) -> str:
     if config.recipe == "reference":
         return "reference"
     own = _own_config(config.initial_checkpoint)
-    has_ngrams = encoder_type(own.encoder) == "ngram" if own is not None else config.encoder == "ngram"
+    has_ngrams = (
+        encoder_type(own.encoder) == "ngram" if own is not None else config.encoder == "ngram"
+    )
     if config.initial_checkpoint is not None and not config.only_encoder:
         return "continued n-gram" if has_ngrams else "continued"
     if config.freeze_encoder:
@@ -141,13 +155,18 @@ def kind_of_start(config: RunConfig) -> str:
 def fill_in(config: _Config) -> _Config:
     """Return a run's settings, with the recipe's values for those that are not given.
 
-    A model that is fine-tuned further keeps its input form and its training settings; its folder becomes the encoder.
-    `choose_encoder` has chosen the encoder.
+    A model that is fine-tuned further keeps its input form and its training settings; its folder
+    becomes the encoder. `choose_encoder` has chosen the encoder.
     """
     assert config.encoder != AUTO
-    if config.freeze_encoder and config.initial_checkpoint is None and config.encoder in PRESETS.keys() - {"tiny"}:
+    if (
+        config.freeze_encoder
+        and config.initial_checkpoint is None
+        and config.encoder in PRESETS.keys() - {"tiny"}
+    ):
         raise UserError(
-            f"--freeze-encoder: --encoder {config.encoder} is trained from scratch; frozen, it stays random. Omit "
+            f"--freeze-encoder: --encoder {config.encoder} is trained from scratch; "
+            "frozen, it stays random. Omit "
             "--freeze-encoder, or name a pretrained encoder or --initial-checkpoint."
         )
     if (start := config.initial_checkpoint) is not None and start.startswith(HUB_PREFIX):
@@ -172,7 +191,9 @@ def fill_in(config: _Config) -> _Config:
     if config.learning_rate is not None:
         recipe["max_epoch_steps"] = 0
     missing = {name: value for name, value in recipe.items() if getattr(config, name) is None}
-    return replace(config, **missing, by_recipe=(*dict.fromkeys((*(config.by_recipe or ()), *missing)),))
+    return replace(
+        config, **missing, by_recipe=(*dict.fromkeys((*(config.by_recipe or ()), *missing)),)
+    )
 
 
 def _own_config(path: str | None) -> ModelConfig | None:
@@ -180,8 +201,11 @@ def _own_config(path: str | None) -> ModelConfig | None:
     return read_model_config(Path(path)) if path is not None and is_own_model(Path(path)) else None
 
 
-def seeded_model(config: RunConfig, files: ExampleFiles, checkpoint: Checkpoint | None, **of_data: Any) -> MixerModel:
-    """Build a new model, or one of a checkpoint's configuration; later draws differ between ranks, for dropout.
+def seeded_model(
+    config: RunConfig, files: ExampleFiles, checkpoint: Checkpoint | None, **of_data: Any
+) -> MixerModel:
+    """Build a new model, or one of a checkpoint's configuration; later draws differ between ranks,
+    for dropout.
 
     `of_data` are the last parameters of `build_model`.
     """
@@ -192,7 +216,8 @@ def seeded_model(config: RunConfig, files: ExampleFiles, checkpoint: Checkpoint 
         model = build_model(config, files, **of_data)
     if config.save_format == "occcanine" and (reason := unpublishable(model.config)):
         raise UserError(
-            f"--save-format occcanine: OccCANINE has no format for this model: {reason}. Omit the flag, or start a new "
+            f"--save-format occcanine: OccCANINE has no format for this model: {reason}. "
+            "Omit the flag, or start a new "
             "run, in another folder, with a CANINE encoder and new heads (--only-encoder)."
         )
     if any(map(is_table, model.parameters())) and config.fsdp:
@@ -206,7 +231,8 @@ def seeded_model(config: RunConfig, files: ExampleFiles, checkpoint: Checkpoint 
 
 
 def _freeze_unused(model: MixerModel) -> None:
-    """Freeze weights of an encoder that no output depends on, such as Longformer's for global attention.
+    """Freeze weights of an encoder that no output depends on, such as Longformer's for global
+    attention.
 
     DDP would wait for their gradients.
     """
@@ -230,19 +256,24 @@ def build_model(
     languages: tuple[str, ...],
     attributes: dict[str, tuple[str, ...]],
 ) -> MixerModel:
-    """Return a new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
+    """Return a new model for the codes of some files, with the weights of `--encoder` or
+    `--initial-checkpoint`.
+    """
     decoder_prior = config.flat_loss != "bce-mean" and config.save_format != "occcanine"
     is_new = config.initial_checkpoint is None or config.only_encoder
     formatter = files.formatter.without_numbers() if is_new and decoder_prior else files.formatter
     model_config = ModelConfig(
         encoder={},
         formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size + 1,  # one to spare, as in published models, so that weights can be exchanged
+        vocab_size=formatter.vocab_size
+        + 1,  # one to spare, as in published models, so that weights can be exchanged
         codes=key.codes,
         target_cols=files.target_cols,
         descriptions=titles_of(key.codes) | key.descriptions,
         languages=languages,
-        decoder_num_layers=2 if config.encoder == "ngram" and config.initial_checkpoint is None else 3,
+        decoder_num_layers=2
+        if config.encoder == "ngram" and config.initial_checkpoint is None
+        else 3,
         decoder_dim_feedforward=config.decoder_dim_feedforward,
         dropout=config.dropout,
         max_len=config.max_len,
@@ -264,8 +295,9 @@ def build_model(
 def _as_needed(config: ModelConfig) -> ModelConfig:
     """Return the config of a new model that does what its data need.
 
-    If there is one language, pretrained encoders read descriptions alone, as they were trained. If rows have one code,
-    the decoder does not learn: its prior says all. With CANINE it does, since encodings of characters learn from it.
+    If there is one language, pretrained encoders read descriptions alone, as they were trained. If
+    rows have one code, the decoder does not learn: its prior says all. With CANINE it does, since
+    encodings of characters learn from it.
     """
     kind = encoder_type(config.encoder)
     if kind not in ("canine", "ngram") and len({*config.languages} - {UNKNOWN}) < 2:
@@ -281,7 +313,9 @@ def _load_encoder(config: RunConfig) -> Encoder:
 
         logging.disable_progress_bar()
     return _first_on_primary(
-        partial(load_encoder, config.encoder, max_len=config.max_len, ngram_dropout=config.ngram_dropout)
+        partial(
+            load_encoder, config.encoder, max_len=config.max_len, ngram_dropout=config.ngram_dropout
+        )
     )
 
 
@@ -291,14 +325,26 @@ def _first_on_primary(load: Callable[[], _Loaded]) -> _Loaded:
     return load() if found is None else found
 
 
-def _from_initial_checkpoint(path: Path, config: RunConfig, model_config: ModelConfig) -> MixerModel:
-    """Return a model with the weights of a checkpoint or of another model, or with those of its encoder."""
+def _from_initial_checkpoint(
+    path: Path, config: RunConfig, model_config: ModelConfig
+) -> MixerModel:
+    """Return a model with the weights of a checkpoint or of another model, or with those of its
+    encoder.
+    """
     weights, codes = initial_weights(path)
-    weights = {name: tensor for name, tensor in weights.items() if "_expert." not in name and name != "trained_on"}
+    weights = {
+        name: tensor
+        for name, tensor in weights.items()
+        if "_expert." not in name and name != "trained_on"
+    }
     own = _own_config(str(path))
     tokenizer = CHARACTERS if own is None else read_tokenizer(path)
     if own is not None:
-        dropout = {"ngram_dropout_prob": config.ngram_dropout} if encoder_type(own.encoder) == "ngram" else {}
+        dropout = (
+            {"ngram_dropout_prob": config.ngram_dropout}
+            if encoder_type(own.encoder) == "ngram"
+            else {}
+        )
         encoder_config = own.encoder | dropout
         model_config = replace(model_config, decoder_num_layers=own.decoder_num_layers)
     elif config.encoder in PRESETS or Path(config.encoder).exists():
@@ -314,7 +360,8 @@ def _from_initial_checkpoint(path: Path, config: RunConfig, model_config: ModelC
         weights = _with_classes(weights, "attribute_head", *labels) if any(labels) else weights
         if codes is not None and (extra := sorted(set(codes) - set(model_config.codes))):
             raise UserError(
-                f"--initial-checkpoint: {path} has {len(extra):,} codes that these data lack, such as {extra[0]}. Pass "
+                f"--initial-checkpoint: {path} has {len(extra):,} codes that these data "
+                f"lack, such as {extra[0]}. Pass "
                 "its key with --key, or load only its encoder with --only-encoder."
             )
         if codes is not None and codes != model_config.codes:
@@ -323,18 +370,30 @@ def _from_initial_checkpoint(path: Path, config: RunConfig, model_config: ModelC
         form = model_config.formatter if own is None else own.formatter
         if "labels" in form:
             form = form | {"labels": [*dict.fromkeys((*form["labels"], *model_config.codes))]}
-        if head is None or not _writes(form, model_config) or len(head) < build_formatter(**form).vocab_size:
+        if (
+            head is None
+            or not _writes(form, model_config)
+            or len(head) < build_formatter(**form).vocab_size
+        ):
             raise UserError(
-                f"--initial-checkpoint: the decoder of {path} writes codes in another form ({form['name']}, "
-                f"{form['num_blocks']} of {form['block_size']} tokens). Load only its encoder with --only-encoder."
+                f"--initial-checkpoint: the decoder of {path} writes codes in another form "
+                f"({form['name']}, "
+                f"{form['num_blocks']} of {form['block_size']} tokens). Load only its "
+                "encoder with --only-encoder."
             )
         model_config = replace(model_config, formatter=form, vocab_size=len(head))
     model_config = replace(model_config, encoder=encoder_config)
     try:
         if config.only_encoder:
             model = MixerModel(_as_needed(model_config), tokenizer=tokenizer)
-            rest = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("encoder.")}
-            model.load_state_dict({**rest, **{k: v for k, v in weights.items() if k.startswith("encoder.")}})
+            rest = {
+                name: tensor
+                for name, tensor in model.state_dict().items()
+                if not name.startswith("encoder.")
+            }
+            model.load_state_dict(
+                {**rest, **{k: v for k, v in weights.items() if k.startswith("encoder.")}}
+            )
         else:
             model = MixerModel.from_weights(model_config, weights, tokenizer=tokenizer)
     except RuntimeError as error:
@@ -347,7 +406,9 @@ def _from_initial_checkpoint(path: Path, config: RunConfig, model_config: ModelC
 
 
 def _writes(form: dict[str, Any], model_config: ModelConfig) -> bool:
-    """Return whether a decoder of codes in some form can write those of a model, its labels among them."""
+    """Return whether a decoder of codes in some form can write those of a model, its labels among
+    them.
+    """
     names = ("name", "num_blocks", "use_within_block_sep")
     if any(form.get(name) != model_config.formatter.get(name) for name in names):
         return False
@@ -356,23 +417,33 @@ def _writes(form: dict[str, Any], model_config: ModelConfig) -> bool:
     return not any(map(build_formatter(**form).system.problem, model_config.codes))
 
 
-def _with_classes(weights: dict[str, Tensor], head: str, old: Sequence[Any], new: Sequence[Any]) -> dict[str, Tensor]:
-    """Return weights whose linear head has the new classes: old ones keep theirs, others are improbable."""
+def _with_classes(
+    weights: dict[str, Tensor], head: str, old: Sequence[Any], new: Sequence[Any]
+) -> dict[str, Tensor]:
+    """Return weights whose linear head has the new classes: old ones keep theirs, others are
+    improbable.
+    """
     width = weights["linear_decoder.weight"].shape[1]
-    found = {"weight": torch.zeros(len(new), width), "bias": torch.full((len(new),), -math.log(max(len(new), 1)))}
+    found = {
+        "weight": torch.zeros(len(new), width),
+        "bias": torch.full((len(new),), -math.log(max(len(new), 1))),
+    }
     if both := [(i, new.index(code)) for i, code in enumerate(old) if code in new]:
         before, now = map(list, zip(*both, strict=True))
         for name, values in found.items():
             values[now] = weights[f"{head}.{name}"][before]
     found = {f"{head}.{name}": values for name, values in found.items()}
-    return {name: weight for name, weight in weights.items() if name not in found} | (found if new else {})
+    return {name: weight for name, weight in weights.items() if name not in found} | (
+        found if new else {}
+    )
 
 
 def trained_before(config: RunConfig) -> np.ndarray | None:
-    """Return hashes of the descriptions that the model of `--initial-checkpoint` was trained on; see `key_hashes`.
+    """Return hashes of the descriptions that the model of `--initial-checkpoint` was trained on;
+    see `key_hashes`.
 
-    A model of an earlier version has none, but its run's folder may have the data. None if there is no such model, or
-    it is not known.
+    A model of an earlier version has none, but its run's folder may have the data. None if there is
+    no such model, or it is not known.
     """
     own = _own_config(config.initial_checkpoint)
     if config.initial_checkpoint is None or own is None:
@@ -389,11 +460,16 @@ def trained_before(config: RunConfig) -> np.ndarray | None:
 
 
 def initial_key(config: RunConfig) -> Key | None:
-    """Return the codes of the model that `--initial-checkpoint` names; None if they are not taken."""
+    """Return the codes of the model that `--initial-checkpoint` names; None if they are not
+    taken.
+    """
     if config.initial_checkpoint is None or config.only_encoder:
         return None
     if (own := _own_config(config.initial_checkpoint)) is not None:
         usual = titles_of(own.codes)  # a key or a later version may have better ones
-        return Key(own.codes, {code: title for code, title in own.descriptions.items() if title != usual.get(code)})
+        return Key(
+            own.codes,
+            {code: title for code, title in own.descriptions.items() if title != usual.get(code)},
+        )
     codes = initial_weights(Path(config.initial_checkpoint))[1]
     return None if codes is None else Key(codes)

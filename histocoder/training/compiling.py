@@ -1,4 +1,6 @@
-"""Whether torch can compile a model: it writes C++ or Triton, which a compiler turns into machine code."""
+"""Whether torch can compile a model: it writes C++ or Triton, which a compiler turns into machine
+code.
+"""
 
 import shutil
 
@@ -15,15 +17,24 @@ def check_compiler(model: MixerModel, device: torch.device) -> None:
     from torch.utils._triton import has_triton
 
     if isinstance(model.encoder, NgramEncoder):
-        raise UserError("--compile is not for n-gram encoders, whose gradients are sparse; omit it.")
+        raise UserError(
+            "--compile is not for n-gram encoders, whose gradients are sparse; omit it."
+        )
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"--compile is for CPUs and NVIDIA GPUs; omit it with --device {device.type}.")
-    if device.type == "cuda" and not (has_triton() and any(map(shutil.which, ("cc", "gcc", "clang")))):
-        raise UserError("--compile needs Triton and a C compiler (gcc) for a GPU; install them, or omit it.")
+        raise UserError(
+            f"--compile is for CPUs and NVIDIA GPUs; omit it with --device {device.type}."
+        )
+    if device.type == "cuda" and not (
+        has_triton() and any(map(shutil.which, ("cc", "gcc", "clang")))
+    ):
+        raise UserError(
+            "--compile needs Triton and a C compiler (gcc) for a GPU; install them, or omit it."
+        )
     if device.type == "cpu":
         try:
             get_cpp_compiler()
         except RuntimeError as error:
             raise UserError(
-                "--compile needs a C++ compiler, and there is none; install g++, name another one in CXX, or omit it."
+                "--compile needs a C++ compiler, and there is none; install g++, name "
+                "another one in CXX, or omit it."
             ) from error

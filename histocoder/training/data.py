@@ -1,4 +1,6 @@
-"""The data of a run, which rank 0 reads and checks once, into a file that all ranks map into memory."""
+"""The data of a run, which rank 0 reads and checks once, into a file that all ranks map into
+memory.
+"""
 
 import hashlib
 from collections import Counter
@@ -13,7 +15,14 @@ import pandas as pd
 
 from histocoder import distributed
 from histocoder.checkpoints.run_folder import RunFolder, check_shared
-from histocoder.config import NUM_CODES, PRETRAINED_ENCODER, FinetuneConfig, MixerConfig, RunConfig, check_target_len
+from histocoder.config import (
+    NUM_CODES,
+    PRETRAINED_ENCODER,
+    FinetuneConfig,
+    MixerConfig,
+    RunConfig,
+    check_target_len,
+)
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cells import CodeColumn
 from histocoder.data.codes import LabelRules, column_of, count_codes, fit_codes, rules_of
@@ -31,7 +40,9 @@ from histocoder.model import PRESETS
 from histocoder.tables.table import open_table
 from histocoder.training.building import initial_key, trained_before
 
-FEWEST_NEW = 20  # descriptions of validation data that are not trained on from which on these alone are used
+FEWEST_NEW = (
+    20  # descriptions of validation data that are not trained on from which on these alone are used
+)
 _WORD_ROWS = 250_000  # descriptions whose words are counted at most
 _ROWS_AT_ONCE = 1 << 14
 
@@ -49,7 +60,9 @@ class RunData:
 
     def fingerprint(self, split: str) -> str:
         """Return a hash of the files that a split comes from."""
-        return hashlib.sha256("".join(self.record["made_from"]["sources"][split]).encode()).hexdigest()[:8]
+        return hashlib.sha256(
+            "".join(self.record["made_from"]["sources"][split]).encode()
+        ).hexdigest()[:8]
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -59,15 +72,21 @@ class RunData:
     @property
     def has_new(self) -> bool:
         """Whether enough validation data are of descriptions that are not trained on."""
-        return self.record["num_distinct"].get(VAL, 0) >= FEWEST_NEW or SEEN not in self.record["num_distinct"]
+        return (
+            self.record["num_distinct"].get(VAL, 0) >= FEWEST_NEW
+            or SEEN not in self.record["num_distinct"]
+        )
 
     def to_validate_on(self) -> Examples:
-        """Return the rows by which models are chosen and judged: without `SEEN`, if there are enough others."""
+        """Return the rows by which models are chosen and judged: without `SEEN`, if there are
+        enough others.
+        """
         return self.open(VAL) if self.has_new else self.open(VAL, SEEN)
 
 
 def example_files(config: FinetuneConfig | MixerConfig) -> dict[str, ExampleFiles]:
-    """Return the files of each split; those of a `FinetuneConfig` are prepared first if needed, on rank 0.
+    """Return the files of each split; those of a `FinetuneConfig` are prepared first if needed, on
+    rank 0.
 
     Raises a UserError on every rank if the data or the settings can't be used.
     """
@@ -93,14 +112,20 @@ def _given_files(config: MixerConfig) -> dict[str, ExampleFiles]:
     columns, rules = config.columns, rules_of(config)
     num_blocks, sep = NUM_CODES.get(config.formatter, len(columns)), config.use_within_block_sep
     formatter = build_formatter(
-        config.formatter, num_blocks=num_blocks, block_size=config.block_size or 1, use_within_block_sep=sep
+        config.formatter,
+        num_blocks=num_blocks,
+        block_size=config.block_size or 1,
+        use_within_block_sep=sep,
     )
     check_target_len(formatter.num_blocks, formatter.block_size)
     if len(columns) > formatter.num_blocks:
-        raise UserError(f"--formatter {config.formatter} takes {formatter.num_blocks} columns of codes at most.")
+        raise UserError(
+            f"--formatter {config.formatter} takes {formatter.num_blocks} columns of codes at most."
+        )
     if config.blank_means_no_occupation and formatter.system.missing_block is None:
         raise UserError(
-            f"--formatter {config.formatter} has no mark for a row without any code; give such rows a code of their "
+            f"--formatter {config.formatter} has no mark for a row without any code; give "
+            "such rows a code of their "
             "own (in HISCO -1) instead of --blank-means-no-occupation."
         )
     is_fitted = config.block_size is None and config.formatter not in NUM_CODES
@@ -124,11 +149,17 @@ def _given_files(config: MixerConfig) -> dict[str, ExampleFiles]:
         cells = given.count_cells()
         column = column_of(cells, known=known, code_sep=config.code_sep, has_commas=sep)
         counts = Counter(known) if known else count_codes(cells, column)
-        how: dict[str, Any] = {"num_blocks": num_blocks, "use_within_block_sep": sep, "are_right": key is not None}
+        how: dict[str, Any] = {
+            "num_blocks": num_blocks,
+            "use_within_block_sep": sep,
+            "are_right": key is not None,
+        }
         return *fit_codes(counts, rules, **how), column
 
     if is_fitted:
-        formatter, rules, column = distributed.broadcast_from_primary(fitted, doing="reading the codes")
+        formatter, rules, column = distributed.broadcast_from_primary(
+            fitted, doing="reading the codes"
+        )
         given = replace(given, formatter=formatter, rules=rules, column=column)
     paths = {TRAIN: config.train_data, VAL: config.val_data}
     return {name: replace(given, paths=tuple(map(Path, some))) for name, some in paths.items()}
@@ -154,7 +185,9 @@ def open_data(config: RunConfig, files: dict[str, ExampleFiles], run: RunFolder)
 
 
 def log_cut_descriptions(config: FinetuneConfig | MixerConfig) -> None:
-    """Say how many descriptions of prepared data are too long; of encoders that read tokens, only training knows."""
+    """Say how many descriptions of prepared data are too long; of encoders that read tokens, only
+    training knows.
+    """
     if not distributed.is_primary() or config.encoder not in (PRETRAINED_ENCODER, *PRESETS):
         return
     examples = Examples.open(config.folder / EXAMPLES_FILE, TRAIN, VAL)
@@ -169,7 +202,8 @@ def cut_notice(num_cut: int, max_len: int, unit: str) -> str | None:
         return None
     rows = counted(num_cut, "row has a description", "rows have descriptions")
     return (
-        f"Notice: {rows} of more than {max_len} {unit}, with the language and the marks of both ends; the model does "
+        f"Notice: {rows} of more than {max_len} {unit}, with the language and the marks of "
+        "both ends; the model does "
         "not read the rest. Set a larger --max-len, or shorten them."
     )
 
@@ -200,10 +234,16 @@ def some_descriptions(data: OccupationDataset) -> Iterator[str]:
 
 
 def read_word_list(path: str, text_normalization: str) -> WordList:
-    """Read normalised words and their frequencies from a CSV file with the columns `word` and `freq`."""
+    """Read normalised words and their frequencies from a CSV file with the columns `word` and
+    `freq`.
+    """
     table = open_table(path, ("word", "freq")).read(("word", "freq"))
-    words = normalize([word or "" for word in table.columns["word"].to_pylist()], text_normalization)
-    counts = pd.to_numeric(table.columns["freq"].to_pandas().fillna(""), errors="coerce").to_numpy(float)
+    words = normalize(
+        [word or "" for word in table.columns["word"].to_pylist()], text_normalization
+    )
+    counts = pd.to_numeric(table.columns["freq"].to_pandas().fillna(""), errors="coerce").to_numpy(
+        float
+    )
     if len(bad := np.flatnonzero(~np.isfinite(counts))):
         cell = shown(table.columns["freq"][bad[0]].as_py() or "")
         line = table.lines(bad[:1])[0]

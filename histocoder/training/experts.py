@@ -12,7 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.checkpoints.model_files import CARD_FILE, WEIGHTS_FILE, load_model, read_model_config, save_model
+from histocoder.checkpoints.model_files import (
+    CARD_FILE,
+    WEIGHTS_FILE,
+    load_model,
+    read_model_config,
+    save_model,
+)
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import NUM_GREEDY, PredictOptions
 from histocoder.data.dataset import category_ids
@@ -38,37 +44,59 @@ _USUAL_WEIGHTS = {
 }
 _USUAL_OTHER = -3.0  # score of all codes that are no candidates
 _FLAT_SHARE = 0.25  # weight of the head on an attribute, where that of the linear expert is 1
-_HALF_GROWN = dict.fromkeys(_USUAL_WEIGHTS, 500) | {"linear": 0, "nearest": 50_000, "begins": 50_000, "ends": 50_000}
-"""Training rows at which an expert has half of its usual weight: the denser the rows, the nearer is the nearest one."""
-_TRUST, _TRUST_OTHER = 50.0, 2.0  # strength of the penalty on values other than the usual ones, in validation rows
+_HALF_GROWN = dict.fromkeys(_USUAL_WEIGHTS, 500) | {
+    "linear": 0,
+    "nearest": 50_000,
+    "begins": 50_000,
+    "ends": 50_000,
+}
+"""Training rows at which an expert has half of its usual weight: the denser the rows, the nearer is
+the nearest one.
+"""
+_TRUST, _TRUST_OTHER = (
+    50.0,
+    2.0,
+)  # strength of the penalty on values other than the usual ones, in validation rows
 
 
 @torch.inference_mode()
 def votes_on(coder: Coder, examples: Examples) -> Iterator[list[tuple[dict[str, Tensor], Tensor]]]:
-    """Yield `CombinedSearch.votes_and_truth` of descriptions whose codes are known, batch by batch."""
+    """Yield `CombinedSearch.votes_and_truth` of descriptions whose codes are known, batch by
+    batch.
+    """
 
     def search(inputs: Inputs) -> CombinedSearch:
         return coder.decoding.combined_search(coder.decoding.encode(inputs))
 
     class_of = {code: i for i, code in enumerate(coder.codes)}
-    true = np.array([[class_of.get(code, -1) for code in row] for row in examples.codes.to_numpy(dtype=object)])
+    true = np.array(
+        [[class_of.get(code, -1) for code in row] for row in examples.codes.to_numpy(dtype=object)]
+    )
     given = Descriptions(examples.texts, examples.langs, np.arange(len(examples)))
     for rows, found in coder.each_batch(search, given, PredictOptions()):
         yield found.votes_and_truth(torch.from_numpy(true[rows]).to(coder.device))
 
 
 def fit_weights(
-    votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], *, num_train: int, may_be_other: bool = False
+    votes: Sequence[dict[str, Tensor]],
+    is_true: Sequence[Tensor],
+    *,
+    num_train: int,
+    may_be_other: bool = False,
 ) -> dict[str, float]:
-    """Return the experts' weights, 0 or more, that make the true codes most likely among the candidates.
+    """Return the experts' weights, 0 or more, that make the true codes most likely among the
+    candidates.
 
-    They are those of a conditional logit model (McFadden 1974), drawn to the usual ones where there are few rows.
-    `votes` and `is_true` come from `votes_on`. In rows without any true candidate another code is right, whose score
-    is fitted as "other" if it `may_be_other`; else they are left out. The model was trained on `num_train` rows.
+    They are those of a conditional logit model (McFadden 1974), drawn to the usual ones where there
+    are few rows. `votes` and `is_true` come from `votes_on`. In rows without any true candidate
+    another code is right, whose score is fitted as "other" if it `may_be_other`; else they are left
+    out. The model was trained on `num_train` rows.
     """
     names = list(votes[0])
     # on the CPU, whatever the model's device: the numbers are few, and GPUs of Macs have no fp64
-    scores = torch.cat([torch.stack([vote[name] for name in names], dim=-1).cpu().double() for vote in votes])
+    scores = torch.cat(
+        [torch.stack([vote[name] for name in names], dim=-1).cpu().double() for vote in votes]
+    )
     truth = torch.cat([rows.cpu() for rows in is_true])
     finite = scores.isfinite().all(-1)
     truth &= finite
@@ -76,32 +104,46 @@ def fit_weights(
     if not may_be_other:
         scores, truth, finite, real = scores[real], truth[real], finite[real], real[real]
     grown = [num_train / (num_train + _HALF_GROWN[name]) for name in names]
-    usual = torch.tensor([_USUAL_WEIGHTS[name] for name in names], dtype=torch.float64) * torch.tensor(grown)
+    usual = torch.tensor(
+        [_USUAL_WEIGHTS[name] for name in names], dtype=torch.float64
+    ) * torch.tensor(grown)
     if not real.any():
         return dict(zip(names, usual.tolist(), strict=True))
     scores = scores.masked_fill(~finite[..., None], 0.0)
-    raw, other = usual.sqrt().requires_grad_(), torch.tensor([_USUAL_OTHER], dtype=torch.float64, requires_grad=True)
+    raw, other = (
+        usual.sqrt().requires_grad_(),
+        torch.tensor([_USUAL_OTHER], dtype=torch.float64, requires_grad=True),
+    )
     truth = torch.cat([truth, ~real[:, None]], dim=1)
     finite = F.pad(finite, (0, 1), value=may_be_other)
     optimizer = torch.optim.LBFGS([raw, other], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        total = torch.cat([scores @ raw.square(), other.expand(len(scores), 1)], dim=1).masked_fill(~finite, -torch.inf)
+        total = torch.cat([scores @ raw.square(), other.expand(len(scores), 1)], dim=1).masked_fill(
+            ~finite, -torch.inf
+        )
         loss = (total.logsumexp(1) - total.masked_fill(~truth, -torch.inf).logsumexp(1)).mean()
-        doubt = _TRUST * (raw - usual.sqrt()).square().sum() + _TRUST_OTHER * (other - _USUAL_OTHER).square().sum()
+        doubt = (
+            _TRUST * (raw - usual.sqrt()).square().sum()
+            + _TRUST_OTHER * (other - _USUAL_OTHER).square().sum()
+        )
         loss = loss + doubt / len(scores)
         loss.backward()
         return loss
 
     with torch.enable_grad():
         optimizer.step(closure)
-    fitted = {name: float(weight) for name, weight in zip(names, raw.detach().square(), strict=True)}
+    fitted = {
+        name: float(weight) for name, weight in zip(names, raw.detach().square(), strict=True)
+    }
     return {**fitted, "other": float(other.detach())} if may_be_other else fitted
 
 
 def fit_all_weights(coder: Coder, examples: Examples, *, num_train: int) -> dict[str, float]:
-    """Return the weights of all votes on a description's codes, fitted to examples; see `fit_weights`."""
+    """Return the weights of all votes on a description's codes, fitted to examples; see
+    `fit_weights`.
+    """
     weights: dict[str, float] = {}
     for number, batches in enumerate(zip(*votes_on(coder, examples), strict=True)):
         votes, is_true = zip(*batches, strict=True)
@@ -109,11 +151,14 @@ def fit_all_weights(coder: Coder, examples: Examples, *, num_train: int) -> dict
     return weights
 
 
-def fit_attributes(coder: Coder, examples: Examples, *, num_train: int) -> dict[str, dict[str, float]]:
-    """Return the weights of the two experts on each attribute; without a linear expert there is nothing to weigh.
+def fit_attributes(
+    coder: Coder, examples: Examples, *, num_train: int
+) -> dict[str, dict[str, float]]:
+    """Return the weights of the two experts on each attribute; without a linear expert there is
+    nothing to weigh.
 
-    Their sum is fitted as `fit_weights` does, to rows where the attribute is known; their ratio is the usual one, since
-    fitted ones neglect rare categories, of which a thousand rows have few.
+    Their sum is fitted as `fit_weights` does, to rows where the attribute is known; their ratio is
+    the usual one, since fitted ones neglect rare categories, of which a thousand rows have few.
     """
     if coder.model.attribute_expert is None:
         return {}
@@ -123,22 +168,31 @@ def fit_attributes(coder: Coder, examples: Examples, *, num_train: int) -> dict[
         return coder.decoding.attribute_votes(coder.decoding.encode(inputs))
 
     given = Descriptions(examples.texts, examples.langs, np.arange(len(examples)))
-    batches, found = list(coder.each_batch(votes_of, given, PredictOptions())), dict[str, dict[str, float]]()
+    batches, found = (
+        list(coder.each_batch(votes_of, given, PredictOptions())),
+        dict[str, dict[str, float]](),
+    )
     for name, categories in coder.attributes.items():
         ids = torch.from_numpy(category_ids(examples.attributes[name], categories))
         is_true = ids[:, None] == torch.arange(1 + len(categories))
-        votes = [{"linear": of[name]["linear"] + _FLAT_SHARE * of[name]["flat"]} for _, of in batches]
-        weight = fit_weights(votes, [is_true[rows] for rows, _ in batches], num_train=num_train)["linear"]
+        votes = [
+            {"linear": of[name]["linear"] + _FLAT_SHARE * of[name]["flat"]} for _, of in batches
+        ]
+        weight = fit_weights(votes, [is_true[rows] for rows, _ in batches], num_train=num_train)[
+            "linear"
+        ]
         found[name] = {"linear": weight, "flat": _FLAT_SHARE * weight}
     return found
 
 
 def least_probability(probs: np.ndarray, is_true: np.ndarray) -> float:
-    """Return the probability, a half or more, from which further codes are as often true as first codes are, or 95 %.
+    """Return the probability, a half or more, from which further codes are as often true as first
+    codes are, or 95 %.
 
-    `probs` (n, num_blocks) are those of mode combined, NaN where there is no code; `is_true` is whether it is one of
-    the row's. The share of true ones has to be a standard error higher, which takes some codes to show; if it never is,
-    a further code has to be as probable as first codes are often true.
+    `probs` (n, num_blocks) are those of mode combined, NaN where there is no code; `is_true` is
+    whether it is one of the row's. The share of true ones has to be a standard error higher, which
+    takes some codes to show; if it never is, a further code has to be as probable as first codes
+    are often true.
     """
     is_given = ~np.isnan(probs)
     goal = min(is_true[:, 0][is_given[:, 0]].mean(), 0.95)
@@ -151,7 +205,8 @@ def least_probability(probs: np.ndarray, is_true: np.ndarray) -> float:
 
 
 def best_mode(right: dict[str, float], *, num_rows: int) -> str:
-    """Return the mode with the largest share of rows right; "combined" unless another is better by more than chance.
+    """Return the mode with the largest share of rows right; "combined" unless another is better by
+    more than chance.
 
     Chance is two standard errors of the share, since combined is better on most tables.
 
@@ -168,18 +223,24 @@ def best_mode(right: dict[str, float], *, num_rows: int) -> str:
 
 
 def fit_experts(trainer: Trainer) -> None:
-    """Give the last and the best model a linear expert, weights of their experts, and a mode; for rank 0.
+    """Give the last and the best model a linear expert, weights of their experts, and a mode; for
+    rank 0.
 
     Each description of the validation data counts once, so that frequent ones do not decide.
     """
     run = trainer.run
     data = trainer.train_data
-    experts = fit_linear_expert(data, num_classes=trainer.model.config.num_classes), fit_attribute_expert(data)
+    experts = (
+        fit_linear_expert(data, num_classes=trainer.model.config.num_classes),
+        fit_attribute_expert(data),
+    )
     examples = trainer.val_data.examples.sample(NUM_GREEDY, seed=0)
     texts = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
     examples = examples.take(np.flatnonzero(~texts.duplicated()))
     is_done = read_model_config(run.best).fitted_to_validation  # by an earlier start of the run
-    is_last = not is_done and filecmp.cmp(run.path / WEIGHTS_FILE, run.best / WEIGHTS_FILE, shallow=False)
+    is_last = not is_done and filecmp.cmp(
+        run.path / WEIGHTS_FILE, run.best / WEIGHTS_FILE, shallow=False
+    )
     if not is_last:
         _fit_to([run.path], trainer, experts, examples)
     if not is_done:
@@ -188,9 +249,14 @@ def fit_experts(trainer: Trainer) -> None:
 
 
 def _fit_to(
-    folders: list[Path], trainer: Trainer, experts: tuple[LinearExpert | None, LinearExpert | None], examples: Examples
+    folders: list[Path],
+    trainer: Trainer,
+    experts: tuple[LinearExpert | None, LinearExpert | None],
+    examples: Examples,
 ) -> str:
-    """Fit the experts of a model, write it into all folders that hold it, and return how right its modes are."""
+    """Fit the experts of a model, write it into all folders that hold it, and return how right its
+    modes are.
+    """
     model = load_model(folders[0])
     model.config = replace(model.config, experts={})  # so that the decoder votes
     coder = Coder(model, str(trainer.device), precision=trainer.config.precision)
@@ -199,7 +265,10 @@ def _fit_to(
     of_attributes = fit_attributes(coder, examples, num_train=len(trainer.train_data))
     model.config = replace(model.config, experts=weights, attribute_experts=of_attributes)
     modes = ("combined", "greedy", "flat") if model.config.decoder_learns else ("combined", "flat")
-    given, true = coder.distinct(examples.texts, examples.langs), examples.codes.to_numpy(dtype=object)
+    given, true = (
+        coder.distinct(examples.texts, examples.langs),
+        examples.codes.to_numpy(dtype=object),
+    )
 
     def answers(mode: str) -> tuple[Prediction, float]:
         found = coder.code(given, PredictOptions(mode=mode), progress=False)
@@ -210,7 +279,8 @@ def _fit_to(
     best = best_mode(right, num_rows=len(examples))
     shares = ", ".join(f"{mode} {100 * share:.1f}" for mode, share in right.items())
     said = (
-        f"accuracy on distinct validation descriptions, in %: {shares}. Default prediction mode: {best} (another "
+        f"accuracy on distinct validation descriptions, in %: {shares}. Default prediction "
+        f"mode: {best} (another "
         "replaces combined only if it is better by more than two standard errors)."
     )
     if coder.formatter.num_blocks > 1:
@@ -220,7 +290,10 @@ def _fit_to(
         model.config = replace(model.config, experts=weights)
         predicted["combined"] = answers("combined")
         share = 100 * predicted["combined"][1]
-        said += f" With further codes only from a probability of {weights['further']:.2f}: combined {share:.1f}."
+        said += (
+            f" With further codes only from a probability of {weights['further']:.2f}: "
+            f"combined {share:.1f}."
+        )
     usual_confidence = float(np.quantile(predicted[best][0].conf, USUAL_SHARE))
     model.config = replace(model.config, mode=best, usual_confidence=usual_confidence)
     for folder in folders:
@@ -229,20 +302,36 @@ def _fit_to(
 
 
 def set_experts(
-    model: MixerModel, linear: LinearExpert | None, of_attributes: LinearExpert | None, nearest: NearestExpert | None
+    model: MixerModel,
+    linear: LinearExpert | None,
+    of_attributes: LinearExpert | None,
+    nearest: NearestExpert | None,
 ) -> None:
-    """Give a model other experts, or none: linear ones on codes and on attributes, and the nearest rows."""
-    model.linear_expert, model.attribute_expert, model.nearest_expert = linear, of_attributes, nearest
+    """Give a model other experts, or none: linear ones on codes and on attributes, and the nearest
+    rows.
+    """
+    model.linear_expert, model.attribute_expert, model.nearest_expert = (
+        linear,
+        of_attributes,
+        nearest,
+    )
     model.to(next(model.parameters()).device)
     numbers = [0 if expert is None else len(expert.buckets) for expert in (linear, of_attributes)]
     num_rows = 0 if nearest is None else len(nearest.rows)
     model.config = replace(
-        model.config, num_linear_features=numbers[0], num_attribute_features=numbers[1], num_nearest_rows=num_rows
+        model.config,
+        num_linear_features=numbers[0],
+        num_attribute_features=numbers[1],
+        num_nearest_rows=num_rows,
     )
 
 
 def rewrite_model(folder: Path, model: MixerModel, *, remark: str = "") -> None:
     """Write a model again, and its card, with a remark behind the card's section on accuracy."""
     behind, path = "\n## Model", folder / CARD_FILE
-    card = path.read_text(encoding="utf-8").replace(behind, remark + behind, 1) if path.is_file() else None
+    card = (
+        path.read_text(encoding="utf-8").replace(behind, remark + behind, 1)
+        if path.is_file()
+        else None
+    )
     save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer, card=card)

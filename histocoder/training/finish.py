@@ -1,4 +1,6 @@
-"""The end of a run: experts, the report, and the best model refitted to the validation data, once it is measured."""
+"""The end of a run: experts, the report, and the best model refitted to the validation data, once
+it is measured.
+"""
 
 import itertools
 import socket
@@ -11,7 +13,12 @@ from pathlib import Path
 import torch
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import CONFIG_FILE, is_own_model, load_model, read_model_config
+from histocoder.checkpoints.model_files import (
+    CONFIG_FILE,
+    is_own_model,
+    load_model,
+    read_model_config,
+)
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig
 from histocoder.data.dataset import Batch
@@ -26,33 +33,52 @@ from histocoder.training.trainer import Trainer
 
 REPORT_ROWS = 5_000  # validation rows in the report, at most
 _MAX_ROWS = 100_000  # rows up to which the validation data improve the model
-_LEAST_STEPS, _MOST_STEPS = 50, 200  # bounds of the steps of two epochs; one epoch is trained but for --max-steps
+_LEAST_STEPS, _MOST_STEPS = (
+    50,
+    200,
+)  # bounds of the steps of two epochs; one epoch is trained but for --max-steps
 _RATE = 0.3  # share of the peak learning rate at the start
 
 
 def finish(config: FinetuneConfig | MixerConfig, trainer: Trainer, data: RunData) -> None:
-    """Fit the experts of a trained model, report on it, and refit the best one; a collective call."""
+    """Fit the experts of a trained model, report on it, and refit the best one; a collective
+    call.
+    """
     folder = trainer.run.path
     if not config.no_experts:
         log.info("Training finished. Fitting the model of word parts and choosing how to predict.")
-        from histocoder.training.experts import fit_experts  # here, since it takes a second to import
+        from histocoder.training.experts import (
+            fit_experts,
+        )  # here, since it takes a second to import
 
         distributed.run_on_primary(lambda: fit_experts(trainer), doing="fitting the experts")
     if not config.no_report:
-        log.info("Writing the report: predicting on the validation data and comparing with a linear model.")
-        distributed.run_on_primary(lambda: report(config, trainer, data), doing="writing the report")
+        log.info(
+            "Writing the report: predicting on the validation data and comparing with a "
+            "linear model."
+        )
+        distributed.run_on_primary(
+            lambda: report(config, trainer, data), doing="writing the report"
+        )
     is_small = len(trainer.train_data) + len(trainer.val_data) <= _MAX_ROWS
     is_one_machine = len(set(distributed.gather_objects(socket.gethostname()))) == 1
     is_asked = isinstance(config, FinetuneConfig) and not config.no_refit
-    if is_small and is_one_machine and is_asked and not read_model_config(trainer.run.best).fitted_to_validation:
+    if (
+        is_small
+        and is_one_machine
+        and is_asked
+        and not read_model_config(trainer.run.best).fitted_to_validation
+    ):
         refit(config, trainer, data)
     log.info(
-        f"Saved in {folder}: the last model ({CONFIG_FILE} and model.safetensors) and the best in validation (best/)."
+        f"Saved in {folder}: the last model ({CONFIG_FILE} and model.safetensors) and the "
+        "best in validation (best/)."
     )
 
 
 def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
-    """Write `report.html` on the last model and the validation data, or a sample of them; for rank 0.
+    """Write `report.html` on the last model and the validation data, or a sample of them; for rank
+    0.
 
     With corrections of a model that histocoder trained, it compares both models.
     """
@@ -73,20 +99,36 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
     from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known
 
-    load = partial(Coder.from_pretrained, device=str(trainer.device), precision=trainer.config.precision)
+    load = partial(
+        Coder.from_pretrained, device=str(trainer.device), precision=trainer.config.precision
+    )
     coder = load(trainer.run.path)
     examples = trainer.val_data.examples.sample(REPORT_ROWS, seed=0)
-    baselines = Baselines(examples, Known(languages=coder.model.config.languages), max_size=AFTER_TRAINING)
+    baselines = Baselines(
+        examples, Known(languages=coder.model.config.languages), max_size=AFTER_TRAINING
+    )
     for chunk in data.open(TRAIN).chunks():
         baselines.add(chunk)
     found = evaluate(coder, examples, trained=baselines)
     before = None if config.only_encoder else config.initial_checkpoint
-    if before is not None and isinstance(config, FinetuneConfig) and config.corrections and is_own_model(Path(before)):
-        corrections, right = data.open(HELD_OUT) if HELD_OUT in data.splits else None, found.rows["right"].to_numpy()
+    if (
+        before is not None
+        and isinstance(config, FinetuneConfig)
+        and config.corrections
+        and is_own_model(Path(before))
+    ):
+        corrections, right = (
+            data.open(HELD_OUT) if HELD_OUT in data.splits else None,
+            found.rows["right"].to_numpy(),
+        )
         found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
     if len(seen := data.open(SEEN)):
         accuracy = float(right_rows(coder, seen.sample(REPORT_ROWS, seed=0)).mean())
-        found.metrics["seen"] = {"num_rows": len(seen), "accuracy": accuracy, "left_out": data.has_new}
+        found.metrics["seen"] = {
+            "num_rows": len(seen),
+            "accuracy": accuracy,
+            "left_out": data.has_new,
+        }
     folder = trainer.run.path
     path = write_report(folder, found, coder, title=folder.resolve().name, logs=trainer.run.logs)
     metrics = found.metrics
@@ -102,13 +144,19 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
 
 
 def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
-    """Train the best model on training and validation data and held-out corrections; a collective call.
+    """Train the best model on training and validation data and held-out corrections; a collective
+    call.
 
     One or two epochs at a low learning rate are enough.
     """
     run = trainer.run
-    log.info(f"Evaluation finished. Training {BEST_FOLDER}/ on the validation data as well (disable with --no-refit).")
-    data = trainer.train_data.of(rows.open(*rows.splits), augmenter=None, once=trainer.train_data.once)
+    log.info(
+        f"Evaluation finished. Training {BEST_FOLDER}/ on the validation data as well "
+        "(disable with --no-refit)."
+    )
+    data = trainer.train_data.of(
+        rows.open(*rows.splits), augmenter=None, once=trainer.train_data.once
+    )
     data.augmenter = augmenter_of(config, data)
     model = load_model(run.best)
     model.linear_expert = model.attribute_expert = model.nearest_expert = None
@@ -124,7 +172,9 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
     def steps() -> Iterator[tuple[Batch, ...]]:
         for epoch in itertools.count():
             sampler.set_position(epoch, 0)
-            yield from zip(*[iter(loader)] * trainer.config.gradient_accumulation_steps, strict=True)
+            yield from zip(
+                *[iter(loader)] * trainer.config.gradient_accumulation_steps, strict=True
+            )
 
     products = fast_products(trainer.device, deterministic=trainer.config.deterministic)
     with closing(Progress(total_steps)) as progress, loader.naming_workers(), products:
@@ -142,7 +192,11 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
         model.to(trainer.device).load_state_dict(weights)
         model.has_learned(torch.from_numpy(hashes_of(data.examples)))
         votes = model.config.experts
-        linear = fit_linear_expert(data, num_classes=model.config.num_classes) if "linear" in votes else None
+        linear = (
+            fit_linear_expert(data, num_classes=model.config.num_classes)
+            if "linear" in votes
+            else None
+        )
         of_attributes = fit_attribute_expert(data) if model.config.attribute_experts else None
         nearest = fit_nearest_expert(model, data) if "nearest" in votes else None
         set_experts(model, linear, of_attributes, nearest)
@@ -154,5 +208,6 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
     held_out = " and the held-out corrections" if HELD_OUT in rows.splits else ""
     log.info(
         f"{BEST_FOLDER}/ is now trained on all {len(data) - data.num_titles:,} rows, including the "
-        f"{len(trainer.val_data):,} validation rows{held_out}. The last model, in {run.path}, was not trained on those."
+        f"{len(trainer.val_data):,} validation rows{held_out}. The last model, in "
+        f"{run.path}, was not trained on those."
     )

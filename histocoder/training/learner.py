@@ -1,4 +1,6 @@
-"""A model in training: its device, its precision, its optimizer steps, and how it is spread over ranks."""
+"""A model in training: its device, its precision, its optimizer steps, and how it is spread over
+ranks.
+"""
 
 import itertools
 import math
@@ -28,13 +30,17 @@ _CLIP_EPS = 1e-6  # summand of a norm, as in PyTorch's `clip_grad_norm_`
 
 
 class Learner:
-    """A model with its optimizer, schedule and loss scale; each rank has a replica, and DDP averages gradients.
+    """A model with its optimizer, schedule and loss scale; each rank has a replica, and DDP
+    averages gradients.
 
-    The model is on the CPU, with its frozen weights marked; it is moved to the device. `total_steps` is the length of
-    the run. Methods that say so are collective calls. See `ShardedLearner` for FSDP.
+    The model is on the CPU, with its frozen weights marked; it is moved to the device.
+    `total_steps` is the length of the run. Methods that say so are collective calls. See
+    `ShardedLearner` for FSDP.
     """
 
-    def __init__(self, model: MixerModel, config: TrainConfig, device: torch.device, *, total_steps: int) -> None:
+    def __init__(
+        self, model: MixerModel, config: TrainConfig, device: torch.device, *, total_steps: int
+    ) -> None:
         self.model, self.config, self.device = model, config, device
         self.outputs: FrozenOutputs | None = None
         """A frozen encoder's, of the data that the next steps take, unless each step is to compute them."""
@@ -71,7 +77,9 @@ class Learner:
         tables = [name for name, p in self.model.named_parameters() if is_table(p)]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.model, tables)
         ids = [self.device.index] if self.device.type == "cuda" else None
-        with warnings.catch_warnings():  # the argument's next name means another thing, and older torch lacks it
+        with (
+            warnings.catch_warnings()
+        ):  # the argument's next name means another thing, and older torch lacks it
             warnings.simplefilter("ignore", FutureWarning)
             wrapped = DistributedDataParallel(
                 self.model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
@@ -81,7 +89,8 @@ class Learner:
         return wrapped
 
     def train_step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """Take an optimizer step over accumulated batches; all ranks skip it if gradients are not finite.
+        """Take an optimizer step over accumulated batches; all ranks skip it if gradients are not
+        finite.
 
         Returns this rank's part of the loss, and the norm of all gradients.
         """
@@ -97,17 +106,25 @@ class Learner:
 
     def forward(self, batch: Batch) -> MixerOutput:
         """Return the model's outputs for a batch, for `backward`."""
-        stride, encoded = self.config.decoder_stride, None if self.outputs is None else self.outputs.of(batch)
+        stride, encoded = (
+            self.config.decoder_stride,
+            None if self.outputs is None else self.outputs.of(batch),
+        )
         targets = batch.targets[::stride, :-2]
-        return self.wrapped(batch.input_ids, targets, encoded, decoder_stride=stride, lookup=batch.lookup)
+        return self.wrapped(
+            batch.input_ids, targets, encoded, decoder_stride=stride, lookup=batch.lookup
+        )
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of this rank's part of a loss, which is the sum of all ranks' parts."""
-        # gradients are averaged over ranks; 0 * loss makes them NaN on all ranks where one's loss is so
+        # gradients are averaged over ranks; 0 * loss makes them NaN on all ranks where one's loss
+        # is so
         self.scaler.scale(loss * (distributed.world_size() + 0 * loss.detach())).backward()
 
     def step(self) -> Tensor:
-        """Take a step, which all ranks skip if gradients are not finite; return the norm of all gradients."""
+        """Take a step, which all ranks skip if gradients are not finite; return the norm of all
+        gradients.
+        """
         self.reduce_sparse()
         self.scaler.unscale_(self.optimizer)
         self.scaler.step(self.optimizer)
@@ -118,20 +135,32 @@ class Learner:
 
     def accumulating(self) -> AbstractContextManager[Any]:
         """Keep ranks from exchanging the gradients of forward and backward passes."""
-        return self.wrapped.no_sync() if isinstance(self.wrapped, DistributedDataParallel) else nullcontext()
+        return (
+            self.wrapped.no_sync()
+            if isinstance(self.wrapped, DistributedDataParallel)
+            else nullcontext()
+        )
 
     def reduce_sparse(self) -> None:
-        """Average sparse gradients over ranks, before the loss scale is checked: all ranks see the same."""
-        for table in filter(is_table, self.model.parameters()) if distributed.world_size() > 1 else ():
+        """Average sparse gradients over ranks, before the loss scale is checked: all ranks see the
+        same.
+        """
+        for table in (
+            filter(is_table, self.model.parameters()) if distributed.world_size() > 1 else ()
+        ):
             if table.grad is not None:
                 own = table.grad.coalesce()
                 rows = torch.cat(distributed.gather(own.indices()[0]))
                 values = torch.cat(distributed.gather(own.values() / distributed.world_size()))
-                mean = torch.sparse_coo_tensor(rows[None], values, own.shape, check_invariants=False)
+                mean = torch.sparse_coo_tensor(
+                    rows[None], values, own.shape, check_invariants=False
+                )
                 table.grad = mean.coalesce()
 
     def whole(self) -> AbstractContextManager[MixerModel]:
-        """Give the whole model on each rank, for use without collective calls; a collective call itself."""
+        """Give the whole model on each rank, for use without collective calls; a collective call
+        itself.
+        """
         return nullcontext(self.model)
 
     def weights(self) -> dict[str, Tensor]:
@@ -139,7 +168,9 @@ class Learner:
         return self.model.state_dict()
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Return the optimizer's state dict in the form of one process, whole on rank 0; a collective call."""
+        """Return the optimizer's state dict in the form of one process, whole on rank 0; a
+        collective call.
+        """
         return self.optimizer.state_dict()
 
     def state(self) -> LearnerState:
@@ -152,46 +183,57 @@ class Learner:
         self.model.load_state_dict(weights)
         if optimizer is not None:
             self.optimizer.load_state_dict(optimizer)
-            for group in self.optimizer.param_groups:  # the state may come from a machine that fuses no step
+            for group in (
+                self.optimizer.param_groups
+            ):  # the state may come from a machine that fuses no step
                 group["fused"] = self.optimizer.defaults["fused"]
 
     def restart(self, weights: dict[str, Tensor], *, share: float, total_steps: int) -> None:
-        """Train from weights, whole on every rank, at a share of the peak learning rate that falls to 0."""
+        """Train from weights, whole on every rank, at a share of the peak learning rate that falls
+        to 0.
+        """
         self.load(weights)
         self.optimizer.state.clear()  # moments of the gradients of other weights
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"]
         self.scheduler = LambdaLR(
-            self.optimizer, lambda step: share * linear_schedule(step, warmup_steps=0, total_steps=total_steps)
+            self.optimizer,
+            lambda step: share * linear_schedule(step, warmup_steps=0, total_steps=total_steps),
         )
 
     def restore(self, state: LearnerState) -> None:
         """Restore a state, whole on every rank."""
         self.load(state.weights, state.optimizer)
-        # the next step's learning rate is that of this run's steps and warm-up, which may have changed
-        self.scheduler = LambdaLR(self.optimizer, self.schedule, last_epoch=state.scheduler["last_epoch"] - 1)
+        # the next step's learning rate is that of this run's steps and warm-up, which may have
+        # changed
+        self.scheduler = LambdaLR(
+            self.optimizer, self.schedule, last_epoch=state.scheduler["last_epoch"] - 1
+        )
         self.scheduler.load_state_dict(state.scheduler)
         if state.scaler:
             self.scaler.load_state_dict(state.scaler)
 
 
 def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:
-    """Return the share of the peak learning rate, which rises over the warm-up and falls to 0 at the end."""
+    """Return the share of the peak learning rate, which rises over the warm-up and falls to 0 at
+    the end.
+    """
     if step < warmup_steps:
         return step / warmup_steps
     return max(total_steps - step, 0) / max(total_steps - warmup_steps, 1)
 
 
 class AdamW(torch.optim.AdamW):
-    """Fused AdamW (Loshchilov and Hutter 2019) that first scales gradients to a norm of at most `max_grad_norm`.
+    """Fused AdamW (Loshchilov and Hutter 2019) that first scales gradients to a norm of at most
+    `max_grad_norm`.
 
-    A step whose gradients are not all finite is skipped: weights and state stay as they are. State and arithmetic are
-    those of `torch.optim.AdamW`. Of a table, a step changes only the rows that have a gradient, without weight decay,
-    as `torch.optim.SparseAdam` does.
+    A step whose gradients are not all finite is skipped: weights and state stay as they are. State
+    and arithmetic are those of `torch.optim.AdamW`. Of a table, a step changes only the rows that
+    have a gradient, without weight decay, as `torch.optim.SparseAdam` does.
 
-    All parameters are on one device, or DTensors; gradients are averaged over ranks before. `total_norm` returns the
-    norm of all gradients (by default those of this rank); with it, and on the GPU of a Mac, a step waits for the norm,
-    else never.
+    All parameters are on one device, or DTensors; gradients are averaged over ranks before.
+    `total_norm` returns the norm of all gradients (by default those of this rank); with it, and on
+    the GPU of a Mac, a step waits for the norm, else never.
     """
 
     def __init__(
@@ -216,12 +258,16 @@ class AdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Clip and step; `grad_norm` is not finite if the step was skipped."""
-        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        parameters = [
+            p for group in self.param_groups for p in group["params"] if p.grad is not None
+        ]
         tables = {p: _RowGradient.of(p.grad) for p in parameters if is_table(p)}
         dense = [p for p in parameters if p not in tables]
         sums = [gradient.sums for gradient in tables.values()]
         self.grad_norm = self._total_norm([*(p.grad for p in dense), *sums])
-        scale = ((self.grad_norm + _CLIP_EPS) / self._max_grad_norm).clamp(min=1.0)  # by which gradients are divided
+        scale = ((self.grad_norm + _CLIP_EPS) / self._max_grad_norm).clamp(
+            min=1.0
+        )  # by which gradients are divided
         for table in tables:
             table.grad = None  # so that PyTorch's step leaves it alone
         if self._waits:
@@ -235,7 +281,9 @@ class AdamW(torch.optim.AdamW):
                 rows, values, _ = tables[table]
                 self._step_rows(group, table, rows, values / scale)
 
-    def _step_rows(self, group: dict[str, Any], table: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
+    def _step_rows(
+        self, group: dict[str, Any], table: nn.Parameter, rows: Tensor, gradient: Tensor
+    ) -> None:
         """Step the rows (n,) of a table with their gradients (n, dim), where the norm is finite."""
         if not (state := self.state[table]):
             state["step"] = torch.zeros((), device=table.device if self.defaults["fused"] else None)
@@ -246,7 +294,9 @@ class AdamW(torch.optim.AdamW):
             if is_finite:
                 state["step"] += 1
                 moments, step = (state["exp_avg"], state["exp_avg_sq"]), float(state["step"])
-                kernels.adamw_rows(table, *moments, rows, gradient, lr=lr, betas=group["betas"], eps=eps, step=step)
+                kernels.adamw_rows(
+                    table, *moments, rows, gradient, lr=lr, betas=group["betas"], eps=eps, step=step
+                )
             return
 
         # Whether a row steps is decided on the device, since a GPU would have to be waited for.
@@ -257,7 +307,9 @@ class AdamW(torch.optim.AdamW):
         square = (old_square * beta2).addcmul_(gradient, gradient, value=1 - beta2)
 
         # 1 - beta ** step, which is exact in fp32 so: GPUs of Macs have no doubles
-        correction1, correction2 = (-torch.expm1(state["step"] * math.log(beta)) for beta in (beta1, beta2))
+        correction1, correction2 = (
+            -torch.expm1(state["step"] * math.log(beta)) for beta in (beta1, beta2)
+        )
         change = mean / (square / correction2).sqrt_().add_(eps) * (-lr / correction1)
 
         # A row that is repeated is written several times, with the same values.
@@ -267,20 +319,30 @@ class AdamW(torch.optim.AdamW):
         table[rows] = torch.where(steps, weights + change, weights)
 
 
-def parameter_groups(named: Iterable[tuple[str, Tensor]], config: TrainConfig) -> list[dict[str, Any]]:
+def parameter_groups(
+    named: Iterable[tuple[str, Tensor]], config: TrainConfig
+) -> list[dict[str, Any]]:
     """Return the trained parameters of a `MixerModel`, in its order, in groups by learning rate.
 
-    New weights have the `learning_rate`; the encoder, and in it the table of n-grams, have their own if they are set.
+    New weights have the `learning_rate`; the encoder, and in it the table of n-grams, have their
+    own if they are set.
     """
 
     def rate(item: tuple[str, Tensor]) -> float:
         name, parameter = item
         if is_table(parameter):
-            return config.table_learning_rate or config.encoder_learning_rate or config.learning_rate
-        return (config.encoder_learning_rate if name.startswith("encoder.") else None) or config.learning_rate
+            return (
+                config.table_learning_rate or config.encoder_learning_rate or config.learning_rate
+            )
+        return (
+            config.encoder_learning_rate if name.startswith("encoder.") else None
+        ) or config.learning_rate
 
     trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
-    return [{"params": [p for _, p in group], "lr": lr} for lr, group in itertools.groupby(trained, key=rate)]
+    return [
+        {"params": [p for _, p in group], "lr": lr}
+        for lr, group in itertools.groupby(trained, key=rate)
+    ]
 
 
 def is_table(parameter: Tensor) -> bool:
@@ -305,7 +367,8 @@ class _RowGradient(NamedTuple):
             gradient = gradient._coalesced_(True) if is_sorted else gradient.coalesce()
             return cls(gradient.indices()[0], gradient.values(), gradient.values())
 
-        # `coalesce` makes the host wait for the number of distinct rows, so there is room for all of them.
+        # `coalesce` makes the host wait for the number of distinct rows, so there is room for all
+        # of them.
         rows, order = rows.sort()
         position = rows.diff(prepend=rows[:1]).ne(0).cumsum(0)
         sums = torch.zeros_like(values).index_add_(0, position, values[order])

@@ -1,4 +1,6 @@
-"""Losses and accuracies, of a batch and of validation data; losses of a batch's parts add up to the batch's."""
+"""Losses and accuracies, of a batch and of validation data; losses of a batch's parts add up to the
+batch's.
+"""
 
 import numpy as np
 import torch
@@ -21,14 +23,16 @@ _TIMES_AS_MANY = 4  # rows of a validation batch, which needs no memory for grad
 def block_losses(logits: Tensor, targets: Tensor, *, num_blocks: int) -> tuple[Tensor, Tensor]:
     """Return the order-invariant cross-entropy of blocks, in fp32, before any averaging over rows.
 
-    With k codes in a row's target, each target block takes the smallest cross-entropy that it has with one of the
-    first k predicted blocks (the mean over its positions); the other predicted blocks are pushed to PAD. This is the
-    loss of OccCANINE (Dahl, Johansen and Vedel, "Breaking the HISCO Barrier", 2024).
+    With k codes in a row's target, each target block takes the smallest cross-entropy that it has
+    with one of the first k predicted blocks (the mean over its positions); the other predicted
+    blocks are pushed to PAD. This is the loss of OccCANINE (Dahl, Johansen and Vedel, "Breaking the
+    HISCO Barrier", 2024).
 
     Parameters
     ----------
     logits : Tensor of shape (B, L, vocab_size)
-        Logits of the tokens behind BOS; L is `num_blocks * block_size`, or one more for EOS, which is ignored.
+        Logits of the tokens behind BOS; L is `num_blocks * block_size`, or one more for EOS, which
+        is ignored.
     targets : Tensor of int, of shape (B, 2 + num_blocks * block_size)
         BOS, blocks, EOS; a row's codes come first, unused blocks are all PAD.
     num_blocks : int
@@ -36,8 +40,8 @@ def block_losses(logits: Tensor, targets: Tensor, *, num_blocks: int) -> tuple[T
     Returns
     -------
     target, unused : Tensor of shape (B, num_blocks)
-        Each target block's smallest cross-entropy, 0 where there is no such block; and each unused predicted block's
-        cross-entropy to PAD, 0 where it is used.
+        Each target block's smallest cross-entropy, 0 where there is no such block; and each unused
+        predicted block's cross-entropy to PAD, 0 where it is used.
     """
     codes = targets[:, 1:-1].unflatten(1, (num_blocks, -1)).long()  # (B, N, S)
     logits = logits[:, : codes[0].numel()].unflatten(1, (num_blocks, -1)).float()  # (B, N, S, V)
@@ -45,10 +49,13 @@ def block_losses(logits: Tensor, targets: Tensor, *, num_blocks: int) -> tuple[T
     real = codes.ne(PAD)  # (B, N, S)
     used = real.any(-1)  # (B, N)
 
-    # cross-entropy of every target block i with every predicted block j, at each position: (B, j, S, i)
+    # cross-entropy of every target block i with every predicted block j, at each position: (B, j,
+    # S, i)
     index = codes.transpose(1, 2)[:, None].expand(-1, num_blocks, -1, -1)
     weights = real / real.sum(-1, keepdim=True).clamp(min=1)  # (B, i, S)
-    pairs = (-log_probs.gather(-1, index) * weights.transpose(1, 2)[:, None]).sum(2).transpose(1, 2)  # (B, i, j)
+    pairs = (
+        (-log_probs.gather(-1, index) * weights.transpose(1, 2)[:, None]).sum(2).transpose(1, 2)
+    )  # (B, i, j)
     target = pairs.masked_fill(~used[:, None, :], torch.inf).min(dim=-1).values
     target = torch.where(used, target, 0.0)
 
@@ -67,10 +74,11 @@ def block_order_invariant(
 ) -> Tensor:
     """Return the block loss as one number, of shape (); see `block_losses` for logits and targets.
 
-    Target blocks are averaged over all rows (a row without that block counts as 0) and then over the target blocks
-    that occur; unused blocks over all rows and blocks. `num_rows` and `num_target_blocks` are those of the batch of
-    which these rows are a part, so that its parts' losses add up to its own; by default these rows are all of it.
-    `counts`, of shape (B,), is how often each row occurs, once by default.
+    Target blocks are averaged over all rows (a row without that block counts as 0) and then over
+    the target blocks that occur; unused blocks over all rows and blocks. `num_rows` and
+    `num_target_blocks` are those of the batch of which these rows are a part, so that its parts'
+    losses add up to its own; by default these rows are all of it. `counts`, of shape (B,), is how
+    often each row occurs, once by default.
     """
     target, unused = block_losses(logits, targets, num_blocks=num_blocks)
     if counts is None:
@@ -78,15 +86,23 @@ def block_order_invariant(
     if num_rows is None:
         num_rows = int(counts.sum())
     if num_target_blocks is None:
-        num_target_blocks = int(targets[:, 1:-1].unflatten(1, (num_blocks, -1)).ne(PAD).any(-1).sum(-1).max())
+        num_target_blocks = int(
+            targets[:, 1:-1].unflatten(1, (num_blocks, -1)).ne(PAD).any(-1).sum(-1).max()
+        )
     target_sum, unused_sum = (counts @ x.sum(1) for x in (target, unused))
-    return target_sum / (num_rows * max(num_target_blocks, 1)) + unused_sum / (num_rows * num_blocks)
+    return target_sum / (num_rows * max(num_target_blocks, 1)) + unused_sum / (
+        num_rows * num_blocks
+    )
 
 
 def multi_hot(class_ids: Tensor, num_classes: int) -> Tensor:
-    """Return 1.0 at each row's classes, else 0.0, of shape (B, num_classes); a class id of -1 is none."""
+    """Return 1.0 at each row's classes, else 0.0, of shape (B, num_classes); a class id of -1 is
+    none.
+    """
     spare = torch.zeros(len(class_ids), num_classes + 1, device=class_ids.device)
-    return spare.scatter(1, torch.where(class_ids < 0, num_classes, class_ids).long(), 1.0)[:, :num_classes]
+    return spare.scatter(1, torch.where(class_ids < 0, num_classes, class_ids).long(), 1.0)[
+        :, :num_classes
+    ]
 
 
 def flat_loss(
@@ -106,9 +122,9 @@ def flat_loss(
     class_ids : Tensor of int, of shape (B, num_blocks)
         -1 where there is none.
     kind : {"softmax", "bce", "bce-mean"}
-        softmax: cross-entropy, with the target spread evenly over a row's codes; 0 for rows without any. bce: binary
-        cross-entropy summed over classes. bce-mean: averaged over classes, as by OccCANINE, which makes its gradients
-        smaller the more classes there are.
+        softmax: cross-entropy, with the target spread evenly over a row's codes; 0 for rows without
+        any. bce: binary cross-entropy summed over classes. bce-mean: averaged over classes, as by
+        OccCANINE, which makes its gradients smaller the more classes there are.
     label_smoothing : float
         Share of a softmax's target that is spread over all classes (Szegedy et al. 2016).
     num_rows, counts : optional
@@ -131,7 +147,8 @@ def flat_loss(
 def attribute_sums(
     logits: Tensor | None, attribute_ids: Tensor, config: ModelConfig, counts: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sum of the attributes' cross-entropies, and how many of each, (A,), are right and are known.
+    """Return the sum of the attributes' cross-entropies, and how many of each, (A,), are right and
+    are known.
 
     Logits are of shape (B, num_labels), ids (B, A), of which -1 is not known, and counts (B,).
     """
@@ -145,10 +162,11 @@ def attribute_sums(
 
 
 def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, fit: FitConfig) -> Tensor:
-    """Return this rank's part of the global batch's loss: `w * block loss + (1 - w) * flat loss`, and attributes'.
+    """Return this rank's part of the global batch's loss: `w * block loss + (1 - w) * flat loss`,
+    and attributes'.
 
-    With a `decoder_stride` in the settings `fit`, the rows that the decoder is given represent all of them. Without
-    logits of a decoder, the flat loss counts alone.
+    With a `decoder_stride` in the settings `fit`, the rows that the decoder is given represent all
+    of them. Without logits of a decoder, the flat loss counts alone.
     """
     loss = flat_loss(
         output.flat_logits,
@@ -172,20 +190,28 @@ def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, fit: FitC
         loss = fit.seq2seq_weight * block + (1 - fit.seq2seq_weight) * loss
     if output.attribute_logits is None:
         return loss
-    of_attributes = attribute_sums(output.attribute_logits, batch.attribute_ids, config, batch.counts)[0]
+    of_attributes = attribute_sums(
+        output.attribute_logits, batch.attribute_ids, config, batch.counts
+    )[0]
     return loss + fit.attribute_weight * of_attributes / batch.num_rows
 
 
 @torch.no_grad()
 def validate(
-    model: MixerModel, data: OccupationDataset, config: TrainConfig, *, outputs: FrozenOutputs | None = None
+    model: MixerModel,
+    data: OccupationDataset,
+    config: TrainConfig,
+    *,
+    outputs: FrozenOutputs | None = None,
 ) -> dict[str, float]:
-    """Return losses and accuracies over all rows, each counted once, whatever the number of ranks; a collective call.
+    """Return losses and accuracies over all rows, each counted once, whatever the number of ranks;
+    a collective call.
 
-    `val_loss`, `val_loss_linear`, `val_loss_seq2seq` are as if all rows were one batch. In percent are `seq_acc` (exact
-    set of codes) and `token_acc`, with teacher forcing on all rows; `flat_acc` (exact set, of the best class and those
-    above the default threshold); `greedy_seq_acc`, the exact set of codes decoded freely, on `NUM_GREEDY` rows, the
-    same ones each time; and of each attribute `acc_…`, of the rows where it is known.
+    `val_loss`, `val_loss_linear`, `val_loss_seq2seq` are as if all rows were one batch. In percent
+    are `seq_acc` (exact set of codes) and `token_acc`, with teacher forcing on all rows; `flat_acc`
+    (exact set, of the best class and those above the default threshold); `greedy_seq_acc`, the
+    exact set of codes decoded freely, on `NUM_GREEDY` rows, the same ones each time; and of each
+    attribute `acc_…`, of the rows where it is known.
     """
     model.eval()
     device, n = model.linear_decoder.weight.device, len(data)
@@ -203,7 +229,9 @@ def validate(
         sums += _batch_sums(model, batch, encoded, freely)
     model.train()
     sums = distributed.all_reduce(sums)
-    target, unused, flat, forced_right, correct, real, flat_right, right, of_attributes = sums[:9].tolist()
+    target, unused, flat, forced_right, correct, real, flat_right, right, of_attributes = sums[
+        :9
+    ].tolist()
     shares = 100 * sums[9 : 9 + len(names)] / sums[9 + len(names) :].clamp(min=1)
     num_blocks = model.config.formatter["num_blocks"]
     seq2seq = target / (n * max(int(data.num_target_blocks.max()), 1)) + unused / (n * num_blocks)
@@ -224,7 +252,9 @@ def validate(
 def _batch_sums(
     model: MixerModel, batch: Batch, encoded: tuple[Tensor, Tensor, Tensor | None], freely: Tensor
 ) -> Tensor:
-    """Return a batch's part of `validate`'s sums, on the CPU; `freely` (B,) marks rows to decode freely as well."""
+    """Return a batch's part of `validate`'s sums, on the CPU; `freely` (B,) marks rows to decode
+    freely as well.
+    """
     memory, pooled, memory_mask = encoded
     num_blocks = model.config.formatter["num_blocks"]
     flat_logits = model.classify(pooled)
@@ -239,11 +269,15 @@ def _batch_sums(
         memory = memory.to(model.decoder.head.weight.dtype)
         source = DecoderInputs(memory[freely], mask, None if prior is None else prior.rows(freely))
         length = true.shape[1]
-        tokens, _ = greedy(model.decoder, source, num_tokens=length, block_size=length // num_blocks)
+        tokens, _ = greedy(
+            model.decoder, source, num_tokens=length, block_size=length // num_blocks
+        )
         right = exact_set(true[freely], tokens[:, 1:], num_blocks=num_blocks).sum()
     probabilities = model.class_probabilities(flat_logits)
     once = torch.ones(len(pooled), device=pooled.device)
-    of_attributes = attribute_sums(model.classify_attributes(pooled), batch.attribute_ids, model.config, once)
+    of_attributes = attribute_sums(
+        model.classify_attributes(pooled), batch.attribute_ids, model.config, once
+    )
     parts = (
         target_loss.sum(),
         unused_loss.sum(),
@@ -251,7 +285,9 @@ def _batch_sums(
         exact_set(true, forced, num_blocks=num_blocks).sum(),
         correct.sum(),
         real.sum(),
-        flat_exact_set(probabilities, batch.class_ids, threshold=model.config.default_threshold).sum(),
+        flat_exact_set(
+            probabilities, batch.class_ids, threshold=model.config.default_threshold
+        ).sum(),
         right,
         *of_attributes,
     )
@@ -259,7 +295,9 @@ def _batch_sums(
 
 
 def _blocks(tokens: Tensor, num_blocks: int) -> Tensor:
-    """Return token blocks in one spelling: EOS behind a block's first EOS, PAD in a block that begins with PAD."""
+    """Return token blocks in one spelling: EOS behind a block's first EOS, PAD in a block that
+    begins with PAD.
+    """
     blocks = tokens.unflatten(1, (num_blocks, -1))
     ended = blocks.eq(EOS).cumsum(-1).gt(0)
     unused = blocks[..., :1].eq(PAD)
@@ -267,7 +305,8 @@ def _blocks(tokens: Tensor, num_blocks: int) -> Tensor:
 
 
 def exact_set(target: Tensor, predicted: Tensor, *, num_blocks: int) -> Tensor:
-    """Return whether the predicted codes are the target's codes in any order, of shape (B,); one too many is wrong.
+    """Return whether the predicted codes are the target's codes in any order, of shape (B,); one
+    too many is wrong.
 
     Tokens are of shape (B, num_blocks * block_size), without BOS and EOS around them.
 
@@ -285,10 +324,11 @@ def exact_set(target: Tensor, predicted: Tensor, *, num_blocks: int) -> Tensor:
 
 
 def token_matches(target: Tensor, predicted: Tensor, *, num_blocks: int) -> tuple[Tensor, Tensor]:
-    """Return the numbers of correct and of real tokens of each row, of shape (B,); tokens as in `exact_set`.
+    """Return the numbers of correct and of real tokens of each row, of shape (B,); tokens as in
+    `exact_set`.
 
-    As in the block loss, each of k target blocks is compared with the one of the first k predicted blocks that fits it
-    best.
+    As in the block loss, each of k target blocks is compared with the one of the first k predicted
+    blocks that fits it best.
     """
     true, guess = target.unflatten(1, (num_blocks, -1)), predicted.unflatten(1, (num_blocks, -1))
     real = true.ne(PAD)
@@ -301,8 +341,9 @@ def token_matches(target: Tensor, predicted: Tensor, *, num_blocks: int) -> tupl
 def flat_exact_set(probabilities: Tensor, class_ids: Tensor, *, threshold: float) -> Tensor:
     """Return whether the flat head's answer is exactly the target's classes, of shape (B,).
 
-    The answer is the best class, and further ones above a threshold, as many as there are blocks in all. Probabilities
-    are of shape (B, num_classes); class ids of shape (B, num_blocks), -1 where there is none.
+    The answer is the best class, and further ones above a threshold, as many as there are blocks in
+    all. Probabilities are of shape (B, num_classes); class ids of shape (B, num_blocks), -1 where
+    there is none.
     """
     best = probabilities.topk(min(class_ids.shape[1], probabilities.shape[1]))
     counts = best.values > threshold

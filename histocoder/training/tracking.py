@@ -1,4 +1,6 @@
-"""Numbers of a run: measured, shown as it trains, written to `logs.csv`, and sent to W&B and TensorBoard."""
+"""Numbers of a run: measured, shown as it trains, written to `logs.csv`, and sent to W&B and
+TensorBoard.
+"""
 
 import csv
 import math
@@ -42,7 +44,11 @@ DASHBOARD_NAMES = {
 }
 """Name of each number in W&B and TensorBoard."""
 COLUMNS = ("step", *DASHBOARD_NAMES)  # columns of `logs.csv`, before those of attributes
-_WANDB_SECONDS = {"WANDB_INIT_TIMEOUT": "15", "WANDB_LOGIN_TIMEOUT": "15", "WANDB_FINISH_TIMEOUT": "20"}
+_WANDB_SECONDS = {
+    "WANDB_INIT_TIMEOUT": "15",
+    "WANDB_LOGIN_TIMEOUT": "15",
+    "WANDB_FINISH_TIMEOUT": "20",
+}
 """W&B's own timeouts, which bound the time that it holds up a run's start and end."""
 _Dashboard: TypeAlias = tuple[Callable[[dict[str, float], int], object], Callable[[], object]]
 """Function that takes the numbers of a step, and one that ends the dashboard."""
@@ -59,7 +65,8 @@ class Tracker:
 
 
 class RunLog(Tracker):
-    """Writes `logs.csv` on rank 0, and sends numbers to dashboards, of which one that fails is left out with a warning.
+    """Writes `logs.csv` on rank 0, and sends numbers to dashboards, of which one that fails is left
+    out with a warning.
 
     Lines of `logs.csv` beyond `start_step`, behind the last checkpoint, are removed.
     """
@@ -76,9 +83,16 @@ class RunLog(Tracker):
         self._columns = (*COLUMNS, *(f"acc_{name}" for name in attribute_cols))
         kept = []
         if path.exists() and start_step:
-            whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")  # a full disk may cut the last line
-            kept = [row for row in csv.DictReader(whole.splitlines()) if int(row["step"]) <= start_step]
-        with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+            whole, _, _ = path.read_text(encoding="utf-8").rpartition(
+                "\n"
+            )  # a full disk may cut the last line
+            kept = [
+                row for row in csv.DictReader(whole.splitlines()) if int(row["step"]) <= start_step
+            ]
+        with (
+            replacing(path) as temporary,
+            temporary.open("w", encoding="utf-8", newline="") as file,
+        ):
             writer = csv.DictWriter(file, self._columns, extrasaction="ignore", restval="")
             writer.writeheader()
             writer.writerows(kept)
@@ -97,7 +111,13 @@ class RunLog(Tracker):
             raise UserError(f"Could not write {self._path}: {error.strerror or error}.") from error
         for name, (send, _) in list(self._dashboards.items()):
             with self._surviving(name):
-                send({DASHBOARD_NAMES.get(column, f"val/{column}"): value for column, value in measured.items()}, step)
+                send(
+                    {
+                        DASHBOARD_NAMES.get(column, f"val/{column}"): value
+                        for column, value in measured.items()
+                    },
+                    step,
+                )
 
     def close(self) -> None:
         for name, (_, close) in list(self._dashboards.items()):
@@ -112,11 +132,16 @@ class RunLog(Tracker):
         except (Exception, SystemExit) as error:  # a service's client may raise anything
             self._dashboards.pop(name, None)
             why = " ".join(str(error).split()) or type(error).__name__
-            log.warning(f"Warning: {name} failed ({why}); the run continues without it. {LOG_FILE} has all metrics.")
+            log.warning(
+                f"Warning: {name} failed ({why}); the run continues without it. {LOG_FILE} "
+                "has all metrics."
+            )
 
 
 def open_tracker(config: RunConfig, run: RunFolder, *, start_step: int, system: str) -> Tracker:
-    """Return what takes a run's numbers: on rank 0 `logs.csv`, and the dashboards that the settings ask for."""
+    """Return what takes a run's numbers: on rank 0 `logs.csv`, and the dashboards that the settings
+    ask for.
+    """
     if not distributed.is_primary():
         return Tracker()
     dashboards: dict[str, Callable[[], _Dashboard]] = {}
@@ -124,17 +149,25 @@ def open_tracker(config: RunConfig, run: RunFolder, *, start_step: int, system: 
         dashboards["W&B"] = lambda: _begin_wandb(run, config, system)
     if config.log_tensorboard:
         dashboards["TensorBoard"] = lambda: _begin_tensorboard(run, start_step)
-    return RunLog(run.logs, dashboards, start_step=start_step, attribute_cols=config.attribute_cols or ())
+    return RunLog(
+        run.logs, dashboards, start_step=start_step, attribute_cols=config.attribute_cols or ()
+    )
 
 
 def _begin_wandb(run: RunFolder, config: RunConfig, system: str) -> _Dashboard:
-    """Open a W&B run, whose id is kept in the run's folder, so that a resumed run continues its curves."""
+    """Open a W&B run, whose id is kept in the run's folder, so that a resumed run continues its
+    curves.
+    """
     for variable, seconds in _WANDB_SECONDS.items():
         os.environ.setdefault(variable, seconds)
     import wandb
 
     name = config.run_name or f"{Path(config.encoder).name}_{system}_gpu{distributed.world_size()}"
-    run_id = run.wandb_id.read_text(encoding="utf-8").strip() if run.wandb_id.exists() else uuid.uuid4().hex[:8]
+    run_id = (
+        run.wandb_id.read_text(encoding="utf-8").strip()
+        if run.wandb_id.exists()
+        else uuid.uuid4().hex[:8]
+    )
     options: dict[str, Any] = {"project": config.wandb_project_name, "config": recorded(config)}
     opened = wandb.init(name=name, id=run_id, resume="allow", dir=str(run.path), **options)
     write_text(run.wandb_id, run_id + "\n")
@@ -142,7 +175,9 @@ def _begin_wandb(run: RunFolder, config: RunConfig, system: str) -> _Dashboard:
 
 
 def _begin_tensorboard(run: RunFolder, start_step: int) -> _Dashboard:
-    """Open event files in `tensorboard/`; points beyond `start_step`, from after the last checkpoint, are hidden."""
+    """Open event files in `tensorboard/`; points beyond `start_step`, from after the last
+    checkpoint, are hidden.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(run.tensorboard), purge_step=start_step + 1)
@@ -159,7 +194,9 @@ def _begin_tensorboard(run: RunFolder, start_step: int) -> _Dashboard:
 class Meter:
     """Sums loss, gradient norm and rows since the last read, on the device."""
 
-    loss: Tensor | float = 0.0  # sum over steps, as `grad_norm` is, without those skipped as not finite
+    loss: Tensor | float = (
+        0.0  # sum over steps, as `grad_norm` is, without those skipped as not finite
+    )
     grad_norm: Tensor | float = 0.0
     steps: int = 0  # number of steps, skipped ones included
     skipped: Tensor | int = 0
@@ -176,7 +213,9 @@ class Meter:
         self.steps, self.rows = self.steps + 1, self.rows + rows
 
     def read(self) -> dict[str, float]:
-        """Return means over all ranks and the steps that were not skipped (NaN without any), and reset the meter."""
+        """Return means over all ranks and the steps that were not skipped (NaN without any), and
+        reset the meter.
+        """
         loss = distributed.all_reduce(torch.as_tensor(self.loss).cpu().double())
         skipped = int(self.skipped)
         taken = self.steps - skipped or math.nan
@@ -193,12 +232,18 @@ class Meter:
 
 
 class Progress:
-    """Shows the steps of a run on rank 0: a bar on a terminal, and lines of numbers with the time left."""
+    """Shows the steps of a run on rank 0: a bar on a terminal, and lines of numbers with the time
+    left.
+    """
 
     def __init__(self, total: int, *, start: int = 0) -> None:
         self._total, self._start, self._started = total, start, time.monotonic()
-        show = None if distributed.is_primary() else True  # None: disabled unless standard error is a terminal
-        self._bar = tqdm(total=total, initial=start, unit="step", dynamic_ncols=True, smoothing=0.1, disable=show)
+        show = (
+            None if distributed.is_primary() else True
+        )  # None: disabled unless standard error is a terminal
+        self._bar = tqdm(
+            total=total, initial=start, unit="step", dynamic_ncols=True, smoothing=0.1, disable=show
+        )
 
     def advance(self) -> None:
         self._bar.update()

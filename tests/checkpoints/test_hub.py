@@ -27,7 +27,9 @@ def test_a_card_stays_with_its_model(tmp_path: Path):
 
 def test_a_model_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     save_tiny_model(tmp_path / "somebody" / "model")
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, local_files_only: str(tmp_path / name))
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, local_files_only: str(tmp_path / name)
+    )
     monkeypatch.setattr(model_files, "hub_answers", lambda: True)
     fetched = Coder.from_pretrained("hf://somebody/model", "cpu")
     assert fetched.predict("baker", "en").equals(Coder(tiny_model(), "cpu").predict("baker", "en"))
@@ -37,6 +39,8 @@ def test_path_is_never_looked_up_on_hub(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(UserError, match="hub can't be reached"):
         model_files.local_folder("hf://somebody/no-such-model")
     monkeypatch.chdir(tmp_path)  # the project's folder may hold the demo
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked")
+    )
     with pytest.raises(UserError, match=r"no model folder demo/best\. .* write hf://demo/best"):
         model_files.local_folder("demo/best")

@@ -1,4 +1,6 @@
-"""What is a run's in its folder, and what is somebody else's: the latter is never replaced or deleted."""
+"""What is a run's in its folder, and what is somebody else's: the latter is never replaced or
+deleted.
+"""
 
 import shutil
 from pathlib import Path
@@ -23,7 +25,11 @@ conflicts.csv prepared.json last.bin run.json wandb_run_id""".split()
 
 
 def content(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 @pytest.mark.parametrize("copied", [False, True])
@@ -36,7 +42,10 @@ def test_a_folder_with_args_is_no_run(tmp_path: Path, name: str, copied: bool):
     else:
         (tmp_path / "args.yaml").write_text("dataset: table.csv\nencoder: tiny\n")
     before = content(tmp_path)
-    with pytest.raises(UserError, match="histocoder did not write there") as error, RunFolder.open(tmp_path):
+    with (
+        pytest.raises(UserError, match="histocoder did not write there") as error,
+        RunFolder.open(tmp_path),
+    ):
         pass
     assert name.partition("/")[0] in str(error.value) and "args.yaml" in str(error.value)
     assert content(tmp_path) == before
@@ -50,7 +59,9 @@ def test_a_copied_record_makes_no_run(table: Path, tmp_path: Path):
     for name in ("run.json", "prepared.json", "args.yaml"):
         shutil.copy2(tmp_path / "out" / name, project)
     (project / "README.md").write_text("mine")
-    assert "project contains README.md, which" in refused(*args, "--save-path", project, "--overwrite")
+    assert "project contains README.md, which" in refused(
+        *args, "--save-path", project, "--overwrite"
+    )
     assert (project / "README.md").read_text() == "mine"
 
 
@@ -104,7 +115,9 @@ def test_a_killed_overwrite_is_undone_by_the_next(tmp_path: Path):
     out = tmp_path / "out"
     run(*training(out, batch_size=8, steps=1))
     before = content(out)
-    set_aside(out, ("key.csv", "prepared.json", "conflicts.csv"))  # as does a run that is then killed
+    set_aside(
+        out, ("key.csv", "prepared.json", "conflicts.csv")
+    )  # as does a run that is then killed
     for name in ("key.csv", "conflicts.csv"):
         (out / name).write_text("new")
     with RunFolder.open(out):

@@ -32,14 +32,30 @@ def general(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = shutil.copytree(model, tmp_path_factory.mktemp("general") / "model")
     trained = tiny_model()
     formatter = build_formatter("general", num_blocks=2)
-    config = replace(trained.config, formatter=formatter.to_config(), vocab_size=formatter.vocab_size)
+    config = replace(
+        trained.config, formatter=formatter.to_config(), vocab_size=formatter.vocab_size
+    )
     general = MixerModel(config, trained.encoder).eval()
     save_model(folder, config, general.state_dict(), tokenizer=general.tokenizer)
     return folder
 
 
 def test_predict_prints_a_table(model: Path):
-    out = run("-m", "histocoder", "predict", "--model", model, "--language", "fi", "--mode", "topk", "--k", 2, "a", "b")
+    out = run(
+        "-m",
+        "histocoder",
+        "predict",
+        "--model",
+        model,
+        "--language",
+        "fi",
+        "--mode",
+        "topk",
+        "--k",
+        2,
+        "a",
+        "b",
+    )
     assert out.stderr.startswith("The model does not know the language 'fi'")
     header, *rows = out.stdout.splitlines()
     assert header.split()[:3] == ["text", "hisco_1", "prob_1"] and "alt_hisco_2" in header.split()
@@ -51,7 +67,13 @@ def test_a_closed_pipe_ends_training_cleanly(table: Path, tmp_path: Path):
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, *finetune(table, tmp_path / "out", "--batch-size", 8)]
-    how = {"stderr": subprocess.PIPE, "cwd": ROOT, "env": environment(), "text": True, "timeout": DEADLINE}
+    how = {
+        "stderr": subprocess.PIPE,
+        "cwd": ROOT,
+        "env": environment(),
+        "text": True,
+        "timeout": DEADLINE,
+    }
     with open(writing, "w") as pipe:
         ended = subprocess.run(command, check=False, stdout=pipe, **how)
     assert ended.returncode == 128 + signal.SIGPIPE
@@ -60,11 +82,15 @@ def test_a_closed_pipe_ends_training_cleanly(table: Path, tmp_path: Path):
 
 def test_imports_are_no_garbage():
     counted = "main(['doctor']); print(gc.get_freeze_count(), gc.isenabled())"
-    number, is_enabled = run("-c", f"import gc; from histocoder.cli.main import main; {counted}").stdout.split()[-2:]
+    number, is_enabled = run(
+        "-c", f"import gc; from histocoder.cli.main import main; {counted}"
+    ).stdout.split()[-2:]
     assert int(number) > 100_000 and is_enabled == "True"
 
 
-def test_output_that_is_closed_or_full(model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+def test_output_that_is_closed_or_full(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
     monkeypatch.setattr(sys, "stdout", None)
     main(["predict", "--model", str(model), "farmer"])
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written := io.BytesIO(), encoding="ascii"))
@@ -82,12 +108,23 @@ def test_output_that_is_closed_or_full(model: Path, monkeypatch: pytest.MonkeyPa
     (("predict", "--model", "nowhere"), "Give descriptions"),
     (("finetune", "--target-cols", "a"), "--dataset my.csv --target-cols"),
     (("forecast",), "invalid choice: 'forecast'"),
-    (("finetune", "--epochs", "3"), "flag --epochs. Did you mean '--num-epochs'? See histocoder finetune --help"),
-    (("predict", "--model", "x", "--moda=flat"), "--moda. Did you mean '--mode'? See histocoder predict --help"),
-    (("convert", "--from-occcanine", "nowhere", "--output", "o", "--formatter", "hisco"), "There is no nowhere"),
+    (
+        ("finetune", "--epochs", "3"),
+        "flag --epochs. Did you mean '--num-epochs'? See histocoder finetune --help",
+    ),
+    (
+        ("predict", "--model", "x", "--moda=flat"),
+        "--moda. Did you mean '--mode'? See histocoder predict --help",
+    ),
+    (
+        ("convert", "--from-occcanine", "nowhere", "--output", "o", "--formatter", "hisco"),
+        "There is no nowhere",
+    ),
     (("convert", "--output", "o"), "either --from-occcanine or --to-occcanine"),
 )
-def test_mistakes_end_in_a_sentence(args: tuple[str, ...], message: str, monkeypatch, capsys, tmp_path: Path):
+def test_mistakes_end_in_a_sentence(
+    args: tuple[str, ...], message: str, monkeypatch, capsys, tmp_path: Path
+):
     monkeypatch.chdir(tmp_path)
     assert message in mistake(capsys, *args)
 
@@ -103,7 +140,9 @@ def test_mistakes_end_in_a_sentence(args: tuple[str, ...], message: str, monkeyp
     "predict --model MODEL --input other.csv --known t.csv",
 )
 @pytest.mark.parametrize("more", [(), ("--overwrite",)], ids=str)
-def test_no_command_replaces_its_input(words: str, more: tuple[str, ...], model: Path, data: Path, monkeypatch, capsys):
+def test_no_command_replaces_its_input(
+    words: str, more: tuple[str, ...], model: Path, data: Path, monkeypatch, capsys
+):
     monkeypatch.chdir(data.parent)
     write(Path("other.csv"), TABLE)
     given = [str(model) if word == "MODEL" else word for word in words.split()]
@@ -112,7 +151,9 @@ def test_no_command_replaces_its_input(words: str, more: tuple[str, ...], model:
     assert data.read_text() == f"{TABLE}\n"
 
 
-@pytest.mark.parametrize("words", ["--help", "predict --help", "finetune --help-all", "predict --modell x"])
+@pytest.mark.parametrize(
+    "words", ["--help", "predict --help", "finetune --help-all", "predict --modell x"]
+)
 def test_help_and_misspelt_flags_import_no_torch(words: str):
     script = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules))"
     script += "; from histocoder.cli.main import main; main(sys.argv[1:])"
@@ -124,10 +165,28 @@ def test_convert_there_and_back(tmp_path: Path):
     published = shared("reference/occcanine/last.bin")
     expected = json.loads(shared("reference/occcanine/expected.json").read_text())
     (tmp_path / "encoder.json").write_text(json.dumps(expected["canine_config"]))
-    there = ("--from-occcanine", published, "--formatter", "hisco", "--encoder-config", tmp_path / "encoder.json")
+    there = (
+        "--from-occcanine",
+        published,
+        "--formatter",
+        "hisco",
+        "--encoder-config",
+        tmp_path / "encoder.json",
+    )
     run("-m", "histocoder", "convert", *there, "--output", tmp_path / "model")
-    run("-m", "histocoder", "convert", "--to-occcanine", tmp_path / "model", "--output", tmp_path / "last.bin")
-    (before, codes), (after, codes_after) = initial_weights(published), initial_weights(tmp_path / "last.bin")
+    run(
+        "-m",
+        "histocoder",
+        "convert",
+        "--to-occcanine",
+        tmp_path / "model",
+        "--output",
+        tmp_path / "last.bin",
+    )
+    (before, codes), (after, codes_after) = (
+        initial_weights(published),
+        initial_weights(tmp_path / "last.bin"),
+    )
     assert codes == codes_after and before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -144,24 +203,51 @@ def evaluate(model: Path | str, data: Path, *args: object) -> dict[str, Any]:
 
 
 def evaluation(model: Path | str, data: Path, *args: object) -> tuple[object, ...]:
-    return "evaluate", "--overwrite", "--model", model, "--data", data, "--output", data.parent / "evaluation", *args
+    return (
+        "evaluate",
+        "--overwrite",
+        "--model",
+        model,
+        "--data",
+        data,
+        "--output",
+        data.parent / "evaluation",
+        *args,
+    )
 
 
-def test_evaluate_takes_labels_as_training_does(general: Path, data: Path, capsys: pytest.CaptureFixture[str]):
-    data.write_text("occ1,lang,hisco_1\nfarmer,en,61110\nclerk,en,1110\nminer,en,71105\ncook,en,\ncook,en,\n")
+def test_evaluate_takes_labels_as_training_does(
+    general: Path, data: Path, capsys: pytest.CaptureFixture[str]
+):
+    data.write_text(
+        "occ1,lang,hisco_1\nfarmer,en,61110\nclerk,en,1110\nminer,en,71105\ncook,en,\ncook,en,\n"
+    )
     said = mistake(capsys, *evaluation(general, data))
-    assert "line 3, hisco_1: '1110' has fewer than 5 characters. If leading zeros were lost, add --zero" in said
+    assert (
+        "line 3, hisco_1: '1110' has fewer than 5 characters. If leading zeros were lost, "
+        "add --zero"
+    ) in said
     found = evaluate(general, data, "--zero-pad-codes", "--precision", "fp32")
     said = capsys.readouterr().out.replace("\u00a0", " ")
     assert "2 rows are left out" in said and "Of 3 descriptions" in said
     assert "33.3 % of the descriptions have a true code that is not in the model's key" in said
-    assert found["num_rows"] == 3 and found["num_true_outside_key"] == 1 and "baselines" not in found
+    assert (
+        found["num_rows"] == 3 and found["num_true_outside_key"] == 1 and "baselines" not in found
+    )
     data.write_text("occ1,lang,hisco_1,Hisco_2\nfarmer,en,61110,71105\n")
-    assert "no column 'hisko_2'" in mistake(capsys, *evaluation(general, data, "--target-cols", "hisco_1", "hisko_2"))
+    assert "no column 'hisko_2'" in mistake(
+        capsys, *evaluation(general, data, "--target-cols", "hisco_1", "hisko_2")
+    )
     evaluate(general, data, "--target-cols", "hisco_1", "hisco_2")  # however they are capitalised
-    assert "name a folder for the report" in mistake(capsys, *evaluation(general, data, "--output", data))
-    assert "holds a run or a model, whose own" in mistake(capsys, *evaluation(general, data, "--output", general))
-    assert "Add --overwrite" in mistake(capsys, *[arg for arg in evaluation(general, data) if arg != "--overwrite"])
+    assert "name a folder for the report" in mistake(
+        capsys, *evaluation(general, data, "--output", data)
+    )
+    assert "holds a run or a model, whose own" in mistake(
+        capsys, *evaluation(general, data, "--output", general)
+    )
+    assert "Add --overwrite" in mistake(
+        capsys, *[arg for arg in evaluation(general, data) if arg != "--overwrite"]
+    )
 
 
 def test_evaluate_tells_groups_apart(model: Path, data: Path, capsys: pytest.CaptureFixture[str]):
@@ -169,26 +255,38 @@ def test_evaluate_tells_groups_apart(model: Path, data: Path, capsys: pytest.Cap
     write(data, "occ1,lang,hisco_1,year,parish", *rows)
     found = evaluate(model, data, "--group-col", "Year", "parish")
     assert [one["n"] for one in found["by_group"]["Year"]] == [10] * 5
-    assert {one["group"]: one["n"] for one in found["by_group"]["parish"]} == {"x": 1, "(blank)": 49}
+    assert {one["group"]: one["n"] for one in found["by_group"]["parish"]} == {
+        "x": 1,
+        "(blank)": 49,
+    }
     said = capsys.readouterr().out
     assert "1800-1809 10" in said and "Exactly right by parish" in said
     assert "no column 'coder'" in mistake(capsys, *evaluation(model, data, "--group-col", "coder"))
 
 
-def test_compare_lists_what_changed(model: Path, general: Path, data: Path, capsys: pytest.CaptureFixture[str]):
+def test_compare_lists_what_changed(
+    model: Path, general: Path, data: Path, capsys: pytest.CaptureFixture[str]
+):
     write(data, TABLE, "miner,en,71105", "cook,en,53100")
     given = ("--data", data, "--output", data.parent / "changed.csv")
     main([str(arg) for arg in ("compare", model, general, *given)])
     said = capsys.readouterr().out
-    assert "Exactly right, of rows" in said and "Difference in percentage points, with 95 % intervals" in said
+    assert (
+        "Exactly right, of rows" in said
+        and "Difference in percentage points, with 95 % intervals" in said
+    )
     header, *rows = (data.parent / "changed.csv").read_text().splitlines()
-    assert header.startswith('"text","lang","true","codes_first","conf_first","right_first","codes_second"')
+    assert header.startswith(
+        '"text","lang","true","codes_first","conf_first","right_first","codes_second"'
+    )
     assert f"Wrote the {len(rows)} rows that they code differently" in said
     assert "Add --overwrite" in mistake(capsys, "compare", model, general, *given)
     assert "Name two models" in mistake(capsys, "compare", model, *given)
 
 
-def test_evaluate_compares_with_simple_methods(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_evaluate_compares_with_simple_methods(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     data = write_table(tmp_path / "t.csv")
     assert "Add --train-data FILE." in mistake(capsys, *evaluation(model, data, "--baselines"))
     for flags, has_linear in (((), False), (("--baselines",), True)):
@@ -197,20 +295,40 @@ def test_evaluate_compares_with_simple_methods(model: Path, tmp_path: Path, caps
         assert ("with a linear model 100.0" in said) is has_linear and "Try more epochs" in said
         assert "--known would take the codes of 64 of the 64 descriptions" in said
         page = (tmp_path / "evaluation" / "report.html").read_text(encoding="utf-8")
-        assert "Comparison with simple methods" in page and ("Linear model on" in page) is has_linear
+        assert (
+            "Comparison with simple methods" in page and ("Linear model on" in page) is has_linear
+        )
 
 
-def test_simple_methods_learn_all_that_the_model_has(model: Path, data: Path, capsys: pytest.CaptureFixture[str]):
+def test_simple_methods_learn_all_that_the_model_has(
+    model: Path, data: Path, capsys: pytest.CaptureFixture[str]
+):
     best = shutil.copytree(model, data.parent / "run" / "best")
     save_config(best, replace(tiny_model().config, fitted_to_validation=True))
     for name, text in (("train", "farmer"), ("val", "smith"), ("held_out", "tailor")):
         write(best.parent / f"data_{name}.csv", TABLE.replace("farmer", text))
     write(data, TABLE, "smith,en,61110", "tailor,en,61110", "miner,en,61110")
     found = evaluate(best, data)
-    assert found["baselines"]["exact_match"]["rows"] == 0.75 and found["answer"]["by_text_seen"]["0"]["n"] == 1
-    said = f"2 of these 4 descriptions are in the run's validation data or held-out corrections, on which {best} was"
+    assert (
+        found["baselines"]["exact_match"]["rows"] == 0.75
+        and found["answer"]["by_text_seen"]["0"]["n"] == 1
+    )
+    said = (
+        "2 of these 4 descriptions are in the run's validation data or held-out "
+        f"corrections, on which {best} was"
+    )
     assert said in capsys.readouterr().out
-    main(["compare", str(model), str(best), "--data", str(data), "--output", str(data.parent / "changed.csv")])
+    main(
+        [
+            "compare",
+            str(model),
+            str(best),
+            "--data",
+            str(data),
+            "--output",
+            str(data.parent / "changed.csv"),
+        ]
+    )
     assert capsys.readouterr().out.count("of these 4 descriptions") == 1
 
 
@@ -223,9 +341,17 @@ def test_help_shows_a_dozen_flags(capsys: pytest.CaptureFixture[str]):
 
 def test_the_doctor_describes_the_machine(tmp_path: Path):
     said = run("-m", "histocoder", "doctor", "--folder", tmp_path / "not" / "yet").stdout
-    marks = {line[9:24].strip(): line[:9].strip() for line in said.splitlines() if line.startswith(("ok ", "note "))}
+    marks = {
+        line[9:24].strip(): line[:9].strip()
+        for line in said.splitlines()
+        if line.startswith(("ok ", "note "))
+    }
     assert {"versions", "devices", "precision", "kernels", "memory", "disk", "hub"} <= set(marks)
-    assert marks["hub"] == "note" and f"torch {torch.__version__}" in said and f"free in {tmp_path}" in said
+    assert (
+        marks["hub"] == "note"
+        and f"torch {torch.__version__}" in said
+        and f"free in {tmp_path}" in said
+    )
     assert not list(tmp_path.iterdir())
 
 

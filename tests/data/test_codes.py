@@ -1,4 +1,6 @@
-"""Codes as spreadsheets and statistics programs write them: understood where they mean one thing, else refused."""
+"""Codes as spreadsheets and statistics programs write them: understood where they mean one thing,
+else refused.
+"""
 
 from pathlib import Path
 
@@ -19,7 +21,12 @@ GENERAL = build_formatter("general", num_blocks=1)
 def codes_of(path: Path, cells: list[str], *, formatter=GENERAL, key=None, **rules) -> list[str]:
     texts = [f"title {i}" for i in range(len(cells))]
     pd.DataFrame({"occ1": texts, "lang": "en", "h": cells}).to_csv(path, index=False)
-    return ExampleFiles((path,), ("h",), formatter, key=key, rules=LabelRules(**rules)).read().codes["h"].tolist()
+    return (
+        ExampleFiles((path,), ("h",), formatter, key=key, rules=LabelRules(**rules))
+        .read()
+        .codes["h"]
+        .tolist()
+    )
 
 
 @pytest.mark.parametrize("zero_pad", [True, False])
@@ -38,9 +45,16 @@ def test_other_ways_of_writing_a_code(tmp_path: Path, formatter):
 
 
 def test_decimals_that_are_codes_stay(tmp_path: Path):
-    assert codes_of(tmp_path / "t.csv", ["12.0", "12.5", "3"], allow_short=True) == ["12.0", "12.5", "3"]
+    assert codes_of(tmp_path / "t.csv", ["12.0", "12.5", "3"], allow_short=True) == [
+        "12.0",
+        "12.5",
+        "3",
+    ]
     with_sep = build_formatter("general", num_blocks=1, use_within_block_sep=True)
-    assert codes_of(tmp_path / "t.csv", ["1,0", "2,10"], formatter=with_sep, allow_short=True) == ["1,0", "2,10"]
+    assert codes_of(tmp_path / "t.csv", ["1,0", "2,10"], formatter=with_sep, allow_short=True) == [
+        "1,0",
+        "2,10",
+    ]
     long = build_formatter("general", num_blocks=1, block_size=7)
     assert codes_of(tmp_path / "t.csv", ["6-11.10"], formatter=long) == ["6-11.10"]
 
@@ -54,6 +68,8 @@ def test_decimals_that_are_codes_stay(tmp_path: Path):
     ("61110; 75400", "holds 2 codes for 1 column"),
 )
 @pytest.mark.parametrize("formatter", [HISCO, GENERAL], ids=["hisco", "general"])
-def test_cells_that_hold_no_single_code_are_refused(tmp_path: Path, formatter, cell: str, message: str):
+def test_cells_that_hold_no_single_code_are_refused(
+    tmp_path: Path, formatter, cell: str, message: str
+):
     with pytest.raises(UserError, match=rf"line 3, h: '.*' .*{message}"):
         codes_of(tmp_path / "t.csv", ["61110", cell], formatter=formatter, allow_short=True)

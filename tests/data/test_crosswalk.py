@@ -1,4 +1,6 @@
-"""Classes of codes: each row gets what the most specific row of a table says, and every blank is counted."""
+"""Classes of codes: each row gets what the most specific row of a table says, and every blank is
+counted.
+"""
 
 import itertools
 import json
@@ -41,12 +43,17 @@ def crosswalk(tmp_path: Path) -> Path:
 
 
 def classes(table: Path, data: Path, *flags: object) -> tuple[list[dict[str, str]], Any]:
-    """Return the rows that the command writes, and what it says of them in JSON, which must add up to them."""
+    """Return the rows that the command writes, and what it says of them in JSON, which must add up
+    to them.
+    """
     output = data.with_name("out.csv")
     main([*map(str, ("classes", "--table", table, "--input", data, "--output", output, *flags))])
     whole = json.loads(provenance_file(output).read_text())
     told, rows = whole["classes"][0], read(output).to_dict("records")
-    assert whole["output"] == output.name and whole["input"] == {"file": data.name, "sha256": fingerprint(data)}
+    assert whole["output"] == output.name and whole["input"] == {
+        "file": data.name,
+        "sha256": fingerprint(data),
+    }
     for column, counts in told["counts"].items():
         without = "ambiguous", "no value in the table", "code not in the table", "no code"
         assert sum(counts.values()) == len(rows)
@@ -55,9 +62,14 @@ def classes(table: Path, data: Path, *flags: object) -> tuple[list[dict[str, str
 
 
 def by_brute_force(code: str, given: tuple[str, ...], column: str) -> str:
-    """Return the value of the best of all rows that match; status weighs most, and product least."""
+    """Return the value of the best of all rows that match; status weighs most, and product
+    least.
+    """
     rows = [dict(zip(HEADER.split(","), row.split(","), strict=True)) for row in ROWS]
-    of_code, none = [row for row in rows if code in (row["hisco"].zfill(5), row["hisco"])], ("", "-9")
+    of_code, none = (
+        [row for row in rows if code in (row["hisco"].zfill(5), row["hisco"])],
+        ("", "-9"),
+    )
     best: dict[tuple[bool, ...], set[str]] = {}
     for row in of_code:
         own = [row[name] for name in ("status", "relation", "product")]
@@ -73,8 +85,12 @@ def test_matching_is_that_of_brute_force(crosswalk: Path, tmp_path: Path):
     cells = [(code, *some) for some in qualifiers for code in codes]
     order = np.random.default_rng(0).integers(0, len(cells), 500)
     lines = [",".join(("text", *cells[i])) for i in (*range(len(cells)), *order)]
-    rows, told = classes(crosswalk, write(tmp_path / "data.csv", "occ1,hisco_1,status,relation,product", *lines))
-    for (row, line), column in itertools.product(zip(rows, lines, strict=True), ("hisclass", "socpo")):
+    rows, told = classes(
+        crosswalk, write(tmp_path / "data.csv", "occ1,hisco_1,status,relation,product", *lines)
+    )
+    for (row, line), column in itertools.product(
+        zip(rows, lines, strict=True), ("hisclass", "socpo")
+    ):
         _, code, *given = line.split(",")
         assert row[column] == by_brute_force(code, tuple(given), column), line
     ways = {"exact", "without product", "without relation, product", "all rows of the code agree"}
@@ -82,7 +98,9 @@ def test_matching_is_that_of_brute_force(crosswalk: Path, tmp_path: Path):
 
 
 def test_zeros_and_decimals_do_not_matter(crosswalk: Path, tmp_path: Path):
-    assert Crosswalk(crosswalk, ClassOptions()).find("1110.0") == Crosswalk(crosswalk, ClassOptions()).find("01110")
+    assert Crosswalk(crosswalk, ClassOptions()).find("1110.0") == Crosswalk(
+        crosswalk, ClassOptions()
+    ).find("01110")
     numbers = pyarrow.table({"hisco": [1110.0, 61110.0, None], "status": [None, 33.0, None]})
     pyarrow.parquet.write_table(numbers, tmp_path / "numbers.parquet")
     rows, _ = classes(crosswalk, tmp_path / "numbers.parquet")
@@ -90,8 +108,15 @@ def test_zeros_and_decimals_do_not_matter(crosswalk: Path, tmp_path: Path):
 
 
 def test_several_codes_get_numbered_columns(crosswalk: Path, tmp_path: Path):
-    data = write(tmp_path / "data.csv", "id,hisco_1,prob_1,hisco_2,prob_2,St", "a,61110,0.9,01110,0.8,33", "b,,,,,")
-    rows, told = classes(crosswalk, data, "--status-col", "St", "--value-cols", "HISCLASS", "--columns", "my_")
+    data = write(
+        tmp_path / "data.csv",
+        "id,hisco_1,prob_1,hisco_2,prob_2,St",
+        "a,61110,0.9,01110,0.8,33",
+        "b,,,,,",
+    )
+    rows, told = classes(
+        crosswalk, data, "--status-col", "St", "--value-cols", "HISCLASS", "--columns", "my_"
+    )
     assert [*rows[0]] == "id hisco_1 prob_1 hisco_2 prob_2 St my_hisclass_1 my_hisclass_2".split()
     assert [*rows[0].values()] == "a 61110 0.9 01110 0.8 33 10 2".split()
     assert told["columns"]["status"] == "St" and told["columns"]["codes"] == ["hisco_1", "hisco_2"]
@@ -100,10 +125,15 @@ def test_several_codes_get_numbered_columns(crosswalk: Path, tmp_path: Path):
 
 def test_a_table_of_codes_alone(tmp_path: Path, logged: list[str]):
     data = write(tmp_path / "data.csv", "hisco,status", "61110,", "61110,21", "01110,", "77777,")
-    rows, told = classes(write(tmp_path / "t.csv", "HISCO;Class", "61110;a", "1110;-1"), data, "--none", "x")
+    rows, told = classes(
+        write(tmp_path / "t.csv", "HISCO;Class", "61110;a", "1110;-1"), data, "--none", "x"
+    )
     assert [row["Class"] for row in rows] == ["a", "a", "-1", ""] and len(told["sha256"]) == 64
     assert told["counts"]["Class"] == {"exact": 2, "without status": 1, "code not in the table": 1}
-    assert "Class: 50.0 % of 4 rows with a code by exact matches, 75.0 % with fallbacks (exact 2, " in logged[-2]
+    assert (
+        "Class: 50.0 % of 4 rows with a code by exact matches, 75.0 % with fallbacks (exact 2, "
+        in logged[-2]
+    )
 
 
 @cases(
@@ -112,13 +142,23 @@ def test_a_table_of_codes_alone(tmp_path: Path, logged: list[str]):
     ("code,x", (), "data.csv has no column hisco_1. Name its columns of codes with --code-cols."),
     ("hisco_1,x", ("--value-cols", "hiscam"), "has no column 'hiscam'"),
     ("hisco_1,x", ("--relation-col", "rel"), "has no column 'rel'"),
-    ("hisco_1,x", ("--value-cols", "hisclass", "--output", "data.csv", "--overwrite"), "is the input itself"),
-    ("hisco_1,x", ("--output", "crosswalk.csv", "--overwrite"), "is the input itself, crosswalk.csv"),
+    (
+        "hisco_1,x",
+        ("--value-cols", "hisclass", "--output", "data.csv", "--overwrite"),
+        "is the input itself",
+    ),
+    (
+        "hisco_1,x",
+        ("--output", "crosswalk.csv", "--overwrite"),
+        "is the input itself, crosswalk.csv",
+    ),
     ("hisco_1,x", ("--table", "data.csv"), "has no column 'hisco'"),
     ("hisco_1,x", ("--output", "old.csv"), "already exists. Add --overwrite"),
     ("hisco_1,x", ("--output", "out.doc"), ".doc files can't be written"),
 )
-def test_mistakes_are_one_sentence(header: str, flags: tuple, message: str, crosswalk: Path, monkeypatch, capsys):
+def test_mistakes_are_one_sentence(
+    header: str, flags: tuple, message: str, crosswalk: Path, monkeypatch, capsys
+):
     monkeypatch.chdir(crosswalk.parent)
     write(Path("data.csv"), header, "61110,1")
     write(Path("old.csv"), "mine")
@@ -128,16 +168,25 @@ def test_mistakes_are_one_sentence(header: str, flags: tuple, message: str, cros
     assert {path: path.read_bytes() for path in Path().iterdir()} == before
 
 
-def test_groups_of_occ1950_are_added_without_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    data = write(tmp_path / "data.csv", "id,occ1950_1,status", "a,070,21", "b,690,", "c,,", "d,999,")
+def test_groups_of_occ1950_are_added_without_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data = write(
+        tmp_path / "data.csv", "id,occ1950_1,status", "a,070,21", "b,690,", "c,,", "d,999,"
+    )
     given = ("classes", "--input", str(data), "--output", str(tmp_path / "out.csv"))
     main([*given, "--levels", "major"])
     assert read(tmp_path / "out.csv")["major"].tolist() == ["000-099", "600-690", "", "980-999"]
     told = json.loads(provenance_file(tmp_path / "out.csv").read_text())["classes"][0]
-    assert told["counts"] == {"major": {"exact": 3, "no code": 1}} and told["columns"] == {"codes": ["occ1950_1"]}
+    assert told["counts"] == {"major": {"exact": 3, "no code": 1}} and told["columns"] == {
+        "codes": ["occ1950_1"]
+    }
     for flags, message in (
         ((), "Give a table of classes with --table, or groups with --levels."),
-        (("--levels", "major", "minor", "--overwrite"), "OCC1950 has major groups alone; give --levels major."),
+        (
+            ("--levels", "major", "minor", "--overwrite"),
+            "OCC1950 has major groups alone; give --levels major.",
+        ),
         (("--levels", "major", "--value-cols", "x"), "--value-cols needs --table"),
     ):
         assert message in mistake(capsys, *given, *flags)
@@ -145,7 +194,10 @@ def test_groups_of_occ1950_are_added_without_a_table(tmp_path: Path, capsys: pyt
 
 def test_damaged_input_leaves_nothing(crosswalk: Path, tmp_path: Path):
     with pytest.raises(SystemExit):
-        classes(crosswalk, write(tmp_path / "data.csv", "hisco_1,x", *["61110,1"] * 150_000, "61110,1,2"))
+        classes(
+            crosswalk,
+            write(tmp_path / "data.csv", "hisco_1,x", *["61110,1"] * 150_000, "61110,1,2"),
+        )
     assert {path.name for path in tmp_path.iterdir()} == {"crosswalk.csv", "data.csv"}
 
 
@@ -163,9 +215,14 @@ def test_the_tutorial_is_what_happens(tmp_path: Path):
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     commands = "\n".join(text for kind, text in blocks if not kind)
     script = f'set -e\nhistocoder() {{ python -m histocoder "$@"; }}\n{commands}'
-    printed = program("bash", "-c", script, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT), PATH=PROGRAMS)).stdout
+    printed = program(
+        "bash", "-c", script, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT), PATH=PROGRAMS)
+    ).stdout
     shown = [text for kind, text in blocks if kind == "text"]
     assert len(shown) == 2 and all(text in printed for text in shown)
-    cells = [[cell.strip() for cell in line.split("|")[1:-2]] for line in re.findall(r"^\|.*\|$", page, re.MULTILINE)]
+    cells = [
+        [cell.strip() for cell in line.split("|")[1:-2]]
+        for line in re.findall(r"^\|.*\|$", page, re.MULTILINE)
+    ]
     header, _, *rows = cells[: cells.index(["illegible", "", "", ""]) + 1]
     assert rows == read(tmp_path / "classes.csv")[header].to_numpy().tolist()

@@ -1,4 +1,6 @@
-"""Provenance of files that the real command codes: the same for the same, and a paragraph of its numbers."""
+"""Provenance of files that the real command codes: the same for the same, and a paragraph of its
+numbers.
+"""
 
 import json
 import os
@@ -17,7 +19,10 @@ from histocoder.data.provenance import provenance_file
 from histocoder.tables.table import fingerprint
 
 PREDICT = "predict --model model --input in.csv --language-col lang --output".split()
-CLASSES = "hisco,status,hisclass,HISCAM_NL 61110,,8,50 61110,21,7,60 61115,,8,51.5 80110,,7,53 77610,,7,58 41025,,4,70"
+CLASSES = (
+    "hisco,status,hisclass,HISCAM_NL 61110,,8,50 61110,21,7,60 61115,,8,51.5 "
+    "80110,,7,53 77610,,7,58 41025,,4,70"
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,46 +52,97 @@ def test_names_of_provenance_files():
 
 
 def test_a_file_coded_twice_has_the_same_provenance(folder: Path, model: Path):
-    flags = ("--classes", "hsn.csv", "--levels", "minor", "--mode", "greedy", "--min-confidence", 0.001)
+    flags = (
+        "--classes",
+        "hsn.csv",
+        "--levels",
+        "minor",
+        "--mode",
+        "greedy",
+        "--min-confidence",
+        0.001,
+    )
     told = predict(*flags)
     first, coded = provenance_file("coded.csv").read_bytes(), Path("coded.csv").read_bytes()
     os.utime("in.csv", (0, 0))
     predict(*flags, "--overwrite")
-    assert provenance_file("coded.csv").read_bytes() == first and Path("coded.csv").read_bytes() == coded
+    assert (
+        provenance_file("coded.csv").read_bytes() == first
+        and Path("coded.csv").read_bytes() == coded
+    )
     assert str(folder).encode() not in first and str(model.parent).encode() not in first
     command = told["command"].split()
     assert "no model folder model" in refused("-m", *command, "--overwrite")  # in another folder
     Path("coded.csv").unlink()
     main(command[1:])
-    assert Path("coded.csv").read_bytes() == coded and provenance_file("coded.csv").read_bytes() == first
+    assert (
+        Path("coded.csv").read_bytes() == coded
+        and provenance_file("coded.csv").read_bytes() == first
+    )
 
 
 def test_the_provenance_of_another_output_is_kept(folder: Path):
     told = predict("--mode", "flat")
     main(["classes", "--input", "coded.csv", "--levels", "major", "--output", "coded.parquet"])
     assert json.loads(provenance_file("coded.csv").read_text(encoding="utf-8")) == told
-    assert json.loads(Path("coded.parquet.histocoder.json").read_text(encoding="utf-8"))["output"] == "coded.parquet"
+    assert (
+        json.loads(Path("coded.parquet.histocoder.json").read_text(encoding="utf-8"))["output"]
+        == "coded.parquet"
+    )
 
 
 def test_provenance_counts_the_rows(folder: Path, model: Path):
     write(Path("known.csv"), "occ1,lang,hisco_1", "farmer 0,en,61110", "farmer 0,da,61110")
     metrics = {"mode": "combined", "num_rows": 1132, "answer": {"overall": {"accuracy": 0.89134}}}
     (model.parent / "metrics.json").write_text(json.dumps(metrics))
-    told = predict("--mode", "combined", "--known", "known.csv", "--min-confidence", 0.5, "--classes", "hsn.csv")
+    told = predict(
+        "--mode",
+        "combined",
+        "--known",
+        "known.csv",
+        "--min-confidence",
+        0.5,
+        "--classes",
+        "hsn.csv",
+    )
     rows = read(Path("coded.csv"))
-    conf, is_coded, is_known = pd.to_numeric(rows["conf"]), rows["hisco_1"] != "", rows["source"] == "known"
+    conf, is_coded, is_known = (
+        pd.to_numeric(rows["conf"]),
+        rows["hisco_1"] != "",
+        rows["source"] == "known",
+    )
     blank = int(conf.isna().sum())
     coded, known, unsure = int(is_coded.sum()), int(is_known.sum()), int((~is_coded).sum()) - blank
-    assert told["counts"] == {"rows": 90, "coded": coded, "unsure": unsure, "blank": blank, "known": known}
+    assert told["counts"] == {
+        "rows": 90,
+        "coded": coded,
+        "unsure": unsure,
+        "blank": blank,
+        "known": known,
+    }
     assert min(unsure, blank, known) > 0
-    assert told["expected_accuracy"]["coded"] == pytest.approx(conf[is_coded & ~is_known].mean(), abs=1e-4)
+    assert told["expected_accuracy"]["coded"] == pytest.approx(
+        conf[is_coded & ~is_known].mean(), abs=1e-4
+    )
     assert told["expected_accuracy"]["answered"] == pytest.approx(conf[~is_known].mean(), abs=1e-4)
     for name, path in (("input", "in.csv"), ("known", "known.csv")):
         assert told[name] == {"file": path, "sha256": fingerprint(path)}
-    assert told["model"]["sha256"] == fingerprint(model / "model.safetensors") and told["model"]["folder"] == "model"
-    assert told["classes"][0]["table"] == "hsn.csv" and told["versions"]["histocoder"] == __version__
-    numbers = f"{is_coded.sum()} ({100 * is_coded.mean():.1f} %) are coded", "On 1,132 rows", "89.1 %", "below 0.5"
-    numbers += (f"in the codes that the model gave is {100 * told['expected_accuracy']['coded']:.1f} %",)
+    assert (
+        told["model"]["sha256"] == fingerprint(model / "model.safetensors")
+        and told["model"]["folder"] == "model"
+    )
+    assert (
+        told["classes"][0]["table"] == "hsn.csv" and told["versions"]["histocoder"] == __version__
+    )
+    numbers = (
+        f"{is_coded.sum()} ({100 * is_coded.mean():.1f} %) are coded",
+        "On 1,132 rows",
+        "89.1 %",
+        "below 0.5",
+    )
+    numbers += (
+        f"in the codes that the model gave is {100 * told['expected_accuracy']['coded']:.1f} %",
+    )
     assert all(number in told["methods"] for number in numbers), told["methods"]
     assert "@software{histocoder" in told["bibtex"] and __version__ in told["bibtex"]
     (model.parent / "metrics.json").unlink()
@@ -94,7 +150,10 @@ def test_provenance_counts_the_rows(folder: Path, model: Path):
 
 def test_provenance_where_no_codes_are_given(folder: Path):
     told = predict("--mode", "full")
-    assert told["counts"] == {"rows": 90, "coded": 77, "unsure": 0, "blank": 13} and told["expected_accuracy"] == {}
+    assert (
+        told["counts"] == {"rows": 90, "coded": 77, "unsure": 0, "blank": 13}
+        and told["expected_accuracy"] == {}
+    )
     Path("in.csv").write_text("occ1,lang\n,en\n,en\n")
     told = predict("--classes", "hsn.csv", "--levels", "unit", "--overwrite")
     assert told["counts"] == {"rows": 2, "coded": 0, "unsure": 0, "blank": 2}
@@ -102,9 +161,27 @@ def test_provenance_where_no_codes_are_given(folder: Path):
     assert [one["counts"]["unit_1"] for one in told["classes"][1:]] == [{"no code": 2}]
 
 
-def test_descriptions_on_the_command_line_get_classes(folder: Path, capsys: pytest.CaptureFixture[str]):
-    main(["predict", "--model", "model", "--mode", "flat", "--language", "en", "--classes", "hsn.csv", "farmer", ""])
-    header, farmer, blank = (line.split() for line in capsys.readouterr().out.rstrip("\n").split("\n"))
+def test_descriptions_on_the_command_line_get_classes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    main(
+        [
+            "predict",
+            "--model",
+            "model",
+            "--mode",
+            "flat",
+            "--language",
+            "en",
+            "--classes",
+            "hsn.csv",
+            "farmer",
+            "",
+        ]
+    )
+    header, farmer, blank = (
+        line.split() for line in capsys.readouterr().out.rstrip("\n").split("\n")
+    )
     assert header[0] == "text" and {"hisclass_1", "hisclass_1_prob", "HISCAM_NL_1_sd"} <= {*header}
     assert len(farmer) == len(header) and blank == [] and "lang" not in header
 
@@ -117,7 +194,16 @@ def test_classes_of_predict_are_those_of_classes(folder: Path):
         predict("--mode", mode, *flags, output="plain.csv")
         columns = told["classes"][0]["columns"]
         assert columns.pop("status") == "status"
-        again = ("--input", "plain.csv", "--table", "hsn.csv", "--levels", "major", "unit", "--code-cols")
+        again = (
+            "--input",
+            "plain.csv",
+            "--table",
+            "hsn.csv",
+            "--levels",
+            "major",
+            "unit",
+            "--code-cols",
+        )
         main(["classes", *again, *columns["codes"], *flags, "--output", "again.csv"])
         coded, same = read(Path("coded.csv")), read(Path("again.csv"))
         assert coded[[*same]].equals(same)
@@ -125,5 +211,10 @@ def test_classes_of_predict_are_those_of_classes(folder: Path):
         assert [one["counts"] for one in by_classes] == [one["counts"] for one in told["classes"]]
         new = [name for name in coded if name not in same]
         of_first = "_1" if mode == "greedy" else ""
-        ends = {"hisclass": ["prob"], "HISCAM_NL": ["mean", "sd", "share"], "major": ["prob"], "unit": ["prob"]}
+        ends = {
+            "hisclass": ["prob"],
+            "HISCAM_NL": ["mean", "sd", "share"],
+            "major": ["prob"],
+            "unit": ["prob"],
+        }
         assert new == [f"{prefix}{name}{of_first}_{end}" for name in ends for end in ends[name]]

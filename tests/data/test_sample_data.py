@@ -19,9 +19,16 @@ LANGUAGES = {"en", "da", "se", "nl", "fr", "ge", "no", "is", "es", "it", "pt", "
 def test_sample_titles_are_unique_by_language():
     titles, key = read(HISCO), read_key(DATA / "key.csv")
     counts, codes = titles["lang"].value_counts(), {*titles["hisco"]}
-    assert len(titles) >= 800 and len(counts) >= 8 and {*counts.index} <= LANGUAGES and counts.min() >= 50
+    assert (
+        len(titles) >= 800
+        and len(counts) >= 8
+        and {*counts.index} <= LANGUAGES
+        and counts.min() >= 50
+    )
     assert titles["title"].ne("").all() and titles["title"].eq(titles["title"].str.strip()).all()
-    assert not titles.assign(title=titles["title"].str.casefold()).duplicated(["title", "lang"]).any()
+    assert (
+        not titles.assign(title=titles["title"].str.casefold()).duplicated(["title", "lang"]).any()
+    )
     assert all(map(CODE.fullmatch, codes)) and {*key.codes} == {*key.descriptions} == codes
     assert not REFERENCE.exists() or codes <= {*read(REFERENCE)["hisco"]}
 
@@ -31,7 +38,9 @@ def test_sample_rows_are_in_one_file():
     rows = pd.concat([train, val])
     assert rows[CODE_COLUMNS].ne("").sum(axis=1).isin([1, 2]).all() and {*rows["lang"]} <= LANGUAGES
     keys = rows["occ1"].str.strip().str.casefold()
-    assert keys.ne("").all() and rows.groupby([keys, rows["lang"]])[CODE_COLUMNS].nunique().eq(1).all(axis=None)
+    assert keys.ne("").all() and rows.groupby([keys, rows["lang"]])[CODE_COLUMNS].nunique().eq(
+        1
+    ).all(axis=None)
     assert not {*keys[: len(train)]} & {*keys[len(train) :]}
     assert {*val[CODE_COLUMNS].stack()} <= {*train[CODE_COLUMNS].stack()}
 
@@ -39,4 +48,6 @@ def test_sample_rows_are_in_one_file():
 def test_making_the_data_again_gives_the_same_bytes(tmp_path):
     run(DATA / "make_data.py", "--out-dir", tmp_path, fresh=True)
     for name in ("train.csv", "val.csv"):
-        assert (tmp_path / name).read_bytes() == (DATA / name).read_bytes(), f"{name}: run python data/make_data.py"
+        assert (tmp_path / name).read_bytes() == (DATA / name).read_bytes(), (
+            f"{name}: run python data/make_data.py"
+        )

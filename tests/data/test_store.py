@@ -1,4 +1,6 @@
-"""examples.arrow: the same for every chunk size, written once, written again where it is damaged."""
+"""examples.arrow: the same for every chunk size, written once, written again where it is
+damaged.
+"""
 
 import pickle
 from pathlib import Path
@@ -25,7 +27,9 @@ DROPPING = LabelRules(drop_bad=True)
 
 
 def example_files(*paths: Path, **options) -> ExampleFiles:
-    return ExampleFiles(paths, ("hisco_1", "hisco_2"), build_formatter("hisco", num_blocks=2), **options)
+    return ExampleFiles(
+        paths, ("hisco_1", "hisco_2"), build_formatter("hisco", num_blocks=2), **options
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -40,8 +44,17 @@ def rows_of(path: Path) -> list[dict]:
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
     """A table of 64 rows with all that a chunk's border may fall on."""
-    lines = write_table(tmp_path / "mixed.csv", two_codes=True).read_text(encoding="utf-8").splitlines()
-    lines[5:5] = ["", ",,,", '"two\nlines",da,61110,', "no code,da,,", ",da,61110,", '"væver 🥿",da,-1,80110']
+    lines = (
+        write_table(tmp_path / "mixed.csv", two_codes=True).read_text(encoding="utf-8").splitlines()
+    )
+    lines[5:5] = [
+        "",
+        ",,,",
+        '"two\nlines",da,61110,',
+        "no code,da,,",
+        ",da,61110,",
+        '"væver 🥿",da,-1,80110',
+    ]
     return write(tmp_path / "mixed.csv", *lines)
 
 
@@ -51,18 +64,25 @@ def config(mixed: Path) -> PrepareConfig:
     return PrepareConfig(str(mixed), ("hisco_1", "hisco_2"), titles="none", **allowed)
 
 
-def test_the_size_of_chunks_changes_nothing(config: PrepareConfig, mixed: Path, tmp_path: Path, monkeypatch):
+def test_the_size_of_chunks_changes_nothing(
+    config: PrepareConfig, mixed: Path, tmp_path: Path, monkeypatch
+):
     files = example_files(mixed, rules=DROPPING)
     record, examples = prepare(config, tmp_path / "whole"), stored(tmp_path / "files", files)
     monkeypatch.setattr(tables, "CHUNK_ROWS", 7)
     prepare(config, tmp_path / "chunks")
     whole, chunks = contents(tmp_path / "whole"), contents(tmp_path / "chunks")
     assert all(chunks[name] == content for name, content in whole.items() if name.endswith(".csv"))
-    assert rows_of(tmp_path / "chunks" / EXAMPLES_FILE) == rows_of(tmp_path / "whole" / EXAMPLES_FILE)
+    assert rows_of(tmp_path / "chunks" / EXAMPLES_FILE) == rows_of(
+        tmp_path / "whole" / EXAMPLES_FILE
+    )
     assert record["rows"]["rejected"] == 4  # two blank rows, no description, no code
     in_chunks = stored(tmp_path / "files in chunks", files)
     rows = np.arange(66)
-    assert in_chunks.inputs(rows) == examples.inputs(rows) and (in_chunks.code_index == examples.code_index).all()
+    assert (
+        in_chunks.inputs(rows) == examples.inputs(rows)
+        and (in_chunks.code_index == examples.code_index).all()
+    )
     for some in (examples, in_chunks):
         assert some.sample(20, seed=3).texts == examples.sample(20, seed=3).texts
         assert len(some.sample(99, seed=3)) == sum(map(len, some.chunks())) == 66
@@ -72,13 +92,28 @@ def test_every_row_says_where_it_is_from(config: PrepareConfig, tmp_path: Path):
     record = prepare(config, tmp_path, text_normalization="lower")
     rows = {row["row"]: row for row in rows_of(tmp_path / EXAMPLES_FILE)}
     assert rows[6] == {
-        **{"split": "train", "row": 6, "line": 8, "text": "two\nlines", "lang": "da", "reason": None},
-        **{"key": "two lines", "input": "da[SEP]two lines", "codes.hisco_1": "61110", "codes.hisco_2": None},
+        **{
+            "split": "train",
+            "row": 6,
+            "line": 8,
+            "text": "two\nlines",
+            "lang": "da",
+            "reason": None,
+        },
+        **{
+            "key": "two lines",
+            "input": "da[SEP]two lines",
+            "codes.hisco_1": "61110",
+            "codes.hisco_2": None,
+        },
     }
     assert rows[7]["line"] == 10 and rows[7]["reason"] == "no code" and rows[7]["split"] is None
     assert rows[8]["reason"] == "no description" and rows[8]["input"] is None
     splits = [row["split"] for row in rows.values()]
-    assert splits.count("train") == record["rows"]["train"] and splits.count("validation") == record["rows"]["val"]
+    assert (
+        splits.count("train") == record["rows"]["train"]
+        and splits.count("validation") == record["rows"]["val"]
+    )
     train = {row["key"] for row in rows.values() if row["split"] == "train"}
     assert record["examples"]["num_distinct"]["train"] == len(train)
     assert train.isdisjoint(row["key"] for row in rows.values() if row["split"] == "validation")

@@ -1,4 +1,6 @@
-"""Titles of codes are learned from, but never validated on; those of their groups are shown alone."""
+"""Titles of codes are learned from, but never validated on; those of their groups are shown
+alone.
+"""
 
 import json
 from pathlib import Path
@@ -30,9 +32,16 @@ def titled(lang: str) -> pd.DataFrame:
 def prepared(tmp_path: Path, rows: pd.DataFrame, **settings) -> dict[str, Examples]:
     """Descriptions and codes of a table, by the split that preparing puts them into."""
     rows.to_csv(tmp_path / "table.csv", index=False)
-    names = {"dataset": str(tmp_path / "table.csv"), "target_cols": ("hisco",), "input_col": "title"}
+    names = {
+        "dataset": str(tmp_path / "table.csv"),
+        "target_cols": ("hisco",),
+        "input_col": "title",
+    }
     prepare(PrepareConfig(**{**names, "language": "English", **settings}), tmp_path / "out")
-    return {name: Examples.open(tmp_path / "out" / "examples.arrow", name) for name in (TRAIN, VAL, TITLES)}
+    return {
+        name: Examples.open(tmp_path / "out" / "examples.arrow", name)
+        for name in (TRAIN, VAL, TITLES)
+    }
 
 
 def test_a_hisco_table_gets_titles_of_its_languages(tmp_path: Path):
@@ -41,7 +50,9 @@ def test_a_hisco_table_gets_titles_of_its_languages(tmp_path: Path):
     assert set(found[TITLES].langs) == {"en"} and len(found[TRAIN]) + len(found[VAL]) == 300
     given = {*description_keys(rows["title"].tolist())}
     assert not given & {*description_keys(found[TITLES].texts)} and len(found[TITLES]) > 300
-    assert {*found[TITLES].code_table} <= {*pd.read_csv(tmp_path / "out" / "key.csv", dtype=str)["system_code"]}
+    assert {*found[TITLES].code_table} <= {
+        *pd.read_csv(tmp_path / "out" / "key.csv", dtype=str)["system_code"]
+    }
 
 
 OTHERS = [("1{:.4}", {}), ("x{:.2}", {}), ("{}", {"titles": "none"}), ("{}", {"language": "unk"})]
@@ -57,7 +68,9 @@ def test_other_tables_get_no_titles(tmp_path: Path, form: str, settings: dict[st
 def test_a_key_bounds_the_codes_of_titles(tmp_path: Path):
     rows = titled("en").sample(200, random_state=2)
     codes = [f"{code},{i}" for i, code in enumerate(rows["hisco"].unique())]
-    found = prepared(tmp_path, rows, key=str(write(tmp_path / "key.csv", "system_code,code", *codes)))
+    found = prepared(
+        tmp_path, rows, key=str(write(tmp_path / "key.csv", "system_code,code", *codes))
+    )
     assert len(found[TITLES]) and {*found[TITLES].code_table} <= {*rows["hisco"]}
 
 
@@ -78,11 +91,20 @@ def test_data_prepared_by_an_earlier_version_are_kept(tmp_path: Path):
 def test_titles_of_other_classifications_are_read(tmp_path: Path):
     titles = ("plough boy,A1", "farmer,A1", "ladle maker,B2", "odd,none such code")
     titles = str(write(tmp_path / "titles.csv", "title,code", *titles))
-    rows = pd.DataFrame({"title": ["farmer", "baker", "cook", "spoon maker"], "hisco": ["A1", "C3", "C3", "B2"]})
-    assert prepared(tmp_path, rows, titles=titles, share_val=0.25)[TITLES].texts == ["plough boy", "ladle maker"]
+    rows = pd.DataFrame(
+        {"title": ["farmer", "baker", "cook", "spoon maker"], "hisco": ["A1", "C3", "C3", "B2"]}
+    )
+    assert prepared(tmp_path, rows, titles=titles, share_val=0.25)[TITLES].texts == [
+        "plough boy",
+        "ladle maker",
+    ]
     (tmp_path / "other").mkdir()
     with pytest.raises(UserError, match="has no column of codes"):
-        prepared(tmp_path / "other", rows, titles=str(write(tmp_path / "key.csv", "title,lang", "farmer,en")))
+        prepared(
+            tmp_path / "other",
+            rows,
+            titles=str(write(tmp_path / "key.csv", "title,lang", "farmer,en")),
+        )
 
 
 def test_titles_weigh_less_than_rows(tmp_path: Path):
@@ -90,8 +112,12 @@ def test_titles_weigh_less_than_rows(tmp_path: Path):
     examples = Examples.open(tmp_path / "out" / "examples.arrow", TRAIN, TITLES)
     formatter = build_formatter("general", num_blocks=1)
     data = OccupationDataset(examples, formatter=formatter, classes=examples.code_table, max_len=64)
-    batch = data[Share(np.arange(len(data)), epoch=0, num_rows=len(data), num_target_blocks=1, weight=1.0)]
-    assert batch.counts.tolist() == pytest.approx([1.0] * len(found[TRAIN]) + [0.3] * len(found[TITLES]))
+    batch = data[
+        Share(np.arange(len(data)), epoch=0, num_rows=len(data), num_target_blocks=1, weight=1.0)
+    ]
+    assert batch.counts.tolist() == pytest.approx(
+        [1.0] * len(found[TRAIN]) + [0.3] * len(found[TITLES])
+    )
     assert data.num_titles == len(found[TITLES])
 
 
@@ -105,7 +131,10 @@ def test_a_run_learns_codes_of_titles_alone(tmp_path: Path):
     assert {*titles["hisco_1"]} <= {*read_model_config(tmp_path / "out").codes}
 
 
-OWN = {row.system_code: row.desc for row in pd.read_csv(ROOT / "data" / "key.csv", dtype=str).itertuples()}
+OWN = {
+    row.system_code: row.desc
+    for row in pd.read_csv(ROOT / "data" / "key.csv", dtype=str).itertuples()
+}
 
 
 def published() -> list[str]:
@@ -114,15 +143,29 @@ def published() -> list[str]:
 
 
 def test_groups_are_those_of_published_codes():
-    titles = pd.read_csv(GROUPS, dtype=str).query("system == 'hisco'").set_index("code")["title"].to_dict()
+    titles = (
+        pd.read_csv(GROUPS, dtype=str)
+        .query("system == 'hisco'")
+        .set_index("code")["title"]
+        .to_dict()
+    )
     codes = [code for code in published() if not code.startswith("-")]
     majors = {"0/1", "2", "3", "4", "5", "6", "7/8/9"}
-    minors, units = ({group for group in titles if group.isdecimal() and len(group) == n} for n in (2, 3))
+    minors, units = (
+        {group for group in titles if group.isdecimal() and len(group) == n} for n in (2, 3)
+    )
     assert majors <= {*titles} and minors == {code[:2] for code in codes}
-    assert units <= {code[:3] for code in codes} <= units | {f"{minor}0" for minor in minors} and len(units) == 285
+    assert (
+        units <= {code[:3] for code in codes} <= units | {f"{minor}0" for minor in minors}
+        and len(units) == 285
+    )
     assert {code: title for code, title in titles.items() if code in OWN} == OWN
     assert {*titles} - majors - minors - units <= {*codes, *OWN} and len(titles) > 1_700
-    values = [value.value for code in codes for value in Groups("hisco", ("major", "minor", "unit")).find(code)]
+    values = [
+        value.value
+        for code in codes
+        for value in Groups("hisco", ("major", "minor", "unit")).find(code)
+    ]
     assert None not in values
 
 
@@ -149,7 +192,10 @@ def test_groups_of_codes(system: str, code: str, expected: list[str | None]):
 def test_codes_without_titles_have_their_groups():
     titles = titles_of(codes := published())
     assert [code for code in codes if code not in titles] == ["-3"]
-    assert all(titles[code] == OWN[code] for code in OWN) and titles["78390"] == "cigarette makers (unit group)"
+    assert (
+        all(titles[code] == OWN[code] for code in OWN)
+        and titles["78390"] == "cigarette makers (unit group)"
+    )
     assert titles["61000"] == "farmers (minor group)"
     for others in (["010", "690"], ["A01", "B22"], ["-1"], ["12345", "61110", "88812"], []):
         assert titles_of(others) == {}
@@ -160,10 +206,21 @@ def test_titles_of_groups_are_shown_not_learned(table: Path, tmp_path: Path):
     table.write_text(table.read_text().replace("79100", "78390"))
     run(*finetune(table, tmp_path / "out", "--max-steps", 2))
     config = read_model_config(tmp_path / "out")
-    assert config.descriptions["78390"] == "cigarette makers (unit group)" and config.descriptions["61110"] == "farmer"
-    rows = (tmp_path / "out" / "data_train.csv").read_text() + (tmp_path / "out" / "key.csv").read_text()
+    assert (
+        config.descriptions["78390"] == "cigarette makers (unit group)"
+        and config.descriptions["61110"] == "farmer"
+    )
+    rows = (tmp_path / "out" / "data_train.csv").read_text() + (
+        tmp_path / "out" / "key.csv"
+    ).read_text()
     assert "unit group" not in rows
-    key = write(tmp_path / "key.csv", "system_code,code,desc", *(f"{c},{i},my {c}" for i, c in enumerate(config.codes)))
+    key = write(
+        tmp_path / "key.csv",
+        "system_code,code,desc",
+        *(f"{c},{i},my {c}" for i, c in enumerate(config.codes)),
+    )
     flags = ("--initial-checkpoint", tmp_path / "out", "--key", key)
     run(*finetune(table, tmp_path / "second", "--max-steps", 2, *flags))
-    assert read_model_config(tmp_path / "second").descriptions["78390"] == "my 78390"  # the group's title is not kept
+    assert (
+        read_model_config(tmp_path / "second").descriptions["78390"] == "my 78390"
+    )  # the group's title is not kept

@@ -73,7 +73,10 @@ def test_wrong_passwords_keep_nobody_waiting(server: Server):
         assert server.ask("/api/about")[0] == 200
         waited = time.monotonic() - begun
         statuses = [attempt.result() for attempt in attempts]
-    assert waited < 10 and {*statuses} == {401, 429}  # 90 passwords in turn take 18 seconds and more
+    assert waited < 10 and {*statuses} == {
+        401,
+        429,
+    }  # 90 passwords in turn take 18 seconds and more
     assert statuses.count(401) <= FREE_ATTEMPTS + 1
     assert server.sign_in("password of Anna") == 429
     wait_until(lambda: server.sign_in("password of Anna") == 303)
@@ -84,26 +87,42 @@ def test_attempts_of_others_do_not_count(monkeypatch: pytest.MonkeyPatch):
     for _ in range(FREE_ATTEMPTS + 3):
         attempts.add_wrong("Anna", "10.0.0.1")
     assert 7 < attempts.seconds_to_wait("Anna", "10.0.0.1") <= 8
-    assert attempts.seconds_to_wait("Anna", "10.0.0.2") == attempts.seconds_to_wait("Bo", "10.0.0.1") == 0
+    assert (
+        attempts.seconds_to_wait("Anna", "10.0.0.2")
+        == attempts.seconds_to_wait("Bo", "10.0.0.1")
+        == 0
+    )
     attempts.forget("Anna", "10.0.0.1")
     assert attempts.seconds_to_wait("Anna", "10.0.0.1") == 0
     monkeypatch.setattr("histocoder.desk.users.MAX_REMEMBERED", 3)
     for number in range(10):
         for _ in range(FREE_ATTEMPTS):
             attempts.add_wrong(f"name {number}", "10.0.0.1")
-    assert attempts.seconds_to_wait("name 9", "10.0.0.1") > 0 == attempts.seconds_to_wait("name 0", "10.0.0.1")
+    assert (
+        attempts.seconds_to_wait("name 9", "10.0.0.1")
+        > 0
+        == attempts.seconds_to_wait("name 0", "10.0.0.1")
+    )
 
 
 @pytest.mark.slow
 def test_half_open_connections_shut_nobody_out(server: Server):
     with ExitStack() as stack:
-        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(150)]
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            for _ in range(150)
+        ]
         for number, connection in enumerate(silent):
             connection.sendall(b"GET / HTTP/1.1\r\nHost: 127" if number % 2 else b"")
         assert server.ask("/api/about")[0] == 200
-        many = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(300)]
+        many = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            for _ in range(300)
+        ]
         many[-1].settimeout(HEAD_SECONDS / 2)
-        assert len(silent) + len(many) > MAX_LOCAL_CONNECTIONS and is_closed(many[-1])  # one too many, at once
+        assert len(silent) + len(many) > MAX_LOCAL_CONNECTIONS and is_closed(
+            many[-1]
+        )  # one too many, at once
         for connection in silent[:2]:
             connection.settimeout(3 * HEAD_SECONDS)
             assert is_closed(connection)
@@ -121,7 +140,9 @@ def test_only_their_owner_reads_a_workspace(server: Server):
     assert server.ask("/api/files?name=a.csv", "occ1\nfarmer\n")[0] == 201
     assert server.ask("/api/improve", "")[0] == 200
     files = [path for path in server.workspace.rglob("*") if path.is_file()]
-    assert len(files) > 4 and not any(stat.S_IMODE(path.stat().st_mode) & 0o077 for path in (server.workspace, *files))
+    assert len(files) > 4 and not any(
+        stat.S_IMODE(path.stat().st_mode) & 0o077 for path in (server.workspace, *files)
+    )
 
 
 def test_work_goes_on_when_the_disk_has_room_again(server: Server):
@@ -150,11 +171,18 @@ def test_training_ends_with_a_killed_server(tmp_path: Path):
     with serving(None, *flags) as (process, address):
         server = Server(process, address, tmp_path / "desk")
         file = json.loads(server.ask("/api/titles", "")[1])["id"]
-        options = {"input_col": "occ1", "target_cols": ["hisco_1"], "language_col": "lang", "titles": "none"}
+        options = {
+            "input_col": "occ1",
+            "target_cols": ["hisco_1"],
+            "language_col": "lang",
+            "titles": "none",
+        }
         model = server.json(f"/api/files/{file}/train", **options)[1]["id"]
         wait_until((tmp_path / "desk" / "models" / model / ".lock").exists)
         (trainer,) = children_of(process.pid)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         wait_until(lambda: not is_alive(trainer))
-        assert not (tmp_path / "desk" / "models" / model / ".lock").exists()  # it has saved, and let go of its run
+        assert not (
+            tmp_path / "desk" / "models" / model / ".lock"
+        ).exists()  # it has saved, and let go of its run

@@ -25,13 +25,18 @@ from histocoder.data.groups import HISCO  # noqa: E402
 from histocoder.desk.users import Users  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
-CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+CHROMIUM, DRIVER = (
+    shutil.which("chromium") or shutil.which("google-chrome"),
+    shutil.which("chromedriver"),
+)
 AXE = os.environ.get("AXE_CORE", "")
 """Path of axe.min.js, which make test-browser sets."""
 
 
 class Page:
-    def __init__(self, address: str, downloads: Path, width: int = 1280, dark: bool = False, first: str = "") -> None:
+    def __init__(
+        self, address: str, downloads: Path, width: int = 1280, dark: bool = False, first: str = ""
+    ) -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM
         for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
@@ -41,7 +46,9 @@ class Page:
         self.driver.implicitly_wait(60)
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        theme = {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]}
+        theme = {
+            "features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        }
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", theme)
         self.driver.get(address)
         if width < 500:
@@ -53,7 +60,9 @@ class Page:
 
     def text(self, selector: str) -> str:
         """Read at once: an element may be replaced between finding and reading it."""
-        return self.driver.execute_script("return document.querySelector(arguments[0])?.textContent || ''", selector)
+        return self.driver.execute_script(
+            "return document.querySelector(arguments[0])?.textContent || ''", selector
+        )
 
     def click(self, selector: str) -> None:
         self.one(selector).click()
@@ -62,7 +71,9 @@ class Page:
         self.click(f"nav a[href='#{part}']")
 
     def press(self, *keys: str) -> None:
-        webdriver.ActionChains(self.driver).send_keys(*filter(None, keys)).perform()  # to whatever has the focus
+        webdriver.ActionChains(self.driver).send_keys(
+            *filter(None, keys)
+        ).perform()  # to whatever has the focus
 
     def begin_review(self, who: str) -> None:
         self.go("review")
@@ -70,12 +81,18 @@ class Page:
         wait_until(lambda: bool(self.text("#trust .figure")))
 
     def problems(self) -> list[str]:
-        """What axe-core finds, of what is serious, and whether the page is wider than the screen."""
+        """What axe-core finds, of what is serious, and whether the page is wider than the
+        screen.
+        """
         page = "document.documentElement"
         self.driver.execute_script(Path(AXE).read_text(encoding="utf-8"))
-        found = self.driver.execute_async_script("axe.run().then(arguments[arguments.length - 1])")["violations"]
+        found = self.driver.execute_async_script("axe.run().then(arguments[arguments.length - 1])")[
+            "violations"
+        ]
         wide = self.driver.execute_script(f"return {page}.scrollWidth > {page}.clientWidth")
-        return [one["id"] for one in found if one["impact"] in ("serious", "critical")] + ["too wide"] * wide
+        return [one["id"] for one in found if one["impact"] in ("serious", "critical")] + [
+            "too wide"
+        ] * wide
 
 
 @contextmanager
@@ -99,7 +116,9 @@ def model(tmp_path: Path) -> Path:
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("there is no chromium with its chromedriver; make test-browser installs them")
     out = save_tiny_model(tmp_path / "out")
-    write(out / "data_train.csv", "occ1,lang,hisco_1,hisco_2", "farmer,en,61110,", "baker,en,77610,")
+    write(
+        out / "data_train.csv", "occ1,lang,hisco_1,hisco_2", "farmer,en,61110,", "baker,en,77610,"
+    )
     return out
 
 
@@ -121,7 +140,19 @@ def test_a_file_survives_a_reload(model: Path, tmp_path: Path):
     source = shared("data/english_occupations.csv")
     expected = tmp_path / "expected.csv"
     flags = ("--language", "en", "--columns", "pred_")  # since the file has a column hisco_1
-    run("-m", "histocoder", "predict", "--model", model, "--input", source, "--output", expected, *flags, fresh=True)
+    run(
+        "-m",
+        "histocoder",
+        "predict",
+        "--model",
+        model,
+        "--input",
+        source,
+        "--output",
+        expected,
+        *flags,
+        fresh=True,
+    )
     with serving(model, "--port", 0) as (_, address), browsing(address, tmp_path) as page:
         page.go("files")
         page.one("#file").send_keys(str(source))
@@ -139,14 +170,19 @@ def test_a_file_survives_a_reload(model: Path, tmp_path: Path):
 
 def test_reviews_survive_sigkill(model: Path, coded: Path, tmp_path: Path):
     port = free_port()
-    with serving(model, "--port", port, "--data", coded) as (server, address), browsing(address, tmp_path) as page:
+    with (
+        serving(model, "--port", port, "--data", coded) as (server, address),
+        browsing(address, tmp_path) as page,
+    ):
         page.begin_review("Anna")
 
         def decide(*keys: str) -> None:
             before = len(decisions(model))
             shown = page.text("#card .text")
             page.press(*keys)
-            wait_until(lambda: len(decisions(model)) == before + 1 and page.text("#card .text") != shown)
+            wait_until(
+                lambda: len(decisions(model)) == before + 1 and page.text("#card .text") != shown
+            )
 
         for key in ("", "1", "0", "n", "") * 2:
             decide(*((key, Keys.ENTER) if key in ("", "1") else (key,)))
@@ -171,11 +207,16 @@ def test_reviews_survive_sigkill(model: Path, coded: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_no_part_is_inaccessible_or_too_wide(model: Path, coded: Path, tmp_path: Path, width: int, dark: bool):
+def test_no_part_is_inaccessible_or_too_wide(
+    model: Path, coded: Path, tmp_path: Path, width: int, dark: bool
+):
     if not Path(AXE).is_file():
         pytest.skip("AXE_CORE does not name axe.min.js; make test-browser does")
     flags = ("--port", 0, "--data", coded)
-    with serving(model, *flags) as (_, address), browsing(address, tmp_path, width=width, dark=dark) as page:
+    with (
+        serving(model, *flags) as (_, address),
+        browsing(address, tmp_path, width=width, dark=dark) as page,
+    ):
         page.one("#texts").send_keys("farmer")
         page.click("#code-form button")
         page.one(".answer")
@@ -215,12 +256,18 @@ def test_users_sign_in_and_out(model: Path, coded: Path, tmp_path: Path):
 @pytest.mark.parametrize(("width", "dark"), [(1280, True), (390, False)])
 def test_an_empty_workspace_leads_to_classes(tmp_path: Path, width: int, dark: bool):
     if CHROMIUM is None or DRIVER is None or not Path(AXE).is_file():
-        pytest.skip("there is no chromium with its chromedriver, or no axe-core; make test-browser installs them")
+        pytest.skip(
+            "there is no chromium with its chromedriver, or no axe-core; make test-browser "
+            "installs them"
+        )
     classes = tmp_path / "classes.csv"
     codes = pd.read_csv(HISCO, dtype=str)["hisco"].unique()
     pd.DataFrame({"hisco": codes, "hisclass": range(len(codes))}).to_csv(classes, index=False)
     flags = ("--workspace", tmp_path / "desk", "--port", 0, "--double-share", 0.3)
-    with serving(None, *flags) as (_, address), browsing(address, tmp_path, width=width, dark=dark) as page:
+    with (
+        serving(None, *flags) as (_, address),
+        browsing(address, tmp_path, width=width, dark=dark) as page,
+    ):
 
         def see(selector: str, text: str = "") -> None:
             wait_until(lambda: text in page.text(selector) and bool(page.text(selector)))

@@ -45,9 +45,23 @@ from histocoder.inference.predict_file import predict_file
 from histocoder.inference.table_coder import TableCoder
 from histocoder.tables.csv_file import without_formulas
 
-TRAINED = ("farmer,en,61110,", "Farmer,en,61110,", "baker & farmer,en,77610,61110", "bager,da,77610,")
-CODED = ("=1+1,en,61110,0.9,,,0.9", "baker,en,77610,0.6,,,0.6", "baker,en,77610,0.6,,,0.6", "smith,en,95410,0.5,,,0.5")
-CODED = ("occ1,lang,hisco_1,prob_1,hisco_2,prob_2,conf", *CODED, "<b>x</b>,=cmd|x,61110,0.9,77610,0.5,0.45")
+TRAINED = (
+    "farmer,en,61110,",
+    "Farmer,en,61110,",
+    "baker & farmer,en,77610,61110",
+    "bager,da,77610,",
+)
+CODED = (
+    "=1+1,en,61110,0.9,,,0.9",
+    "baker,en,77610,0.6,,,0.6",
+    "baker,en,77610,0.6,,,0.6",
+    "smith,en,95410,0.5,,,0.5",
+)
+CODED = (
+    "occ1,lang,hisco_1,prob_1,hisco_2,prob_2,conf",
+    *CODED,
+    "<b>x</b>,=cmd|x,61110,0.9,77610,0.5,0.45",
+)
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +79,21 @@ def client(coder: tuple[Coder, Path], tmp_path: Path) -> Iterator[TestClient]:
 
 
 def cards(client: TestClient, who: str = "Anna", count: int = 5) -> list[dict[str, Any]]:
-    return [one["card"] for one in client.get(f"/api/review/1/cards?who={who}&count={count}").json()]
+    return [
+        one["card"] for one in client.get(f"/api/review/1/cards?who={who}&count={count}").json()
+    ]
 
 
 def decide(client: TestClient, card: dict[str, Any], who: str = "Anna", **decision: Any) -> Any:
-    return client.post(f"/api/review/cards/{card['id']}", json={"who": who, "version": card["version"], **decision})
+    return client.post(
+        f"/api/review/cards/{card['id']}", json={"who": who, "version": card["version"], **decision}
+    )
 
 
 def wait_for(client: TestClient, file: str, state: str) -> dict[str, Any]:
-    wait_until(lambda: client.get(f"/api/files/{file}").json()["state"] not in ("queued", "running"))
+    wait_until(
+        lambda: client.get(f"/api/files/{file}").json()["state"] not in ("queued", "running")
+    )
     found = client.get(f"/api/files/{file}").json()
     assert found["state"] == state, found
     return found
@@ -89,8 +109,14 @@ def test_codes_come_with_all_evidence(client: TestClient):
     farmer, blank = client.post("/api/code", json={"texts": ["FARMER", " "], "lang": "en"}).json()
     assert [code["code"] for code in farmer["known"]] == ["61110"] and farmer["known_share"] == 1
     assert farmer["known"][0]["title"] == "Farmer"
-    near = [(one["text"], one["similarity"]) for one in farmer["neighbours"]]  # two spellings of farmer are one
-    assert near[0] == ("Farmer", pytest.approx(1)) and near[1][0] == "baker & farmer" and near[1][1] < 1
+    near = [
+        (one["text"], one["similarity"]) for one in farmer["neighbours"]
+    ]  # two spellings of farmer are one
+    assert (
+        near[0] == ("Farmer", pytest.approx(1))
+        and near[1][0] == "baker & farmer"
+        and near[1][1] < 1
+    )
     given = [code["code"] for code in (*farmer["codes"], *farmer["alternatives"])]
     assert len(set(given)) == len(given) > 5
     assert blank["codes"] == [] and blank["neighbours"] == [] and blank["confidence"] is None
@@ -98,7 +124,9 @@ def test_codes_come_with_all_evidence(client: TestClient):
     assert [code["code"] for code in client.get("/api/codes?q=BAK").json()] == ["77610"]
     shares = [code["probability"] for code in farmer["alternatives"]]
     assert shares == sorted(shares, reverse=True) and shares[-1] >= 0.005
-    assert sum(shares) + sum(code["probability"] or 0 for code in farmer["codes"]) <= 1  # by one measure
+    assert (
+        sum(shares) + sum(code["probability"] or 0 for code in farmer["codes"]) <= 1
+    )  # by one measure
 
 
 def test_one_description_may_be_text(client: TestClient):
@@ -131,7 +159,9 @@ def test_models_without_named_languages_get_the_language(coder: tuple[Coder, Pat
     ({**HEADERS, "Host": "evil.example:8000"}, 421),
     ({**HEADERS, "Host": "["}, 421),
 )
-def test_token_host_and_origin_are_checked(client: TestClient, headers: dict[str, str], status: int):
+def test_token_host_and_origin_are_checked(
+    client: TestClient, headers: dict[str, str], status: int
+):
     bare = TestClient(client.app, base_url=ADDRESS, headers=headers)
     assert bare.post("/api/code", json={"texts": ["farmer"]}).status_code == status
 
@@ -140,14 +170,26 @@ def test_only_the_right_token_sets_the_cookie(client: TestClient):
     bare = TestClient(client.app, base_url=ADDRESS)
     assert bare.get("/?token=wrong").status_code == 401
     page = bare.get(f"/?token={TOKEN}")
-    assert page.headers["set-cookie"] == f"histocoder_8000={TOKEN}; HttpOnly; Path=/; SameSite=strict"
-    assert "script-src 'self'" in page.headers["content-security-policy"] and "http" not in page.text
+    assert (
+        page.headers["set-cookie"] == f"histocoder_8000={TOKEN}; HttpOnly; Path=/; SameSite=strict"
+    )
+    assert (
+        "script-src 'self'" in page.headers["content-security-policy"] and "http" not in page.text
+    )
     assert bare.get("/api/about").status_code == 200  # by the cookie
-    assert bare.get("/docs").status_code == 200 and "/api/code" in bare.get("/openapi.json").json()["paths"]
+    assert (
+        bare.get("/docs").status_code == 200
+        and "/api/code" in bare.get("/openapi.json").json()["paths"]
+    )
 
 
 def test_bodies_are_limited(client: TestClient, monkeypatch: pytest.MonkeyPatch):
-    assert client.post("/api/files?name=a.csv", headers={**HEADERS, "Content-Length": str(3 << 30)}).status_code == 413
+    assert (
+        client.post(
+            "/api/files?name=a.csv", headers={**HEADERS, "Content-Length": str(3 << 30)}
+        ).status_code
+        == 413
+    )
     assert client.post("/api/code", content=b" " * (2 << 20)).status_code == 413
     assert client.post("/api/code", content=(b" " for _ in range(3))).status_code == 411
     monkeypatch.setattr(app, "UPLOAD_BYTES", 1 << 20)
@@ -164,44 +206,69 @@ def test_bad_files_get_the_command_lines_sentence(client: TestClient, tmp_path: 
     ):
         answer = client.post("/api/files", params={"name": name}, content=content)
         assert answer.status_code == 422 and sentence in answer.json()["detail"]
-    assert client.get("/api/files").json() == [] and not any((tmp_path / "desk" / "files").iterdir())
+    assert client.get("/api/files").json() == [] and not any(
+        (tmp_path / "desk" / "files").iterdir()
+    )
     for path in ("static/..%2f..%2fapp.py", "static/app.py", "api/files/..%2f..%2ftoken/result"):
         assert client.get(f"/{path}").status_code == 404
 
 
-def test_files_are_coded_as_predict_does(client: TestClient, coder: tuple[Coder, Path], tmp_path: Path):
-    source = write(tmp_path / "Zählung 1.csv", "conf,occ1", *(f"{i},farmer no {i % 40}" for i in range(300)))
+def test_files_are_coded_as_predict_does(
+    client: TestClient, coder: tuple[Coder, Path], tmp_path: Path
+):
+    source = write(
+        tmp_path / "Zählung 1.csv", "conf,occ1", *(f"{i},farmer no {i % 40}" for i in range(300))
+    )
     file = send(client, source.name, source.read_bytes())
     preview = client.get(f"/api/files/{file}/preview").json()
     refused = client.post(f"/api/files/{file}/code", json={"input_col": "job"})
-    assert refused.status_code == 422 and "has no column 'job'; it has: conf, occ1" in refused.json()["detail"]
-    assert preview["columns"] == ["conf", "occ1"] and preview["input_col"] == "occ1" and len(preview["rows"]) == 8
+    assert (
+        refused.status_code == 422
+        and "has no column 'job'; it has: conf, occ1" in refused.json()["detail"]
+    )
+    assert (
+        preview["columns"] == ["conf", "occ1"]
+        and preview["input_col"] == "occ1"
+        and len(preview["rows"]) == 8
+    )
     assert code(client, file, language="en")["rows_done"] == 300
     result = client.get(f"/api/files/{file}/result")
     files = {"input": str(source), "output": str(tmp_path / "out.csv")}
-    config = PredictConfig(**files, input_col="occ1", language="en", mode=coder[0].mode, columns="pred_")
+    config = PredictConfig(
+        **files, input_col="occ1", language="en", mode=coder[0].mode, columns="pred_"
+    )
     predict_file(coder[0], config, model_id="", say=lambda _: None)
     assert result.content == (tmp_path / "out.csv").read_bytes()
     assert "Z%C3%A4hlung%201_coded.csv" in result.headers["content-disposition"]
     told = client.get(f"/api/files/{file}/provenance").json()
     command = "histocoder predict --model out --input 'Zählung 1.csv' --output 'Zählung 1_coded"
     assert told["command"].startswith(command)
-    assert str(tmp_path) not in str(told) and told["counts"]["rows"] == 300 and "with histocoder" in told["methods"]
+    assert (
+        str(tmp_path) not in str(told)
+        and told["counts"]["rows"] == 300
+        and "with histocoder" in told["methods"]
+    )
     source_id = client.post(f"/api/files/{file}/review").json()
-    assert source_id["cards"] == 40 and client.get("/api/review").json()[0]["id"] == 1  # that of --data comes first
+    assert (
+        source_id["cards"] == 40 and client.get("/api/review").json()[0]["id"] == 1
+    )  # that of --data comes first
     assert client.delete(f"/api/files/{file}").json() == []
 
 
 @pytest.mark.parametrize(("suffix", "separator"), [("csv", ";"), ("csv", "\t"), ("tsv", "\t")])
 def test_files_come_back_in_their_form(client: TestClient, suffix: str, separator: str):
     rows = [["id", "occ1"], ["1", "væver, smed"]]
-    file = send(client, f"a.{suffix}", "".join(separator.join(row) + "\n" for row in rows).encode("cp1252"))
+    file = send(
+        client, f"a.{suffix}", "".join(separator.join(row) + "\n" for row in rows).encode("cp1252")
+    )
     assert client.get(f"/api/files/{file}/preview").json()["rows"] == rows[1:]
     code(client, file)
     assert client.get(f"/api/files/{file}").json()["summary"]["blank"] == 0
     result = client.get(f"/api/files/{file}/result").content
     names, row = csv.reader(io.StringIO(result.decode("utf-8-sig")), delimiter=separator)
-    assert result.startswith(codecs.BOM_UTF8) == (suffix == "csv")  # by which Excel recognises UTF-8
+    assert result.startswith(codecs.BOM_UTF8) == (
+        suffix == "csv"
+    )  # by which Excel recognises UTF-8
     assert names[:3] == ["id", "occ1", "hisco_1"] and row[:2] == rows[1]
     assert client.post(f"/api/files/{file}/review").json()["cards"] == 1
 
@@ -211,7 +278,9 @@ def test_names_in_capitals_tell_the_form(client: TestClient):
     code(client, file)
     download = client.get(f"/api/files/{file}/result")
     assert "X_coded.CSV.GZ" in download.headers["content-disposition"]
-    assert gzip.decompress(download.content).startswith(b"occ1") or b'"occ1"' in gzip.decompress(download.content)
+    assert gzip.decompress(download.content).startswith(b"occ1") or b'"occ1"' in gzip.decompress(
+        download.content
+    )
 
 
 def test_sheets_of_workbooks_are_chosen(client: TestClient):
@@ -232,19 +301,25 @@ def test_sheets_of_workbooks_are_chosen(client: TestClient):
     assert chosen["sheets"] == [] and code(client, chosen["id"])["rows_done"] == 2
 
 
-def test_interrupted_files_go_on_and_deleted_do_not(coder: tuple[Coder, Path], tmp_path: Path, monkeypatch):
+def test_interrupted_files_go_on_and_deleted_do_not(
+    coder: tuple[Coder, Path], tmp_path: Path, monkeypatch
+):
     rows = "\n".join(["occ1", *(f"farmer no {i}" for i in range(40))])
     arrived, go_on = threading.Event(), threading.Event()
 
     def wait(_: Coder, inputs: Any, *__: Any) -> list[bool]:
-        pairs = [True] * (len(inputs.input_ids) // 2)  # not the one that shows what columns there are
+        pairs = [True] * (
+            len(inputs.input_ids) // 2
+        )  # not the one that shows what columns there are
         if len(coded) + len(pairs) == 6:
             arrived.set()
             assert go_on.wait(60)
         return pairs
 
     coded = spied(monkeypatch, Coder, "predict_batch", wait)
-    monkeypatch.setattr("histocoder.desk.uploads.PredictConfig", partial(PredictConfig, batch_size=2))
+    monkeypatch.setattr(
+        "histocoder.desk.uploads.PredictConfig", partial(PredictConfig, batch_size=2)
+    )
     with served(tmp_path / "desk", coder) as client, ThreadPoolExecutor(1) as pool:
         file, other = send(client, "a.csv", rows.encode()), send(client, "b.csv", rows.encode())
         for name in (file, other):
@@ -261,12 +336,17 @@ def test_interrupted_files_go_on_and_deleted_do_not(coder: tuple[Coder, Path], t
     assert len(coded) == 20 + 2  # of the part in which it was interrupted, what was coded before
 
 
-def test_a_failing_file_does_not_stop_others(client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_a_failing_file_does_not_stop_others(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys
+):
     one, two = (send(client, f"{name}.csv", b"occ1\nfarmer\n") for name in "ab")
     with monkeypatch.context() as patched:
         patched.setattr(TableCoder, "find", lambda *_: 1 / 0)
         message = code(client, one, state="failed")["message"]
-    assert message.startswith("The program failed") and "ZeroDivisionError: division by" in capsys.readouterr().err
+    assert (
+        message.startswith("The program failed")
+        and "ZeroDivisionError: division by" in capsys.readouterr().err
+    )
     assert code(client, two)["rows_done"] == 1
 
 
@@ -290,27 +370,45 @@ def test_reviewers_never_overwrite_silently(client: TestClient):
     assert decide(client, first, "Bo", codes=["61110"]).status_code == 200
     refused = decide(client, first, "Anna", codes=["77610"])
     assert refused.status_code == 409 and refused.json()["card"]["who"] == "Bo"
-    assert decide(client, refused.json()["card"], "Anna", codes=["77610"]).json()["codes"] == ["77610"]
+    assert decide(client, refused.json()["card"], "Anna", codes=["77610"]).json()["codes"] == [
+        "77610"
+    ]
     assert client.post("/api/review/1/undo", json={"who": "Bo"}).status_code == 409
     (back,) = client.post("/api/review/1/undo", json={"who": "Anna"}).json()
     assert back["codes"] == ["61110"] and back["version"] == 3
     assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 422
 
 
-def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path: Path, logged: list[str]):
+def test_corrections_are_those_that_training_reads(
+    client: TestClient, tmp_path: Path, logged: list[str]
+):
     for card in cards(client):
         given = {"=1+1": {"codes": ["95410"]}, "smith": {"codes": None}}
         decide(client, card, **given.get(card["text"], {"codes": ["61115", "77610"]}))
-    exported = write(tmp_path / "corrections.csv", client.get("/api/corrections.csv?raw=true").text.strip())
-    config = PrepareConfig("my.csv", ("hisco_1", "hisco_2"), language_col="lang", corrections=(str(exported),))
+    exported = write(
+        tmp_path / "corrections.csv", client.get("/api/corrections.csv?raw=true").text.strip()
+    )
+    config = PrepareConfig(
+        "my.csv", ("hisco_1", "hisco_2"), language_col="lang", corrections=(str(exported),)
+    )
     found = read_corrections(config, ExampleFiles((), (), build_formatter("general", num_blocks=2)))
-    assert len(found) == 3 and found.codes == {"61115", "77610", "95410"} and "3 checked rows" in logged[-1]
-    written = pd.read_csv(io.StringIO(client.get("/api/corrections.csv").text), dtype=str, keep_default_na=False)
+    assert (
+        len(found) == 3
+        and found.codes == {"61115", "77610", "95410"}
+        and "3 checked rows" in logged[-1]
+    )
+    written = pd.read_csv(
+        io.StringIO(client.get("/api/corrections.csv").text), dtype=str, keep_default_na=False
+    )
     rows = sorted(map(",".join, written.iloc[:, :5].to_numpy()))
     assert rows == ["'=1+1,en,x,95410,", "<b>x</b>,'=cmd|x,x,61115,77610", "baker,en,x,61115,77610"]
     now = client.post("/api/improve").json()
     assert now["corrections"] == 3 and "--corrections" in now["next_step"]
-    assert (tmp_path / "desk" / "corrections.csv").read_text().startswith('"occ1","lang","checked","hisco_1"')
+    assert (
+        (tmp_path / "desk" / "corrections.csv")
+        .read_text()
+        .startswith('"occ1","lang","checked","hisco_1"')
+    )
 
 
 def test_the_interval_covers_the_truth():
@@ -327,7 +425,10 @@ def test_the_interval_covers_the_truth():
 
 
 def test_trust_needs_thirty_random_cards(coder: tuple[Coder, Path], tmp_path: Path):
-    rows = [f"farmer no {i},en,{61110 if i % 3 else 95410},0.{90 + i % 9},0.{90 + i % 9}" for i in range(200)]
+    rows = [
+        f"farmer no {i},en,{61110 if i % 3 else 95410},0.{90 + i % 9},0.{90 + i % 9}"
+        for i in range(200)
+    ]
     path = write(tmp_path / "coded.csv", "occ1,lang,hisco_1,prob_1,conf", *rows)
     with served(tmp_path / "desk", coder, data=path) as client:
 
@@ -337,8 +438,14 @@ def test_trust_needs_thirty_random_cards(coder: tuple[Coder, Path], tmp_path: Pa
             return client.get("/api/review/1/trust").json()
 
         found = [settle(20) for _ in range(10)]
-    assert found[0]["right"] is None and found[0]["random_cards"] < 30 == found[0]["random_cards_needed"]
-    assert found[5]["random_cards"] >= 30 and found[5]["right"]["low"] < 2 / 3 < found[5]["right"]["high"] < 0.97
+    assert (
+        found[0]["right"] is None
+        and found[0]["random_cards"] < 30 == found[0]["random_cards_needed"]
+    )
+    assert (
+        found[5]["random_cards"] >= 30
+        and found[5]["right"]["low"] < 2 / 3 < found[5]["right"]["high"] < 0.97
+    )
     assert found[9]["rows_settled"] == found[9]["rows"] == 200
 
 
@@ -351,7 +458,9 @@ def test_cards_out_of_order_are_no_sample(coder: tuple[Coder, Path], tmp_path: P
             now = client.get("/api/review/1/trust").json()
             return now["random_cards"], now["skipped"] is not None
 
-        found = client.get("/api/review/1/list", params={"sort": "conf", "limit": 200}).json()["cards"]
+        found = client.get("/api/review/1/list", params={"sort": "conf", "limit": 200}).json()[
+            "cards"
+        ]
         surest = {card["id"]: card["version"] for card in found[50:]}
         client.post("/api/review/accept", json={"who": "Anna", "cards": surest})
         assert trust()[0] < 30 and trust()[1]
@@ -360,7 +469,9 @@ def test_cards_out_of_order_are_no_sample(coder: tuple[Coder, Path], tmp_path: P
         assert trust()[0] > 100 and not trust()[1]
 
 
-def test_serve_says_what_it_needs(coder: tuple[Coder, Path], capsys, monkeypatch: pytest.MonkeyPatch):
+def test_serve_says_what_it_needs(
+    coder: tuple[Coder, Path], capsys, monkeypatch: pytest.MonkeyPatch
+):
     serve = (capsys, "serve", "--model", coder[1], "--no-browser")
     assert "--token" in mistake(*serve, "--host", "0.0.0.0")
     assert "letters and digits" in mistake(*serve, "--token", "short")
@@ -371,14 +482,18 @@ def test_serve_says_what_it_needs(coder: tuple[Coder, Path], capsys, monkeypatch
 
 def test_lists_are_searched_and_accepted_at_once(client: TestClient):
     def texts(**wanted: Any) -> list[str]:
-        return [card["text"] for card in client.get("/api/review/1/list", params=wanted).json()["cards"]]
+        return [
+            card["text"] for card in client.get("/api/review/1/list", params=wanted).json()["cards"]
+        ]
 
     assert texts(sort="text") == ["<b>x</b>", "=1+1", "baker", "smith"]
     assert texts(q="%") == texts(code="9%") == [] and texts(q="AK") == ["baker"]
     assert texts(code="6", sort="text")[0] == "<b>x</b>"
     assert texts(q="SMITH", lang="en") == ["smith"]
     assert texts(low=0.55, high=0.7) == ["baker"] and texts(lang="en", sort="conf")[0] == "smith"
-    cards = {card["id"]: card["version"] for card in client.get("/api/review/1/list").json()["cards"]}
+    cards = {
+        card["id"]: card["version"] for card in client.get("/api/review/1/list").json()["cards"]
+    }
     some = {"who": "Anna", "cards": dict(list(cards.items())[:3])}
     assert len(client.post("/api/review/accept", json=some).json()) == 3
     assert client.post("/api/review/accept", json=some | {"who": "Bo"}).status_code == 409
@@ -400,20 +515,35 @@ def test_codes_that_do_not_fit_are_not_accepted(coder: tuple[Coder, Path], tmp_p
         with closing(sqlite3.connect(tmp_path / "desk" / "desk.sqlite")) as db, db:
             db.execute("""UPDATE sources SET targets = '["isco"]'""")
         refused = decide(client, cards(client)[0], codes=["61110"])
-        assert refused.status_code == 422 and "coded with isco, and the model in use gives hisco_1" in refused.text
+        assert (
+            refused.status_code == 422
+            and "coded with isco, and the model in use gives hisco_1" in refused.text
+        )
 
 
 def test_files_that_have_codes_already(client: TestClient):
-    file = send(client, "coded.csv", "occ1,hisco_1,conf,note,note,lang\nÅNGARE,x,high,1,2,sv\n".encode())
-    assert client.get(f"/api/files/{file}/preview").json()["columns"] == ["occ1", "hisco_1", "conf", "note", "lang"]
+    file = send(
+        client, "coded.csv", "occ1,hisco_1,conf,note,note,lang\nÅNGARE,x,high,1,2,sv\n".encode()
+    )
+    assert client.get(f"/api/files/{file}/preview").json()["columns"] == [
+        "occ1",
+        "hisco_1",
+        "conf",
+        "note",
+        "lang",
+    ]
     assert code(client, file, language_col="lang")["target_cols"] == ["hisco_1", "hisco_2"]
     source = client.post(f"/api/files/{file}/review").json()["id"]
-    found = client.get(f"/api/review/{source}/list", params={"q": "ånga", "lang": "se"}).json()["cards"]
+    found = client.get(f"/api/review/{source}/list", params={"q": "ånga", "lang": "se"}).json()[
+        "cards"
+    ]
     assert [card["row"] for card in found] == [{"hisco_1": "x", "conf": "high"}]
 
 
 def test_two_coders_decide_alone(coder: tuple[Coder, Path], tmp_path: Path):
-    with served(tmp_path / "desk", coder, data=write(tmp_path / "coded.csv", *CODED), double_share=1) as client:
+    with served(
+        tmp_path / "desk", coder, data=write(tmp_path / "coded.csv", *CODED), double_share=1
+    ) as client:
         mine, theirs = cards(client, "Anna"), cards(client, "Bo")
         assert len(mine) == 4 and theirs == []  # which Anna has before her
         seen = decide(client, mine[0], "Anna", codes=["61110"]).json()
@@ -425,25 +555,41 @@ def test_two_coders_decide_alone(coder: tuple[Coder, Path], tmp_path: Path):
         assert decide(client, mine[0], "Bo", codes=["61110"]).json()["who"] == "Anna & Bo"
         decide(client, mine[1], "Anna", codes=["61110"])
         disputed = decide(client, mine[1], "Bo", codes=["61115"]).json()
-        assert disputed["status"] == "disputed" and [one["who"] for one in disputed["opinions"]] == ["Anna", "Bo"]
+        assert disputed["status"] == "disputed" and [
+            one["who"] for one in disputed["opinions"]
+        ] == ["Anna", "Bo"]
         found = client.get("/api/review/1/agreement").json()
         assert (found["cards"], found["both"], found["disputed"]) == (4, 2, 1)
-        assert [(one["digits"], one["share"]) for one in found["by_digits"]][-2:] == [(4, 1.0), (None, 0.5)]
+        assert [(one["digits"], one["share"]) for one in found["by_digits"]][-2:] == [
+            (4, 1.0),
+            (None, 0.5),
+        ]
         (reopened,) = client.post("/api/review/1/undo", json={"who": "Bo"}).json()
-        assert client.get(f"/api/review/cards/{mine[1]['id']}?who=Bo").json()["card"]["status"] == "open"
+        assert (
+            client.get(f"/api/review/cards/{mine[1]['id']}?who=Bo").json()["card"]["status"]
+            == "open"
+        )
         disputed = decide(client, reopened, "Bo", codes=["61115"]).json()
         late = decide(client, reopened, "Cy", codes=["61115"])
         assert late.status_code == 409 and len(late.json()["card"]["opinions"]) == 2
         assert decide(client, disputed, "Cy", codes=["61115"]).json()["who"] == "Cy"
-        assert client.get("/api/review/1/agreement").json()["by_digits"][-1]["share"] == 0.5  # as they decided
+        assert (
+            client.get("/api/review/1/agreement").json()["by_digits"][-1]["share"] == 0.5
+        )  # as they decided
         assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 409
         decide(client, mine[2], "Bo", codes=["61115"])
         decide(client, mine[2], "Anna", codes=["61110"])
         agreed = client.get("/api/review/1/agreement").json()["by_digits"][-1]
         assert agreed["kappa"] == 0  # Anna's codes are all the same, whoever was first
         said = pd.read_csv(io.StringIO(client.get("/api/decisions.csv").text), dtype=str)
-    of_two = said.loc[said["text"] == mine[1]["text"], ["who", "action", "codes", "settled"]].to_numpy()
-    assert [*map(" ".join, of_two)] == ["Anna changed 61110 61115", "Bo changed 61115 61115", "Cy settled 61115 61115"]
+    of_two = said.loc[
+        said["text"] == mine[1]["text"], ["who", "action", "codes", "settled"]
+    ].to_numpy()
+    assert [*map(" ".join, of_two)] == [
+        "Anna changed 61110 61115",
+        "Bo changed 61115 61115",
+        "Cy settled 61115 61115",
+    ]
 
 
 def review_again(client: TestClient, name: str, *rows: str) -> int:
@@ -467,7 +613,12 @@ def test_decisions_count_in_other_files(client: TestClient):
     settle(client, first, "farmer", "77610")
     second = review_again(client, "b.csv", "FARMER ", "smith", "baker")
     card = listed(client, second)["FARMER "]
-    assert (card["status"], card["codes"], card["who"], card["carried"]) == ("settled", ["77610"], "Anna", True)
+    assert (card["status"], card["codes"], card["who"], card["carried"]) == (
+        "settled",
+        ["77610"],
+        "Anna",
+        True,
+    )
     settle(client, second, "smith", "61110", who="Bo")
     assert listed(client, first)["smith"]["codes"] == ["61110"]
     sources = {source["id"]: source["settled"] for source in client.get("/api/review").json()}
@@ -479,7 +630,9 @@ def test_undone_decisions_are_undone_in_all_files(client: TestClient):
     first = review_again(client, "a.csv", "farmer", "smith")
     settle(client, first, "farmer", "77610")
     second = review_again(client, "b.csv", "farmer", "baker")
-    assert client.post(f"/api/review/{second}/undo", json={"who": "Anna"}).status_code == 422  # she decided elsewhere
+    assert (
+        client.post(f"/api/review/{second}/undo", json={"who": "Anna"}).status_code == 422
+    )  # she decided elsewhere
     client.post(f"/api/review/{first}/undo", json={"who": "Anna"})
     assert listed(client, second)["farmer"]["status"] == "open"
     settle(client, first, "farmer", "61110")
@@ -496,7 +649,10 @@ def test_downloads_have_what_was_decided(client: TestClient):
     download = client.get(f"/api/files/{file}/result")
     row = pd.read_csv(io.BytesIO(download.content), dtype=str, keep_default_na=False).iloc[0]
     assert (row["hisco_1"], row["checked_by"], row["prob_1"]) == ("77610", "Anna", "")
-    assert row["checked_at"].startswith("20") and "a_checked.csv" in download.headers["content-disposition"]
+    assert (
+        row["checked_at"].startswith("20")
+        and "a_checked.csv" in download.headers["content-disposition"]
+    )
     assert client.get(f"/api/files/{file}/result?as_coded=true").content == as_coded
 
 
@@ -508,14 +664,21 @@ def test_deleted_means_deleted(client: TestClient, tmp_path: Path):
     settle(client, source, "schoolmaster", "77610", who="Reviewer")
     client.post("/api/improve")
     left = client.get("/api/files").json()
-    assert [one["decided"] for one in client.get("/api/review").json() if one["file"] == file] == [1]
+    assert [one["decided"] for one in client.get("/api/review").json() if one["file"] == file] == [
+        1
+    ]
     assert len(client.delete(f"/api/files/{file}").json()) == len(left) - 1
     assert [one["id"] for one in client.get("/api/review").json()] == [1]
     assert not (tmp_path / "desk" / "corrections.csv").exists()
-    assert client.delete("/api/review/1").json() == [] and client.delete("/api/review/1").status_code == 404
+    assert (
+        client.delete("/api/review/1").json() == []
+        and client.delete("/api/review/1").status_code == 404
+    )
     for path in (tmp_path / "desk").rglob("*"):
         content = path.read_bytes() if path.is_file() else b""
-        assert not any(word.encode() in content for word in ("schoolmaster", "Sørensen", "Reviewer", "=cmd|x")), path
+        assert not any(
+            word.encode() in content for word in ("schoolmaster", "Sørensen", "Reviewer", "=cmd|x")
+        ), path
 
 
 def test_clicks_on_the_sample_train_nothing(client: TestClient):
@@ -541,7 +704,9 @@ def test_a_small_file_that_is_decided_has_its_share(client: TestClient):
 
 
 def test_a_second_coder_gets_cards_at_once(coder: tuple[Coder, Path], tmp_path: Path):
-    with served(tmp_path / "desk", coder, data=write(tmp_path / "coded.csv", *CODED), double_share=1) as client:
+    with served(
+        tmp_path / "desk", coder, data=write(tmp_path / "coded.csv", *CODED), double_share=1
+    ) as client:
         for card in cards(client, "Anna"):
             decide(client, card, "Anna", codes=["61110"])
         assert len(cards(client, "Bo")) == 4
@@ -556,8 +721,13 @@ def test_exports_never_change_what_training_reads(client: TestClient, tmp_path: 
 
 
 def metrics(folder: Path, accuracy: list[float], conf: list[float], num_texts: int = 500) -> Path:
-    """Return the folder of a run whose report has a curve of the share right among the surest answers."""
-    content = {"num_texts": num_texts, "answer": {"production": {"accuracy": accuracy, "conf": conf}}}
+    """Return the folder of a run whose report has a curve of the share right among the surest
+    answers.
+    """
+    content = {
+        "num_texts": num_texts,
+        "answer": {"production": {"accuracy": accuracy, "conf": conf}},
+    }
     (folder / "metrics.json").write_text(json.dumps(content))
     return folder
 
@@ -567,7 +737,9 @@ def metrics(folder: Path, accuracy: list[float], conf: list[float], num_texts: i
     ([0.99, 0.96, 0.9], (0.8, None)),
     ([0.90, 0.86, 0.8], (None, 0.90)),
 )
-def test_nothing_is_sure_that_is_not(tmp_path: Path, accuracy: list[float], expected: tuple[float | None, ...]):
+def test_nothing_is_sure_that_is_not(
+    tmp_path: Path, accuracy: list[float], expected: tuple[float | None, ...]
+):
     surety = surety_of(metrics(tmp_path, accuracy, [0.95, 0.8, 0.3]))
     assert (surety.sure, surety.most_right) == expected
 
@@ -579,7 +751,12 @@ def test_few_descriptions_make_nothing_sure(tmp_path: Path):
 
 def test_a_model_without_report_is_never_sure(client: TestClient):
     about = client.get("/api/about").json()
-    assert about["surety"] == {"sure": None, "most_right": None, "of_titles": False, "of_few": False}
+    assert about["surety"] == {
+        "sure": None,
+        "most_right": None,
+        "of_titles": False,
+        "of_few": False,
+    }
     file = send(client, "a.csv", b"occ1\nfarmer\n")
     assert code(client, file)["summary"] == {"rows": 1, "blank": 0}
 
@@ -608,6 +785,11 @@ def test_the_page_quotes_formulas_as_the_server_does():
     page = (Path(app.__file__).parent / "static" / "code.js").read_text(encoding="utf-8")
     rule = re.search(r"const RUN.*?\nexport const safe[^\n]*", page, re.DOTALL)
     assert rule is not None
-    script = f"{rule[0].replace('export ', '')}; console.log(JSON.stringify({json.dumps(texts)}.map(safe)))"
-    ran = subprocess.run([node, "-e", script], capture_output=True, text=True, check=True, timeout=60)
+    script = (
+        f"{rule[0].replace('export ', '')}; "
+        f"console.log(JSON.stringify({json.dumps(texts)}.map(safe)))"
+    )
+    ran = subprocess.run(
+        [node, "-e", script], capture_output=True, text=True, check=True, timeout=60
+    )
     assert json.loads(ran.stdout) == without_formulas(pa.array(texts))[0].to_pylist()

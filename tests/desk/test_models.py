@@ -17,7 +17,13 @@ from histocoder.data.groups import HISCO
 from histocoder.desk.checks import guess_language
 from histocoder.desk.users import Users
 
-OPTIONS = {"input_col": "beruf", "target_cols": ["hisco"], "language": "en", "quick": True, "titles": "none"}
+OPTIONS = {
+    "input_col": "beruf",
+    "target_cols": ["hisco"],
+    "language": "en",
+    "quick": True,
+    "titles": "none",
+}
 
 
 def table() -> bytes:
@@ -43,11 +49,24 @@ def test_an_empty_desk_trains_and_codes(tmp_path: Path):
         assert refused.status_code == 422 and "no model yet" in refused.json()["detail"]
         file = send(client, "codes of a parish.csv", table(), use="train")
         preview = client.get(f"/api/files/{file}/preview").json()
-        assert (preview["input_col"], preview["target_cols"], preview["language"]) == ("beruf", ["hisco"], "en")
-        wrong = client.post(f"/api/files/{file}/check", json={**OPTIONS, "input_col": "berufe"}).json()
-        assert len(wrong["problems"]) == 2 and wrong["fixes"] == {"input_col": "beruf", "zero_pad_codes": True}
-        assert wrong["problems"][1].startswith("codes of a parish.csv: 8 rows have labels that do not fit")
-        found = client.post(f"/api/files/{file}/check", json={**OPTIONS, "zero_pad_codes": True}).json()
+        assert (preview["input_col"], preview["target_cols"], preview["language"]) == (
+            "beruf",
+            ["hisco"],
+            "en",
+        )
+        wrong = client.post(
+            f"/api/files/{file}/check", json={**OPTIONS, "input_col": "berufe"}
+        ).json()
+        assert len(wrong["problems"]) == 2 and wrong["fixes"] == {
+            "input_col": "beruf",
+            "zero_pad_codes": True,
+        }
+        assert wrong["problems"][1].startswith(
+            "codes of a parish.csv: 8 rows have labels that do not fit"
+        )
+        found = client.post(
+            f"/api/files/{file}/check", json={**OPTIONS, "zero_pad_codes": True}
+        ).json()
         assert (found["problems"], found["train"] + found["val"], found["codes"]) == ([], 72, 9)
         assert preview["attribute_cols"] == ["hisco", "status"]
         options = {**OPTIONS, "zero_pad_codes": True, "attribute_cols": ["status"]}
@@ -58,20 +77,31 @@ def test_an_empty_desk_trains_and_codes(tmp_path: Path):
         wait_for(client, model, "running")
         assert client.post(f"/api/models/{model}/stop").json()["state"] == "stopped"
         assert client.post(f"/api/models/{model}/resume").json()["state"] in ("queued", "running")
-        other = client.post(f"/api/files/{file}/train", json={**OPTIONS, "target_cols": ["code"]}).json()["id"]
+        other = client.post(
+            f"/api/files/{file}/train", json={**OPTIONS, "target_cols": ["code"]}
+        ).json()["id"]
         wait_until(lambda: "rows a step" in client.get(f"/api/models/{model}/training.log").text)
     with served(tmp_path) as client:  # which resumes
         wait_for(client, model, "done")
         (settings,) = tmp_path.rglob(f"{model}/args.yaml")
-        assert "device: cpu\n" in settings.read_text()  # on which the desk computes, also where there is a GPU
+        assert (
+            "device: cpu\n" in settings.read_text()
+        )  # on which the desk computes, also where there is a GPU
         wait_until(lambda: client.get("/api/about").json()["model"] == model)
         assert "has no column 'code'" in wait_for(client, other, "failed")["message"]
         (farmer,) = client.post("/api/code", json={"texts": ["farmer"], "lang": "en"}).json()
-        assert [one["code"] for one in farmer["known"]] == ["61110"] and client.get("/api/codes?q=0393").json()
+        assert [one["code"] for one in farmer["known"]] == ["61110"] and client.get(
+            "/api/codes?q=0393"
+        ).json()
         report = client.get(f"/api/models/{model}/report.html")
-        assert "sandbox" in report.headers["content-security-policy"] and report.headers["x-frame-options"] != "DENY"
+        assert (
+            "sandbox" in report.headers["content-security-policy"]
+            and report.headers["x-frame-options"] != "DENY"
+        )
         assert client.get(f"/api/models/{model}/model.json").status_code == 422
-        assert client.delete(f"/api/files/{file}").status_code == 422  # it is what models are trained on
+        assert (
+            client.delete(f"/api/files/{file}").status_code == 422
+        )  # it is what models are trained on
         assert [one["id"] for one in client.delete(f"/api/models/{other}").json()] == [model]
         assert client.delete(f"/api/models/{model}").status_code == 422
         corrects(client, model)
@@ -82,14 +112,20 @@ def test_an_empty_desk_trains_and_codes(tmp_path: Path):
 
 def corrects(client: TestClient, model: str) -> None:
     """Review a file, train further, and switch to the new model."""
-    assert client.post(f"/api/models/{model}/correct").json()["detail"].startswith("Nothing is checked yet")
+    assert (
+        client.post(f"/api/models/{model}/correct")
+        .json()["detail"]
+        .startswith("Nothing is checked yet")
+    )
     rows = "".join(f"ploughman {i},{i}\n" for i in range(30))
     file = send(client, "b.csv", f"beruf,age\n{rows}".encode(), use="code")
     client.post(f"/api/files/{file}/code", json={"input_col": "beruf", "language": "en"})
     wait_until(lambda: client.get(f"/api/files/{file}").json()["state"] == "done")
     summary = client.get(f"/api/files/{file}").json()["summary"]
     assert summary["rows"] == 30 and summary["blank"] == 0
-    found = client.get(f"/api/review/{client.post(f'/api/files/{file}/review').json()['id']}/list?limit=100").json()
+    found = client.get(
+        f"/api/review/{client.post(f'/api/files/{file}/review').json()['id']}/list?limit=100"
+    ).json()
     assert found["total"] == 30 and set(found["cards"][0]["row"]) == {"age"}
     for card in found["cards"]:
         client.post(f"/api/review/cards/{card['id']}", json={"version": 0, "codes": ["62120"]})
@@ -102,7 +138,10 @@ def corrects(client: TestClient, model: str) -> None:
     metrics = client.get(f"/api/models/{better['id']}/metrics.json").json()
     assert metrics["corrections"]["validation"]["before"] and metrics["corrections"]["held_out"]
     assert client.get("/api/about").json()["model"] == model
-    assert [one["in_use"] for one in client.post(f"/api/models/{better['id']}/use").json()] == [True, False]
+    assert [one["in_use"] for one in client.post(f"/api/models/{better['id']}/use").json()] == [
+        True,
+        False,
+    ]
 
 
 def test_the_sample_is_whole(tmp_path: Path):
@@ -111,7 +150,9 @@ def test_the_sample_is_whole(tmp_path: Path):
         assert (coded["use"], census["use"]) == ("train", "code")
         preview = client.get(f"/api/files/{coded['id']}/preview").json()
     assert preview["target_cols"] == ["hisco_1"] and preview["language_col"] == "lang"
-    one, other = (pd.read_csv(tmp_path / "files" / f["id"] / f["name"], dtype=str) for f in (coded, census))
+    one, other = (
+        pd.read_csv(tmp_path / "files" / f["id"] / f["name"], dtype=str) for f in (coded, census)
+    )
     assert not {*one["occ1"][one["lang"] == "en"]} & {*other["occ1"]}
     assert [*other] == ["id", "occ1", "age", "year", "place"]
 
@@ -120,13 +161,26 @@ def test_titles_are_a_table_to_begin_with(tmp_path: Path):
     with served(tmp_path) as client:
         file = client.post("/api/titles").json()
         preview = client.get(f"/api/files/{file['id']}/preview").json()
-        columns = {"input_col": "occ1", "language_col": "lang", "target_cols": ["hisco_1"], "titles": "none"}
+        columns = {
+            "input_col": "occ1",
+            "language_col": "lang",
+            "target_cols": ["hisco_1"],
+            "titles": "none",
+        }
         checked = client.post(f"/api/files/{file['id']}/check", json=columns).json()
-        model = client.post(f"/api/files/{file['id']}/train", json={**columns, "quick": True}).json()
+        model = client.post(
+            f"/api/files/{file['id']}/train", json={**columns, "quick": True}
+        ).json()
         stopped = client.post(f"/api/models/{model['id']}/stop").json()
-    assert model["of_titles"] and stopped["state"] == "stopped"  # whose panel says that titles are easier
-    assert file["use"] == "train" and preview["target_cols"] == ["hisco_1"] and not checked["problems"]
-    assert len(pd.read_csv(tmp_path / "files" / file["id"] / file["name"])) == len(pd.read_csv(HISCO))
+    assert (
+        model["of_titles"] and stopped["state"] == "stopped"
+    )  # whose panel says that titles are easier
+    assert (
+        file["use"] == "train" and preview["target_cols"] == ["hisco_1"] and not checked["problems"]
+    )
+    assert len(pd.read_csv(tmp_path / "files" / file["id"] / file["name"])) == len(
+        pd.read_csv(HISCO)
+    )
 
 
 def test_languages_are_guessed():
@@ -149,15 +203,26 @@ def test_users_decide_by_their_names(tmp_path: Path):
         assert time.monotonic() - begun > 0.02
         evil = {"Origin": "http://evil.example"}
         assert client.post("/sign-in", data={"name": "Bo"}, headers=evil).status_code == 403
-        assert client.post("/sign-in", data={"name": "Bo", "password": "password of Bo"}).status_code == 200
+        assert (
+            client.post("/sign-in", data={"name": "Bo", "password": "password of Bo"}).status_code
+            == 200
+        )
         assert client.get("/api/about").json()["user"] == "Bo"
         cookie = client.cookies["histocoder_8000"]
         client.cookies.clear()
         changed = cookie[:-1] + ("0" if cookie[-1] != "0" else "1")
         for forged in (changed, "é", f"Anna.{cookie.partition('.')[2]}", TOKEN):
-            assert client.get("/api/about", headers={"Cookie": f"histocoder_8000={forged}".encode()}).status_code == 401
+            assert (
+                client.get(
+                    "/api/about", headers={"Cookie": f"histocoder_8000={forged}".encode()}
+                ).status_code
+                == 401
+            )
         users.add("Bo", "another password")
-        assert client.get("/api/about", headers={"Cookie": f"histocoder_8000={cookie}"}).status_code == 401
+        assert (
+            client.get("/api/about", headers={"Cookie": f"histocoder_8000={cookie}"}).status_code
+            == 401
+        )
         assert client.get("/api/about", headers=HEADERS).json()["user"] == "program"
     assert "password" not in (tmp_path / "users.json").read_text()
     assert users.sign_in("Nobody", "x") is None

@@ -1,4 +1,6 @@
-"""The launcher's environment, the device, the collectives, how ranks end together; and several nodes."""
+"""The launcher's environment, the device, the collectives, how ranks end together; and several
+nodes.
+"""
 
 import os
 import re
@@ -23,7 +25,10 @@ from histocoder.errors import Notice, UserError
     ("environ", "launch"),
     ("", Launch()),
     ("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4", Launch(5, 8, 1, 4, True)),
-    ("SLURM_STEP_NUM_TASKS=6 SLURM_STEP_NUM_NODES=3 SLURM_PROCID=4 SLURM_LOCALID=1", Launch(4, 6, 1, 2, True)),
+    (
+        "SLURM_STEP_NUM_TASKS=6 SLURM_STEP_NUM_NODES=3 SLURM_PROCID=4 SLURM_LOCALID=1",
+        Launch(4, 6, 1, 2, True),
+    ),
     # srun with one task
     ("SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1", Launch(launched=True)),
     # plain python in an allocation of several tasks, without srun
@@ -40,7 +45,12 @@ def test_older_launchers_say_the_local_rank_by_flag():
 
 @cases(
     ("nodes", "host"),
-    *(("node1", "node1"), ("node[3-5,9]", "node3"), ("a01,a02", "a01"), ("gpu-[007,009],fat", "gpu-007")),
+    *(
+        ("node1", "node1"),
+        ("node[3-5,9]", "node3"),
+        ("a01,a02", "a01"),
+        ("gpu-[007,009],fat", "gpu-007"),
+    ),
     *(("a-[1-2]-[3-4]", "a-1-3"), ("n[12]-ib.cluster,m[1-2]", "n12-ib.cluster")),
 )
 def test_master_of_a_slurm_step(nodes: str, host: str):
@@ -53,23 +63,39 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     third = Launch(rank=2, world_size=3, local_rank=2, local_world_size=3)
-    for launch in (third, replace(third, local_world_size=1)):  # a launcher that does not say how many there are
+    for launch in (
+        third,
+        replace(third, local_world_size=1),
+    ):  # a launcher that does not say how many there are
         with pytest.raises(UserError, match=r"3 processes .* 2 GPUs.*--nproc_per_node=2"):
             choose_device("auto", launch)
-    assert choose_device("auto", replace(third, local_rank=1, local_world_size=2)) == torch.device("cuda", 1)
+    assert choose_device("auto", replace(third, local_rank=1, local_world_size=2)) == torch.device(
+        "cuda", 1
+    )
     with pytest.raises(UserError, match="--device mps: torch finds no GPU"):
         choose_device("mps", third)
 
 
-NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU, from http://address"
-OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver."
+NO_DRIVER = (
+    "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU, "
+    "from http://address"
+)
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update "
+    "your GPU driver."
+)
 
 
 @cases(
     ("is_built", "problem", "visible", "reason"),
     (False, "", None, "this torch ({version}) is built without CUDA"),
     (True, NO_DRIVER, None, "torch finds no GPU (Found no NVIDIA driver on your system)"),
-    (True, OLD_DRIVER, None, "torch finds no GPU (The NVIDIA driver on your system is too old (found version 11040))"),
+    (
+        True,
+        OLD_DRIVER,
+        None,
+        "torch finds no GPU (The NVIDIA driver on your system is too old (found version 11040))",
+    ),
     (
         True,
         "No CUDA GPUs are available",
@@ -92,7 +118,9 @@ def test_a_missing_gpu_is_explained(
     reason = reason.format(version=torch.__version__)
     with pytest.raises(UserError, match=re.escape(f"--device cuda: {reason}. Omit --device")):
         choose_device("cuda", Launch())
-    monkeypatch.setattr(distributed.shutil, "which", lambda name: f"/usr/bin/{name}")  # NVIDIA's driver is there
+    monkeypatch.setattr(
+        distributed.shutil, "which", lambda name: f"/usr/bin/{name}"
+    )  # NVIDIA's driver is there
     with pytest.warns(Notice, match=re.escape(f"computing on the CPU, since {reason}.")):
         assert distributed.start() == torch.device("cpu")
 
@@ -189,7 +217,12 @@ run_script(main)
 """
 
 
-ERRORS = {"mistake": 2, "stopped": 138, "KeyError": 1, "Out of memory": 2}  # what ends a rank -> its status
+ERRORS = {
+    "mistake": 2,
+    "stopped": 138,
+    "KeyError": 1,
+    "Out of memory": 2,
+}  # what ends a rank -> its status
 
 
 @cases(
@@ -225,7 +258,8 @@ DYNAMIC = ("--rdzv-backend=c10d", "--rdzv-endpoint=192.168.98.1:29500", "--rdzv-
 
 @pytest.fixture
 def nodes() -> Iterator[list[str]]:
-    """Two network namespaces of this machine, joined by a cable: each has a loopback and one address.
+    """Two network namespaces of this machine, joined by a cable: each has a loopback and one
+    address.
 
     The name of the first stands for that, but on itself for its loopback, as under Debian.
     """
@@ -234,7 +268,20 @@ def nodes() -> Iterator[list[str]]:
         for name in names:
             ip("netns", "add", name)
             ip("netns", "exec", name, "true")
-        ip("link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1])
+        ip(
+            "link",
+            "add",
+            "eth0",
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            names[1],
+        )
         for i, name in enumerate(names):
             ip("-n", name, "address", "add", f"192.168.98.{i + 1}/24", "dev", "eth0")
             for interface in ("lo", "eth0"):
@@ -243,7 +290,9 @@ def nodes() -> Iterator[list[str]]:
             hosts = Path("/etc/netns", name, "hosts")  # which stands in for /etc/hosts there
             hosts.parent.mkdir(parents=True)
             hosts.write_text(f"127.0.0.1 localhost\n{('127.0.1.1', '192.168.98.1')[i]} node0\n")
-            hosts.with_name("resolv.conf").write_text("nameserver 127.0.0.1\n")  # where nothing is, so that none waits
+            hosts.with_name("resolv.conf").write_text(
+                "nameserver 127.0.0.1\n"
+            )  # where nothing is, so that none waits
         yield names
     finally:
         for name in names:
@@ -257,18 +306,32 @@ def ip(*args: str) -> None:
         pytest.skip("needs the program ip (iproute2)")
     done = subprocess.run(["ip", *args], capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"network namespaces can't be had here (ip {' '.join(args)}: {done.stderr.strip()})")
+        pytest.skip(
+            f"network namespaces can't be had here (ip {' '.join(args)}: {done.stderr.strip()})"
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rendezvous", [NAMED, DYNAMIC])
-def test_two_nodes_equal_one(nodes: list[str], together: Path, tmp_path: Path, rendezvous: tuple[str, ...]):
-    agents, how = [], {"cwd": ROOT, "env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+def test_two_nodes_equal_one(
+    nodes: list[str], together: Path, tmp_path: Path, rendezvous: tuple[str, ...]
+):
+    agents, how = (
+        [],
+        {"cwd": ROOT, "env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
+    )
     for i, node in enumerate(nodes):
         options = [*rendezvous, f"--node_rank={i}"]
         if rendezvous == DYNAMIC:  # which can't tell whose address it is where names are not known
             options = [*DYNAMIC, f"--rdzv-conf=is_host={1 - i}", f"--local-addr=192.168.98.{i + 1}"]
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", *options]
+        launcher = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=2",
+            "--nproc_per_node=1",
+            *options,
+        ]
         command = ["ip", "netns", "exec", node, *launcher, *training(tmp_path / "out")]
         agents.append(subprocess.Popen(command, text=True, **how))
     try:
@@ -285,7 +348,9 @@ def test_folders_of_one_node_alone_are_refused(tmp_path: Path):
     outs = [tmp_path / name / "out" for name in "ab"]
     for out in outs:
         out.parent.mkdir()
-    said = "".join(one.stderr for one in two_ranks(*map(training, outs), status=2, each_a_node=True))
+    said = "".join(
+        one.stderr for one in two_ranks(*map(training, outs), status=2, each_a_node=True)
+    )
     assert "Name one that all nodes see." in said and "Traceback" not in said
 
 

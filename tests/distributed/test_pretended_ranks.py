@@ -1,4 +1,6 @@
-"""Two ranks, each on a GPU: on pretended ones gloo carries what NCCL would; see `pretended_ranks.py`."""
+"""Two ranks, each on a GPU: on pretended ones gloo carries what NCCL would; see
+`pretended_ranks.py`.
+"""
 
 from pathlib import Path
 
@@ -20,10 +22,16 @@ def on_two_gpus(*args: object) -> list[object]:
     return ["tests/pretended_ranks.py", "0,1", "--", *args]
 
 
-def assert_trains_as_one_process_does(folder: Path, table: Path, flags: str, *, pretended: bool) -> None:
-    args = finetune(table, folder / "one", *STEPS, *flags.split(), "--batch-size", 8, "--device", "cpu")
+def assert_trains_as_one_process_does(
+    folder: Path, table: Path, flags: str, *, pretended: bool
+) -> None:
+    args = finetune(
+        table, folder / "one", *STEPS, *flags.split(), "--batch-size", 8, "--device", "cpu"
+    )
     run(*(arg if arg != "fp16" else "fp32" for arg in args if arg not in ("--fsdp", "full_shard")))
-    args = finetune(table, folder / "two", *STEPS, *flags.split(), "--batch-size", 4, "--device", "cuda")
+    args = finetune(
+        table, folder / "two", *STEPS, *flags.split(), "--batch-size", 4, "--device", "cuda"
+    )
     first, second = two_ranks(on_two_gpus(*args) if pretended else args)
     assert "2 processes, " in first.stdout and ", nccl, " in first.stdout and not second.stdout
     tolerance = 1e-2 if "fp16" in flags else 1e-4

@@ -11,7 +11,12 @@ from histocoder.cli.main import main
 from histocoder.config.prediction import ClassOptions
 from histocoder.data.crosswalk import classes_of
 from histocoder.errors import UserError
-from histocoder.evaluation.checked_file import ANY_LANGUAGE, DecidedCodes, read_decisions, write_checked
+from histocoder.evaluation.checked_file import (
+    ANY_LANGUAGE,
+    DecidedCodes,
+    read_decisions,
+    write_checked,
+)
 from histocoder.evaluation.review_file import Columns
 
 CODED = (
@@ -54,16 +59,25 @@ def test_decisions_replace_codes_and_keep_the_models(coded: Path, tmp_path: Path
 
 
 def test_a_decision_without_language_counts_for_all(coded: Path, tmp_path: Path):
-    decisions = {("smed", ANY_LANGUAGE): DecidedCodes(("83110",)), ("smed", "se"): DecidedCodes(("77610",))}
+    decisions = {
+        ("smed", ANY_LANGUAGE): DecidedCodes(("83110",)),
+        ("smed", "se"): DecidedCodes(("77610",)),
+    }
     write_checked(coded, tmp_path / "out.csv", decisions, COLUMNS, titles={})
     assert read(tmp_path / "out.csv")["hisco_1"].tolist() == ["83110", "77610", "77610", ""]
 
 
 def test_classes_are_those_of_the_decided_codes(tmp_path: Path):
     table = write(tmp_path / "hisclass.csv", "hisco,hisclass", "61110,8", "83110,7", "77610,6")
-    lines = ("occ1,hisco_1,prob_1,conf,hisclass,hisclass_prob", "smed,61110,0.9,0.9,8,0.8", "baker,77610,0.9,0.9,6,0.7")
+    lines = (
+        "occ1,hisco_1,prob_1,conf,hisclass,hisclass_prob",
+        "smed,61110,0.9,0.9,8,0.8",
+        "baker,77610,0.9,0.9,6,0.7",
+    )
     coded = write(tmp_path / "coded.csv", *lines)
-    classes = classes_of(["hisco_1"], ClassOptions(), str(table), codes=None, prefix="", expect=False)
+    classes = classes_of(
+        ["hisco_1"], ClassOptions(), str(table), codes=None, prefix="", expect=False
+    )
     decisions = {("smed", ANY_LANGUAGE): DecidedCodes(("83110",))}
     write_checked(coded, tmp_path / "out.csv", decisions, Columns(), titles={}, classes=classes)
     written = read(tmp_path / "out.csv")[["hisco_1", "hisclass", "hisclass_prob"]]
@@ -77,17 +91,38 @@ def test_more_codes_than_columns_are_refused(coded: Path, tmp_path: Path):
     assert not (tmp_path / "out.csv").exists()
 
 
-def test_review_applies_what_is_checked(coded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_review_applies_what_is_checked(
+    coded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     model = save_tiny_model(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "review.csv", "occ1,lang,checked,hisco_1,hisco_2", "smed,da,x,61115,", "baker,en,,61110,")
-    arguments = ["review", "--model", str(model), "--predictions", "coded.csv", "--apply", "review.csv"]
+    write(
+        tmp_path / "review.csv",
+        "occ1,lang,checked,hisco_1,hisco_2",
+        "smed,da,x,61115,",
+        "baker,en,,61110,",
+    )
+    arguments = [
+        "review",
+        "--model",
+        str(model),
+        "--predictions",
+        "coded.csv",
+        "--apply",
+        "review.csv",
+    ]
     main([*arguments, "--output", "final.csv"])
     assert read(tmp_path / "final.csv")["hisco_1"].tolist() == ["61115", "77610", "61110", ""]
 
 
 def test_cells_of_decisions_are_read_as_in_training(tmp_path: Path):
-    lines = ("occ1,lang,checked,hisco_1,hisco_2", 'a,da,x,"61110,0",-', "b,,x,,", "c,da,,x,", "d,unk,ja,77610 & 61110,")
+    lines = (
+        "occ1,lang,checked,hisco_1,hisco_2",
+        'a,da,x,"61110,0",-',
+        "b,,x,,",
+        "c,da,,x,",
+        "d,unk,ja,77610 & 61110,",
+    )
     path = write(tmp_path / "review.csv", *lines)
     decisions = read_decisions(path, COLUMNS, known={"61110", "77610"})
     assert {key: decision.codes for key, decision in decisions.items()} == {
@@ -96,11 +131,15 @@ def test_cells_of_decisions_are_read_as_in_training(tmp_path: Path):
         ("d", ANY_LANGUAGE): ("77610", "61110"),
     }
     write(path, "occ1,checked,hisco_1", "a,x,61.110")
-    with pytest.raises(UserError, match=r"review\.csv, line 2, column 'hisco_1': '61\.110' has a mark of thousands"):
+    with pytest.raises(
+        UserError, match=r"review\.csv, line 2, column 'hisco_1': '61\.110' has a mark of thousands"
+    ):
         read_decisions(path, COLUMNS, known={"61110", "77610"})
 
 
-def test_a_file_in_which_nothing_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], coded: Path):
+def test_a_file_in_which_nothing_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], coded: Path
+):
     model = save_tiny_model(tmp_path / "model")
     review = write(tmp_path / "review.csv", "occ1,lang,checked,hisco_1", "smed,da,,61110")
     flags = ("--predictions", coded, "--apply", review, "--output", tmp_path / "final.csv")

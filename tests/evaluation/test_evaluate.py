@@ -28,29 +28,55 @@ from histocoder.evaluation.summary import gain_in_words, points
 from histocoder.inference.known import Known
 
 ROWS = st.tuples(*[st.sampled_from([None, "?", "-1", "61110", "61115", "80110"])] * 3)
-TABLES = st.integers(1, 12).flatmap(lambda n: st.tuples(*[st.lists(ROWS, min_size=n, max_size=n)] * 2))
-CONFIDENCES = st.lists(st.tuples(st.sampled_from([0, 0.1, 0.25, 0.5, 0.99, 1.0]), st.booleans()), min_size=1)
+TABLES = st.integers(1, 12).flatmap(
+    lambda n: st.tuples(*[st.lists(ROWS, min_size=n, max_size=n)] * 2)
+)
+CONFIDENCES = st.lists(
+    st.tuples(st.sampled_from([0, 0.1, 0.25, 0.5, 0.99, 1.0]), st.booleans()), min_size=1
+)
 
 
 @given(TABLES)
 def test_scores_agree_with_scikit_learn(tables):
     truth, guess = map(code_sets, tables)
     found = scores.score_sets(truth, guess)
-    assert found["accuracy"].tolist() == [set(a) == set(b) for a, b in zip(truth, guess, strict=True)]
+    assert found["accuracy"].tolist() == [
+        set(a) == set(b) for a, b in zip(truth, guess, strict=True)
+    ]
     neither = [i for i in range(len(truth)) if not truth[i] and not guess[i]]
     assert (found.iloc[neither] == 1).all(axis=None)
     some = [i for i in range(len(truth)) if i not in neither]  # scikit-learn scores only these
     if some:
         binarizer = MultiLabelBinarizer(classes=sorted(SIX_CODES))
-        y_true, y_pred = (binarizer.fit_transform([sets[i] for i in some]) for sets in (truth, guess))
-        expected = precision_recall_fscore_support(y_true, y_pred, average="samples", zero_division=0)[:3]
+        y_true, y_pred = (
+            binarizer.fit_transform([sets[i] for i in some]) for sets in (truth, guess)
+        )
+        expected = precision_recall_fscore_support(
+            y_true, y_pred, average="samples", zero_division=0
+        )[:3]
         np.testing.assert_allclose(found.iloc[some][["precision", "recall", "f1"]].mean(), expected)
 
 
 def test_scores_of_each_code_by_hand():
-    first, second, third = scores.scores_by_code([("a",), ("a", "b"), ("c",)], [("a",), ("b", "c"), ("b",)])
-    assert first == {"code": "a", "n": 2, "predicted": 1, "precision": 1, "recall": 0.5, "f1": pytest.approx(2 / 3)}
-    assert second == {"code": "b", "n": 1, "predicted": 2, "precision": 0.5, "recall": 1, "f1": pytest.approx(2 / 3)}
+    first, second, third = scores.scores_by_code(
+        [("a",), ("a", "b"), ("c",)], [("a",), ("b", "c"), ("b",)]
+    )
+    assert first == {
+        "code": "a",
+        "n": 2,
+        "predicted": 1,
+        "precision": 1,
+        "recall": 0.5,
+        "f1": pytest.approx(2 / 3),
+    }
+    assert second == {
+        "code": "b",
+        "n": 1,
+        "predicted": 2,
+        "precision": 0.5,
+        "recall": 1,
+        "f1": pytest.approx(2 / 3),
+    }
     assert (third["precision"], third["recall"], third["f1"]) == (0, 0, 0)
 
 
@@ -64,7 +90,11 @@ def test_rank_of_the_first_true_code():
     ranks = scores.first_true_rank([("a", "b"), ("c",), (), ("a",)], ranked)
     np.testing.assert_array_equal(ranks, [2, np.inf, np.nan, 1])
     accuracy = scores.top_k_accuracy(ranks, k=3)
-    assert accuracy == {"1": pytest.approx(1 / 3), "2": pytest.approx(2 / 3), "3": pytest.approx(2 / 3)}
+    assert accuracy == {
+        "1": pytest.approx(1 / 3),
+        "2": pytest.approx(2 / 3),
+        "3": pytest.approx(2 / 3),
+    }
 
 
 @given(CONFIDENCES)
@@ -80,9 +110,17 @@ def test_calibration_agrees_with_scikit_learn(rows):
 
 
 def test_production_curve_by_hand():
-    curve = scores.production_curve(np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]), num_shares=5)
+    curve = scores.production_curve(
+        np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]), num_shares=5
+    )
     assert curve["share"] == [0, 0.25, 0.5, 0.75, 1]
-    assert curve["accuracy"] == [None, 1, 0.75, pytest.approx(2 / 3), 0.5]  # of two equally certain, half a right one
+    assert curve["accuracy"] == [
+        None,
+        1,
+        0.75,
+        pytest.approx(2 / 3),
+        0.5,
+    ]  # of two equally certain, half a right one
     assert curve["conf"] == [None, 0.9, 0.5, 0.5, 0.1]
 
 
@@ -103,8 +141,15 @@ def test_confusions_by_hand():
 def test_evaluation_of_a_model():
     coder, examples = tiny_coder(), few_examples()
     trained = Baselines(examples, Known(), max_size=0)
-    for text, code, times in (("farmer", "61110", 3), ("other", "61110", 27), ("y", "61115", 200), ("z", "80110", 1)):
-        trained.add(Examples.of([text] * times, ["en"] * times, pd.DataFrame({"hisco_1": [code] * times})))
+    for text, code, times in (
+        ("farmer", "61110", 3),
+        ("other", "61110", 27),
+        ("y", "61115", 200),
+        ("z", "80110", 1),
+    ):
+        trained.add(
+            Examples.of([text] * times, ["en"] * times, pd.DataFrame({"hisco_1": [code] * times}))
+        )
     evaluation = evaluate(coder, examples, trained=trained)
     metrics, rows = evaluation.metrics, evaluation.rows
     json.dumps(metrics, allow_nan=False)
@@ -115,10 +160,17 @@ def test_evaluation_of_a_model():
     assert found["by_digits"]["5"]["accuracy"] == found["overall"]["accuracy"]
     assert {lang: s["n"] for lang, s in found["by_language"].items()} == {"da": 2, "en": 4}
     assert {group: s["n"] for group, s in found["by_text_seen"].items()} == {"0": 4, "2-5": 2}
-    assert {group: s["n"] for group, s in found["by_code_seen"].items()} == {"0": 1, "1": 2, "21-100": 2}
+    assert {group: s["n"] for group, s in found["by_code_seen"].items()} == {
+        "0": 1,
+        "1": 2,
+        "21-100": 2,
+    }
     decoded = coder.predict(examples.texts, examples.langs, progress=False)
     np.testing.assert_allclose(rows["conf"], decoded["conf"])
-    assert metrics["num_outside_key"] == (~decoded[["hisco_1", "hisco_2"]].isin([*SIX_CODES, None]).all(axis=1)).sum()
+    assert (
+        metrics["num_outside_key"]
+        == (~decoded[["hisco_1", "hisco_2"]].isin([*SIX_CODES, None]).all(axis=1)).sum()
+    )
     assert rows["right"].mean() == metrics["answer"]["overall"]["accuracy"]
 
 
@@ -133,7 +185,12 @@ def test_descriptions_without_codes_are_evaluated():
 def test_groups_are_cells_or_ranges_of_numbers():
     assert scores.named_groups(["a", None, "b"]).tolist() == ["a", "(blank)", "b"]
     years = scores.named_groups([str(1850 + i) for i in range(50)] + [None])
-    assert [years[0], years[10], years[49], years[50]] == ["1850-1859", "1860-1869", "1890-1899", "(blank)"]
+    assert [years[0], years[10], years[49], years[50]] == [
+        "1850-1859",
+        "1860-1869",
+        "1890-1899",
+        "(blank)",
+    ]
     assert scores.named_groups([f"parish {i}" for i in range(60)]).tolist().count("others") == 20
 
 
@@ -185,24 +242,42 @@ def test_interval_is_wilsons_of_distinct_descriptions():
 
 
 def test_differences_in_the_first_digit_come_first():
-    rows = [("baker", ("77610",), ("77120",)), ("smith", ("83110",), ("61110",)), ("farmer", ("61110",), ("61110",))]
-    rows += [*[("baker", ("77610",), ("77610",))] * 2, ("farmer", ("1", "2"), ("2", "1"))]  # in any order
-    found = scores.to_settle(pd.DataFrame(rows, columns=["text", "first", "second"]).assign(lang="en"), digits=5)
+    rows = [
+        ("baker", ("77610",), ("77120",)),
+        ("smith", ("83110",), ("61110",)),
+        ("farmer", ("61110",), ("61110",)),
+    ]
+    rows += [
+        *[("baker", ("77610",), ("77610",))] * 2,
+        ("farmer", ("1", "2"), ("2", "1")),
+    ]  # in any order
+    found = scores.to_settle(
+        pd.DataFrame(rows, columns=["text", "first", "second"]).assign(lang="en"), digits=5
+    )
     assert found["text"].tolist() == ["smith", "baker"]
     assert found["digits"].tolist() == [0, 2] and found["times"].tolist() == [1, 1]
 
 
 def examples(*rows: tuple[str, ...], lang: str = "en") -> Examples:
     """Rows of a description and up to two codes."""
-    codes = pd.DataFrame([(*row[1:], None)[:2] for row in rows], columns=["hisco_1", "hisco_2"], dtype=object)
+    codes = pd.DataFrame(
+        [(*row[1:], None)[:2] for row in rows], columns=["hisco_1", "hisco_2"], dtype=object
+    )
     return Examples.of([row[0] for row in rows], [lang] * len(rows), codes)
 
 
 TRAIN = (
     *(("farmer", "61110"), ("old farmer", "61110"), ("baker", "77610"), ("master baker", "77610")),
-    *(("Smith", "83110"), ("smith ", "83110"), ("smith", "61110"), ("farmer and baker", "61110", "77610")),
+    *(
+        ("Smith", "83110"),
+        ("smith ", "83110"),
+        ("smith", "61110"),
+        ("farmer and baker", "61110", "77610"),
+    ),
 )
-ASKED = examples(("SMITH", "83110"), ("bakers", "77610"), ("baker, farmer", "77610", "61110"), ("miner", "71105"))
+ASKED = examples(
+    ("SMITH", "83110"), ("bakers", "77610"), ("baker, farmer", "77610", "61110"), ("miner", "71105")
+)
 
 
 def compared(train: Examples, *, max_size: float = np.inf, **known: object) -> dict:
@@ -219,19 +294,31 @@ def test_baselines_by_hand():
     exact, svc = found["exact_match"], found["svc"]
     assert (exact["rows"], exact["answered"], exact["answered_right"]) == (0.25, 0.25, 1.0)
     assert exact["difference"]["rows"] == {"mean": 0, "low": None, "high": None}
-    assert svc["rows"] == 0.75 and svc["difference"]["texts"]["mean"] == -0.5 and "notice" not in found
-    assert "svc" not in (without := compared(examples(*TRAIN), max_size=23)) and "8 rows with 3" in without["notice"]
+    assert (
+        svc["rows"] == 0.75 and svc["difference"]["texts"]["mean"] == -0.5 and "notice" not in found
+    )
+    assert (
+        "svc" not in (without := compared(examples(*TRAIN), max_size=23))
+        and "8 rows with 3" in without["notice"]
+    )
     assert compared(examples(*TRAIN), exact=True)["exact_match"]["answered"] == 0
 
 
 def test_single_codes_equal_scikit_learns_classifier():
     rng = np.random.default_rng(0)
-    rows = [(f"{'farmer baker smith'.split()[i]} {rng.integers(50)}", "abc"[i]) for i in rng.integers(3, size=60)]
+    rows = [
+        (f"{'farmer baker smith'.split()[i]} {rng.integers(50)}", "abc"[i])
+        for i in rng.integers(3, size=60)
+    ]
     train, asked = examples(*rows[:40]), examples(*rows[40:])
     vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
     expected = LinearSVC().fit(vectorizer.fit_transform(train.texts), train.codes["hisco_1"])
-    assert linear_codes(train, asked) == [(code,) for code in expected.predict(vectorizer.transform(asked.texts))]
-    assert linear_codes(examples(("farmer", "a"), ("old farmer", "a")), asked) == [("a",)] * 20  # of one code alone
+    assert linear_codes(train, asked) == [
+        (code,) for code in expected.predict(vectorizer.transform(asked.texts))
+    ]
+    assert (
+        linear_codes(examples(("farmer", "a"), ("old farmer", "a")), asked) == [("a",)] * 20
+    )  # of one code alone
 
 
 def test_intervals_draw_rows_of_a_text_together():
@@ -256,13 +343,23 @@ def test_a_corrected_model_is_compared_on_its_rows(tmp_path: Path):
     codes = before.predict(examples.texts, examples.langs)[["hisco_1", "hisco_2"]]
     codes.loc[4:, "hisco_1"], codes.loc[4:, "hisco_2"] = "99999", None
     examples = Examples.of(examples.texts, examples.langs, codes)
-    found = gain(before, after, examples, examples.take(np.array([0, 5])), right=np.ones(6, dtype=bool))
-    assert found["validation"]["before"]["rows"] == pytest.approx(4 / 6) and found["validation"]["after"]["rows"] == 1
+    found = gain(
+        before, after, examples, examples.take(np.array([0, 5])), right=np.ones(6, dtype=bool)
+    )
+    assert (
+        found["validation"]["before"]["rows"] == pytest.approx(4 / 6)
+        and found["validation"]["after"]["rows"] == 1
+    )
     assert found["validation"]["difference"]["rows"]["mean"] == pytest.approx(2 / 6)
     assert found["held_out"]["before"] == found["held_out"]["after"] == {"rows": 0.5, "texts": 0.5}
     words = gain_in_words({"corrections": found})
-    assert words[0].startswith("Of the same 6 rows of validation data, 66.7\u00a0% were exactly right before")
-    assert words[1].startswith("Of the same 2 held-out corrections, 50.0\u00a0%") and "is too high" in words[2]
+    assert words[0].startswith(
+        "Of the same 6 rows of validation data, 66.7\u00a0% were exactly right before"
+    )
+    assert (
+        words[1].startswith("Of the same 2 held-out corrections, 50.0\u00a0%")
+        and "is too high" in words[2]
+    )
     evaluation = evaluate(after, examples)
     evaluation.metrics["corrections"] = found
     page = write_report(tmp_path, evaluation, after, title="t").read_text(encoding="utf-8")

@@ -12,25 +12,47 @@ from histocoder.evaluation.review_file import Columns, earlier_rounds, next_step
 from histocoder.tables.output import check_output
 
 
-def reviewed(folder: Path, coded: pd.DataFrame | str, columns: Columns | None = None, budget: int = 5) -> pd.DataFrame:
+def reviewed(
+    folder: Path, coded: pd.DataFrame | str, columns: Columns | None = None, budget: int = 5
+) -> pd.DataFrame:
     """What is to be checked of a coded file, as it is written."""
-    (folder / "out.csv").write_text(coded if isinstance(coded, str) else coded.to_csv(index=False), encoding="utf-8")
-    review(folder / "out.csv", folder / "review.csv", budget=budget, columns=columns or Columns(), overwrite=True)
+    (folder / "out.csv").write_text(
+        coded if isinstance(coded, str) else coded.to_csv(index=False), encoding="utf-8"
+    )
+    review(
+        folder / "out.csv",
+        folder / "review.csv",
+        budget=budget,
+        columns=columns or Columns(),
+        overwrite=True,
+    )
     return read(folder / "review.csv")
 
 
 def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path, logged: list[str]):
     often = [("sure", "11111", 0.99)] * 30 + [("often", "22222", 0.9)] * 20
     rows = [*often, ("rare", "33333", 0.1), (None, None, None)]
-    frame = pd.DataFrame([(*row, row[-1]) for row in rows], columns=["occ1", "hisco_1", "prob_1", "conf"])
+    frame = pd.DataFrame(
+        [(*row, row[-1]) for row in rows], columns=["occ1", "hisco_1", "prob_1", "conf"]
+    )
     chosen = reviewed(tmp_path, frame, budget=2)
-    assert list(chosen) == ["occ1", "checked", "hisco_1", "conf", "times"] and "21 of 51 rows" in logged[0]
+    assert (
+        list(chosen) == ["occ1", "checked", "hisco_1", "conf", "times"]
+        and "21 of 51 rows" in logged[0]
+    )
     # 2.0 and 0.9 rows are likely wrong; 0.3 of the sure one's
-    assert chosen.to_numpy().tolist() == [["often", "", "22222", "0.9", "20"], ["rare", "", "33333", "0.1", "1"]]
+    assert chosen.to_numpy().tolist() == [
+        ["often", "", "22222", "0.9", "20"],
+        ["rare", "", "33333", "0.1", "1"],
+    ]
 
 
 def test_review_shows_spellings_of_one_answer_once(tmp_path: Path):
-    answers = [("væver", "da", "75400"), *[("Vaever", "Danish", "75400")] * 2, ("vaever", "da", "1")]
+    answers = [
+        ("væver", "da", "75400"),
+        *[("Vaever", "Danish", "75400")] * 2,
+        ("vaever", "da", "1"),
+    ]
     frame = pd.DataFrame([*answers, ("VÆVER", "no", "75400")], columns=["occ1", "lang", "hisco_1"])
     chosen = reviewed(tmp_path, frame.assign(prob_1=0.5, conf=0.5))
     expected = [["Vaever", "Danish", "3"], ["vaever", "da", "1"], ["VÆVER", "no", "1"]]
@@ -38,21 +60,39 @@ def test_review_shows_spellings_of_one_answer_once(tmp_path: Path):
 
 
 def test_review_tells_codes_from_alternatives(tmp_path: Path):
-    coding = {"hisco_1": "61110", "prob_1": 0.7, "desc_1": "Farmer", "alt_hisco_2": "77610", "alt_prob_2": 0.2}
-    row = {"occupation": "farmer", **{f"pred_{name}": value for name, value in coding.items()}, "pred_conf": 0.7}
+    coding = {
+        "hisco_1": "61110",
+        "prob_1": 0.7,
+        "desc_1": "Farmer",
+        "alt_hisco_2": "77610",
+        "alt_prob_2": 0.2,
+    }
+    row = {
+        "occupation": "farmer",
+        **{f"pred_{name}": value for name, value in coding.items()},
+        "pred_conf": 0.7,
+    }
     named = Columns("occupation", target_cols=("code_a", "code_b"), run_input_col="occ1")
     chosen = reviewed(tmp_path, pd.DataFrame([row]), named)
-    assert [*chosen] == "occ1 checked code_a desc_1 code_b alt_hisco_2 alt_prob_2 conf times".split()
+    assert [
+        *chosen
+    ] == "occ1 checked code_a desc_1 code_b alt_hisco_2 alt_prob_2 conf times".split()
     assert chosen.iloc[0].tolist()[:6] == ["farmer", "", "61110", "Farmer", "", "77610"]
 
 
 @cases(
     ("header", "run_col", "expected"),
-    ("occ1,lang,pred_lang,hisco_1,prob_1,conf", None, ["lang", "xx"]),  # predict --language, the file having lang
+    (
+        "occ1,lang,pred_lang,hisco_1,prob_1,conf",
+        None,
+        ["lang", "xx"],
+    ),  # predict --language, the file having lang
     ("occ1,lang,other,pred_hisco_1,pred_prob_1,pred_conf", "language", ["language", "da"]),
     ("occ1,da,other,hisco_1,prob_1,conf", "language", ["checked", ""]),
 )
-def test_review_names_languages_as_the_run_does(tmp_path: Path, header: str, run_col: str | None, expected: list[str]):
+def test_review_names_languages_as_the_run_does(
+    tmp_path: Path, header: str, run_col: str | None, expected: list[str]
+):
     columns = Columns(target_cols=("hisco_1",), run_language_col=run_col)
     chosen = reviewed(tmp_path, f"{header}\nsmed,da,xx,83110,0.9,0.9\n", columns)
     assert [chosen.columns[1], chosen.iloc[0, 1]] == expected
@@ -60,13 +100,31 @@ def test_review_names_languages_as_the_run_does(tmp_path: Path, header: str, run
 
 @cases(
     ("content", "columns", "message"),
-    ("occ1,hisco_1,prob_1,conf\na,61110,0.5,0.5\nb,61110,0.5,2\n", {}, "line 3, conf: '2' is not a number from 0"),
-    ("occ1,conf,prob_1,hisco_1\na,0.5,0.5,61110\n", {}, "column before 'prob_1' must be that of its codes"),
-    ("occ1,hisco_1,conf\na,61110,0.5\n", {}, "has no column prob_1; give the output of histocoder predict"),
+    (
+        "occ1,hisco_1,prob_1,conf\na,61110,0.5,0.5\nb,61110,0.5,2\n",
+        {},
+        "line 3, conf: '2' is not a number from 0",
+    ),
+    (
+        "occ1,conf,prob_1,hisco_1\na,0.5,0.5,61110\n",
+        {},
+        "column before 'prob_1' must be that of its codes",
+    ),
+    (
+        "occ1,hisco_1,conf\na,61110,0.5\n",
+        {},
+        "has no column prob_1; give the output of histocoder predict",
+    ),
     ("occ1,hisco_1,prob_1,conf\na,61110,0.5,0.5\n", {"input_col": "occ"}, "no column 'occ'"),
-    ("times,hisco_1,prob_1,conf\na,61110,0.5,0.5\n", {"input_col": "times"}, "Rename the column of descriptions"),
+    (
+        "times,hisco_1,prob_1,conf\na,61110,0.5,0.5\n",
+        {"input_col": "times"},
+        "Rename the column of descriptions",
+    ),
 )
-def test_coded_files_that_people_have_spoilt(tmp_path: Path, content: str, columns: dict[str, str], message: str):
+def test_coded_files_that_people_have_spoilt(
+    tmp_path: Path, content: str, columns: dict[str, str], message: str
+):
     with pytest.raises(UserError, match=message):
         reviewed(tmp_path, content, Columns(**columns))
     assert not (tmp_path / "review.csv").exists()
@@ -78,7 +136,9 @@ def test_a_filled_in_review_is_not_replaced(tmp_path: Path):
         review(tmp_path / "out.csv", tmp_path / "review.csv", budget=2)
 
 
-CODED = "occ1,hisco_1,prob_1,conf\n" + "".join(f"{text},61110,0.5,0.5\n" for text in ("smed", "bonde", "dreng", "pige"))
+CODED = "occ1,hisco_1,prob_1,conf\n" + "".join(
+    f"{text},61110,0.5,0.5\n" for text in ("smed", "bonde", "dreng", "pige")
+)
 
 
 def test_marked_rows_are_never_replaced(tmp_path: Path):
@@ -89,7 +149,9 @@ def test_marked_rows_are_never_replaced(tmp_path: Path):
     output.write_text(marked)
     (tmp_path / "review-2.csv").write_text("")
     for overwrite in (True, False):
-        with pytest.raises(UserError, match=r"holds 1 row that a person has marked .*--output .*review-3.csv"):
+        with pytest.raises(
+            UserError, match=r"holds 1 row that a person has marked .*--output .*review-3.csv"
+        ):
             review(tmp_path / "out.csv", output, budget=2, overwrite=overwrite)
     output.write_text(marked + "spoilt,x\n")
     with pytest.raises(UserError, match="a person has marked"):
@@ -115,7 +177,9 @@ def test_rounds_leave_out_what_is_decided(tmp_path: Path, logged: list[str]):
 def test_a_command_names_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "args.yaml").write_text(f"dataset: my.csv\ncorrections: [{tmp_path / 'review.csv'}]\n")
+    (tmp_path / "run" / "args.yaml").write_text(
+        f"dataset: my.csv\ncorrections: [{tmp_path / 'review.csv'}]\n"
+    )
     command = next_step("run/best", Path("review.csv"), tmp_path / "run")
     assert command.count("review.csv") == 1
     assert next_step("run/best", Path("review-2.csv"), tmp_path / "run").count("review") == 2

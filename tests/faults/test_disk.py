@@ -1,4 +1,6 @@
-"""What happens to the files of a run: saves that are killed, damage, disks that are full or gone."""
+"""What happens to the files of a run: saves that are killed, damage, disks that are full or
+gone.
+"""
 
 import errno
 import json
@@ -22,8 +24,12 @@ from histocoder.errors import DamagedError, UserError
 from histocoder.files import remove_leftovers
 
 
-def killed_at_changes(program: Callable[[Path], list[str]], folder: Path, *, every: int) -> Iterator[Path]:
-    """Run a program in new folders, killed at its first change there, then `every` changes later, until it ends."""
+def killed_at_changes(
+    program: Callable[[Path], list[str]], folder: Path, *, every: int
+) -> Iterator[Path]:
+    """Run a program in new folders, killed at its first change there, then `every` changes later,
+    until it ends.
+    """
     for number in range(1, 999, every):
         out = folder / str(number) / "out"
         out.parent.mkdir()
@@ -78,7 +84,11 @@ def test_a_killed_save_leaves_old_or_new(first_saved: Path, tmp_path: Path, ever
         best, last = (bias_of(folder) for folder in (out / "best", out))
         found.append((checkpoint.state.step, best or 0, last))
     assert {step for step, _, _ in found} == {best for _, best, _ in found} == {1, 2}
-    assert {last for _, _, last in found} <= {1, 2, None} and found[-1] == (2, 2, 2)  # None: refused
+    assert {last for _, _, last in found} <= {1, 2, None} and found[-1] == (
+        2,
+        2,
+        2,
+    )  # None: refused
     assert found == sorted(found, key=lambda one: one[:2])
 
 
@@ -93,14 +103,37 @@ def bias_of(folder: Path) -> int | None:
 @pytest.mark.parametrize(("encoder", "every"), [("tiny", 50), slow("tiny", 20), slow("ngram", 7)])
 def test_a_run_killed_anywhere_ends_the_same(table: Path, tmp_path: Path, encoder: str, every: int):
     def finetuning(out: Path) -> list[str]:
-        flags = ("--dataset", table, "--target-cols", "hisco_1", "--save-path", out, "--precision", "fp32")
-        sizes = ("--encoder", encoder, "--max-steps", 4, "--eval-interval", 2, "--save-interval", 3, "--batch-size", 16)
+        flags = (
+            "--dataset",
+            table,
+            "--target-cols",
+            "hisco_1",
+            "--save-path",
+            out,
+            "--precision",
+            "fp32",
+        )
+        sizes = (
+            "--encoder",
+            encoder,
+            "--max-steps",
+            4,
+            "--eval-interval",
+            2,
+            "--save-interval",
+            3,
+            "--batch-size",
+            16,
+        )
         return ["finetune.py", *map(str, (*flags, *sizes, "--log-interval", 1, "--no-report"))]
 
     def end_of_run(out: Path) -> list[object]:
         """The log, and the files of the last and the best model."""
         names = ("config.json", "model.safetensors", "README.md")
-        return [logs(out), *((out / folder / name).read_bytes() for folder in (".", "best") for name in names)]
+        return [
+            logs(out),
+            *((out / folder / name).read_bytes() for folder in (".", "best") for name in names),
+        ]
 
     run(*finetuning(tmp_path / "whole"))
     for out in killed_at_changes(finetuning, tmp_path, every=every):
@@ -112,14 +145,20 @@ def test_a_run_killed_anywhere_ends_the_same(table: Path, tmp_path: Path, encode
 
 @pytest.mark.parametrize("number", [2, slow(1), slow(4)])
 def test_a_killed_prediction_resumes_identically(tmp_path: Path, number: int):
-    model, table = save_tiny_model(tmp_path / "model"), write_table(tmp_path / "table.csv", copies=40)
+    model, table = (
+        save_tiny_model(tmp_path / "model"),
+        write_table(tmp_path / "table.csv", copies=40),
+    )
 
     def predict(name: str) -> list[str]:
         flags = ("--model", model, "--mode", "flat", "--input", table, "--columns", "pred_")
         return ["-m", "histocoder", "predict", *map(str, (*flags, "--output", tmp_path / name))]
 
     run(*predict("whole.csv"))
-    assert run(*faulty(predict("parts.csv"), f"kill:os.replace:{number}"), check=False).returncode == -signal.SIGKILL
+    assert (
+        run(*faulty(predict("parts.csv"), f"kill:os.replace:{number}"), check=False).returncode
+        == -signal.SIGKILL
+    )
     assert not (tmp_path / "parts.csv").exists()
     run(*predict("parts.csv"))
     assert (tmp_path / "whole.csv").read_bytes() == (tmp_path / "parts.csv").read_bytes()
@@ -149,7 +188,9 @@ def resumed_from(folder: Path) -> str:
     return checkpoint.path.name
 
 
-def test_damaged_checkpoints_are_named_and_passed_over(saved: Path, capsys: pytest.CaptureFixture[str]):
+def test_damaged_checkpoints_are_named_and_passed_over(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+):
     newest, draw = list_checkpoints(saved)[-1], random.Random(2)
     for path in sorted(newest.iterdir()):
         whole = path.read_bytes()
@@ -162,7 +203,9 @@ def test_damaged_checkpoints_are_named_and_passed_over(saved: Path, capsys: pyte
     assert resumed_from(saved) == newest.name
     for checkpoint in list_checkpoints(saved):
         (checkpoint / "optimizer.pt").unlink()
-    with pytest.raises(UserError, match=r"step-0000002/optimizer.pt .* start a new run in another folder"):
+    with pytest.raises(
+        UserError, match=r"step-0000002/optimizer.pt .* start a new run in another folder"
+    ):
         find_checkpoint(saved, "auto")
     assert len(list_checkpoints(saved)) == 2
 
@@ -182,7 +225,9 @@ def test_checkpoints_without_checksums_are_read(saved: Path, capsys: pytest.Capt
 def test_damaged_models_are_not_loaded(tmp_path: Path, name: str):
     folder = save_tiny_model(tmp_path / "model")
     load_model(folder)
-    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # others may read all of them
+    assert (
+        len({path.stat().st_mode for path in folder.iterdir()}) == 1
+    )  # others may read all of them
     whole = (folder / name).read_bytes()
     # the last cut and the last flip are of config.json's last line end
     contents = [whole[:length] for length in (0, len(whole) // 2, len(whole) - 9)]
@@ -209,12 +254,16 @@ def test_a_flipped_bit_is_not_trained_on(table: Path, tmp_path: Path):
     content = bytearray((out / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (out / "model.safetensors").write_bytes(content)
-    assert "model.safetensors is missing or damaged" in refused(*finetune(table, tmp_path / "more", *start, out))
+    assert "model.safetensors is missing or damaged" in refused(
+        *finetune(table, tmp_path / "more", *start, out)
+    )
 
 
 def test_checkpoints_of_another_version_are_refused(saved: Path):
     change_state(list_checkpoints(saved)[-1], lambda state: state.update(format_version=3))
-    with pytest.raises(UserError, match=r"format version 3; this histocoder reads 2.*--initial-checkpoint"):
+    with pytest.raises(
+        UserError, match=r"format version 3; this histocoder reads 2.*--initial-checkpoint"
+    ):
         find_checkpoint(saved, "auto")
 
 
@@ -222,7 +271,10 @@ def test_a_full_disk_ends_in_one_sentence(tmp_path: Path):
     out = tmp_path / "out"
     run(*training(out, batch_size=8, steps=5))
     for number in range(1, 12):
-        ended = run(*faulty(training(out, batch_size=8, steps=10), f"ENOSPC:os.replace:{number}"), check=False)
+        ended = run(
+            *faulty(training(out, batch_size=8, steps=10), f"ENOSPC:os.replace:{number}"),
+            check=False,
+        )
         if ended.returncode == 0:
             break
         assert ended.returncode == 2 and "Traceback" not in ended.stderr and not leftovers(out)

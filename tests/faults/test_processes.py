@@ -15,9 +15,31 @@ from pathlib import Path
 
 import jobs
 import pytest
-from conftest import DEADLINE, ROOT, environment, free_port, refused, run, slow, succeeded, write, write_table
+from conftest import (
+    DEADLINE,
+    ROOT,
+    environment,
+    free_port,
+    refused,
+    run,
+    slow,
+    succeeded,
+    write,
+    write_table,
+)
 from forked import Forked
-from jobs import STEPS, TINY, assert_same_end, faulty, finetune, ranks, torchrun, training, two_ranks, wait_for_step
+from jobs import (
+    STEPS,
+    TINY,
+    assert_same_end,
+    faulty,
+    finetune,
+    ranks,
+    torchrun,
+    training,
+    two_ranks,
+    wait_for_step,
+)
 from safetensors.torch import load_file
 
 from histocoder.checkpoints.training_state import list_checkpoints
@@ -35,10 +57,17 @@ def test_a_rank_that_ends_stops_all(together: Path, tmp_path: Path, signum: int,
     step = int(list_checkpoints(tmp_path / "out")[-1].name[5:])
     if signum == signal.SIGKILL:
         other = ended[1 - rank]
-        assert other.returncode == 1 and "another process has ended" in other.stderr and "Traceback" not in other.stderr
+        assert (
+            other.returncode == 1
+            and "another process has ended" in other.stderr
+            and "Traceback" not in other.stderr
+        )
     else:
         assert [one.returncode for one in ended] == [128 + signum] * 2
-        assert step >= 9 and f"{signal.Signals(signum).name}: saved at step {step} of {STEPS}" in ended[0].stderr
+        assert (
+            step >= 9
+            and f"{signal.Signals(signum).name}: saved at step {step} of {STEPS}" in ended[0].stderr
+        )
     assert f"Resuming from step {step}" in two_ranks(args)[0].stdout
     assert_same_end(together, tmp_path / "out")
 
@@ -83,31 +112,56 @@ def test_runs_resume_with_another_number_of_ranks(tmp_path: Path):
     assert "Resuming from step" in run(*one).stdout
     assert [row["step"] for row in jobs.logs(parts)] == [row["step"] for row in jobs.logs(whole)]
     for name in ("train_loss", "val_loss", "grad_norm"):  # of each step: the same batches
-        losses, expected = ([float(row[name]) for row in jobs.logs(out) if row[name]] for out in (parts, whole))
+        losses, expected = (
+            [float(row[name]) for row in jobs.logs(out) if row[name]] for out in (parts, whole)
+        )
         assert losses == pytest.approx(expected, abs=2e-5), name  # of six digits
     found, expected = (load_file(out / "model.safetensors") for out in (parts, whole))
     for name, tensor in expected.items():
         difference = (found[name] - tensor).abs()
-        if name.endswith("in_proj_bias"):  # of keys: no output depends on it, and rounding is all its gradient
+        if name.endswith(
+            "in_proj_bias"
+        ):  # of keys: no output depends on it, and rounding is all its gradient
             difference[len(tensor) // 3 : len(tensor) // 3 * 2] = 0
         assert name.endswith("key.bias") or difference.max() <= 1e-5, name
 
 
 def test_one_process_and_two_have_the_same_run(tmp_path: Path):
     table = write_table(tmp_path / "table.csv", copies=8)
-    growing = ("--encoder", "ngram", "--max-epoch-steps", 2, "--ngram-dropout", 0, "--precision", "fp32")
+    growing = (
+        "--encoder",
+        "ngram",
+        "--max-epoch-steps",
+        2,
+        "--ngram-dropout",
+        0,
+        "--precision",
+        "fp32",
+    )
     few = ("--no-report", "--no-experts", "--no-refit", "--titles", "none", "--log-interval", 1)
     one, two = tmp_path / "one", tmp_path / "two"
 
     def args(out: Path, *steps: object) -> list[str]:
-        flags = ("--dataset", table, "--target-cols", "hisco_1", "--save-path", out, *growing, *few, *steps)
+        flags = (
+            "--dataset",
+            table,
+            "--target-cols",
+            "hisco_1",
+            "--save-path",
+            out,
+            *growing,
+            *few,
+            *steps,
+        )
         return ["finetune.py", *map(str, flags)]
 
     assert "256 × 1 process = 256 rows a step" in run(*args(one, "--max-steps", 3)).stdout
     with ranks(*[args(two, "--max-steps", 3)] * 2) as started:
         assert "128 × 2 processes = 256 rows a step" in succeeded(started[0].result()).stdout
     for name in ("train_loss", "lr"):
-        values, expected = ([float(row[name]) for row in jobs.logs(out) if row[name]] for out in (two, one))
+        values, expected = (
+            [float(row[name]) for row in jobs.logs(out) if row[name]] for out in (two, one)
+        )
         assert values == pytest.approx(expected, abs=2e-5), name
     jobs.assert_same_weights(one, two, tolerance=1e-4)
     assert "Resuming from step 3" in run(*args(two, "--max-steps", 4)).stdout
@@ -127,11 +181,15 @@ def interrupt(process: Forked, *, after_step: int, signum: int = signal.SIGTERM)
 
 def test_changed_settings_are_refused_unless_harmless(alone: Path, tmp_path: Path):
     out = shutil.copytree(alone.parent, tmp_path, dirs_exist_ok=True) / "out"
-    assert "seed: 42 there, 7 now" in refused(*training(out, "--seed", 7, batch_size=8))  # the data were split by it
+    assert "seed: 42 there, 7 now" in refused(
+        *training(out, "--seed", 7, batch_size=8)
+    )  # the data were split by it
     other = refused(*training(out, "--max-len", 64, "--augmentation-prob", 0, batch_size=4))
     table = [" ".join(line.split()) for line in other.splitlines()]
     assert {"--max-len 128 64", "--augmentation-prob 0.3 0.0", "rows a step 8 4"} <= {*table}
-    taken = run(*training(out, "--save-interval", 2, "--max-grad-norm", 2, batch_size=8, steps=STEPS + 2))
+    taken = run(
+        *training(out, "--save-interval", 2, "--max-grad-norm", 2, batch_size=8, steps=STEPS + 2)
+    )
     assert f"Resuming from step {STEPS}" in taken.stdout
 
 
@@ -139,16 +197,34 @@ def test_changed_columns_and_labels_are_refused(tmp_path: Path):
     table, out = write_table(tmp_path / "t.csv", two_codes=True), tmp_path / "out"
     header, *rows = table.read_text().splitlines()
     write(table, f"{header},occ2", *(f"{row},clerk" for row in rows))
-    args = ["train_mixer.py", "--train-data", table, "--val-data", table, "--save-dir", out, *TINY, "--batch-size", 8]
+    args = [
+        "train_mixer.py",
+        "--train-data",
+        table,
+        "--val-data",
+        table,
+        "--save-dir",
+        out,
+        *TINY,
+        "--batch-size",
+        8,
+    ]
     run(*args, "--max-steps", 2)
     for flag, column in (("--input-col", "occ2"), ("--target-cols", "hisco_1")):
-        assert re.search(r"columns +occ1, lang, hisco_1, .*hisco_5 +\w", refused(*args, "--max-steps", 3, flag, column))
+        assert re.search(
+            r"columns +occ1, lang, hisco_1, .*hisco_5 +\w",
+            refused(*args, "--max-steps", 3, flag, column),
+        )
     original = table.read_text()
     table.write_text(original.replace("61110", "x").replace("80110", "61110").replace("x", "80110"))
-    assert re.search(r"data to train on +64 rows \(\w+\) +64 rows", refused(*args, "--max-steps", 3))
+    assert re.search(
+        r"data to train on +64 rows \(\w+\) +64 rows", refused(*args, "--max-steps", 3)
+    )
     table.write_text(original)
     (checkpoint,) = list_checkpoints(out)
-    jobs.change_state(checkpoint, lambda state: state["settings"].pop("columns"))  # as before these were kept
+    jobs.change_state(
+        checkpoint, lambda state: state["settings"].pop("columns")
+    )  # as before these were kept
     assert "Resuming from step 2" in run(*args, "--max-steps", 3).stdout
     assert "has taken 3 steps, and these settings ask for 2" in refused(*args, "--max-steps", 2)
 
@@ -198,16 +274,28 @@ def test_ranks_wait_for_rank_0_and_its_failures(tmp_path: Path):
     assert all(one.returncode for one in ended)
     assert "".join(one.stderr for one in ended).count("Input/output error") == 1
     short = training(tmp_path / "out", "--rank-timeout", 5, steps=2)
-    two_ranks(faulty(short, "sleep:histocoder.training.data.prepare:1:8"))  # waiting for it has no deadline
+    two_ranks(
+        faulty(short, "sleep:histocoder.training.data.prepare:1:8")
+    )  # waiting for it has no deadline
 
 
 def test_out_of_memory_says_what_to_try(table: Path, tmp_path: Path):
     saving = ("--max-steps", 6, "--eval-interval", 3, "--save-interval", 3, "--dropout", 0.1)
-    said = refused(*faulty(finetune(table, tmp_path / "out", *saving, "--batch-size", 8), "memory:0:5"))
-    assert "error: Out of memory (" in said and "1000000000000000 bytes" in said and said.count("\n") == 1
+    said = refused(
+        *faulty(finetune(table, tmp_path / "out", *saving, "--batch-size", 8), "memory:0:5")
+    )
+    assert (
+        "error: Out of memory (" in said
+        and "1000000000000000 bytes" in said
+        and said.count("\n") == 1
+    )
     assert "halve --batch-size and double --gradient-accumulation-steps" in said
     assert not jobs.leftovers(tmp_path / "out")
-    again = run(*finetune(table, tmp_path / "out", *saving, "--batch-size", 4, "--gradient-accumulation-steps", 2))
+    again = run(
+        *finetune(
+            table, tmp_path / "out", *saving, "--batch-size", 4, "--gradient-accumulation-steps", 2
+        )
+    )
     assert "Resuming from step 3" in again.stdout
 
 
@@ -223,12 +311,17 @@ def test_a_second_run_in_a_folder_ends(tmp_path: Path):
     run(*training(tmp_path / "out", batch_size=8, steps=30))
 
 
-@pytest.mark.parametrize("names", ["RANK WORLD_SIZE LOCAL_RANK", "SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID"])
+@pytest.mark.parametrize(
+    "names", ["RANK WORLD_SIZE LOCAL_RANK", "SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID"]
+)
 def test_a_taken_port_is_named(tmp_path: Path, names: str):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         place = dict(zip(names.split(), "020", strict=True))
         env = environment(**place, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         said = refused(*training(tmp_path / "out"), env=env)
-    assert f"127.0.0.1:{port} " in said and "choose another (--master_port; for srun, export MASTER_PORT)" in said
+    assert (
+        f"127.0.0.1:{port} " in said
+        and "choose another (--master_port; for srun, export MASTER_PORT)" in said
+    )
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,6 @@
-"""Loader workers that are killed or hang: the run ends with an error that names the worker, and leaves no process."""
+"""Loader workers that are killed or hang: the run ends with an error that names the worker, and
+leaves no process.
+"""
 
 import multiprocessing
 import os
@@ -25,7 +27,11 @@ def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path, call: 
     ended = run(*faulty(finetune(table, tmp_path / "out", *EXTRA), f"ENOSPC:{call}:1"), check=False)
     # a machine with one processor is warned of by torch before
     (said,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert ended.returncode == 1 and said.startswith("error: /dev/shm, which") and "--num-workers 0" in said
+    assert (
+        ended.returncode == 1
+        and said.startswith("error: /dev/shm, which")
+        and "--num-workers 0" in said
+    )
     assert "Traceback" not in ended.stderr, ended.stderr
 
 
@@ -34,14 +40,21 @@ def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path, call: 
 def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, sent: str, persistent):
     args = finetune(table, tmp_path / "out", *EXTRA, *persistent)
     result = run(*faulty(args, f"worker:1:{sent}"), check=False, fresh=True)
-    what = {"SIGKILL": "was killed, perhaps because memory ran out", "SIGSTOP": "has returned no batch for 3 s"}[sent]
-    found = re.search(rf"error: Loader worker 1 \(process (\d+)\) {what}\. Run the same", result.stderr)
+    what = {
+        "SIGKILL": "was killed, perhaps because memory ran out",
+        "SIGSTOP": "has returned no batch for 3 s",
+    }[sent]
+    found = re.search(
+        rf"error: Loader worker 1 \(process (\d+)\) {what}\. Run the same", result.stderr
+    )
     assert result.returncode == 1 and found is not None, result.stderr
     assert not is_alive(int(found[1]))
 
 
 def test_a_worker_stopped_after_sending_is_named(table: Path, tmp_path: Path):
-    """Its batch is announced, but lies in its memory: whoever fetches it from there would wait forever."""
+    """Its batch is announced, but lies in its memory: whoever fetches it from there would wait
+    forever.
+    """
     data = dataset(tmp_path, table)
     sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=8, seed=0)
     loader = BatchLoader(data, sampler, MachineConfig(num_workers=1, worker_timeout=1.0))

@@ -17,8 +17,12 @@ characters = st.sampled_from([s for s in SYMBOLS if len(s) == 1])
 CODES = {
     HISCO: st.sampled_from(["-1", "-2", "-3"]) | st.from_regex(r"\A[0-9]{5}\Z"),
     OCC1950: st.from_regex(r"\A[0-9]{3}\Z"),
-    GENERAL: st.lists(characters, min_size=1, max_size=6).map("".join).filter(lambda code: code != "?"),
-    PSTI: st.lists(st.sampled_from(SYMBOLS), min_size=1, max_size=8).map(",".join).filter(lambda code: code != "?"),
+    GENERAL: st.lists(characters, min_size=1, max_size=6)
+    .map("".join)
+    .filter(lambda code: code != "?"),
+    PSTI: st.lists(st.sampled_from(SYMBOLS), min_size=1, max_size=8)
+    .map(",".join)
+    .filter(lambda code: code != "?"),
 }
 
 
@@ -33,7 +37,12 @@ CODES = {
 )
 def test_first_block_by_hand(formatter: Formatter, code: str, tokens: list[int]):
     target = formatter.encode([code])[0].tolist()
-    assert target == [BOS, *tokens, *[PAD] * (formatter.block_size * (formatter.num_blocks - 1)), EOS]
+    assert target == [
+        BOS,
+        *tokens,
+        *[PAD] * (formatter.block_size * (formatter.num_blocks - 1)),
+        EOS,
+    ]
 
 
 def test_token_sequences_agree_with_the_reference():
@@ -48,7 +57,9 @@ def test_token_sequences_agree_with_the_reference():
 @given(data=st.data())
 def test_codes_round_trip(formatter: Formatter, data: st.DataObject):
     codes = data.draw(st.lists(CODES[formatter], min_size=1, max_size=formatter.num_blocks))
-    assert [one for one in formatter.decode(formatter.encode(["&".join(codes)]))[0] if one is not None] == codes
+    assert [
+        one for one in formatter.decode(formatter.encode(["&".join(codes)]))[0] if one is not None
+    ] == codes
 
 
 @pytest.mark.parametrize("formatter", CODES)
@@ -58,7 +69,11 @@ def test_decoding_takes_any_tokens(formatter: Formatter, tokens: list[int]):
         assert code is None or formatter.system.problem(code) is None
 
 
-UNFIT = [(HISCO, "6111"), (HISCO, "６１１１０"), (OCC1950, "-1")]  # the second of digits that are not ASCII's
+UNFIT = [
+    (HISCO, "6111"),
+    (HISCO, "６１１１０"),
+    (OCC1950, "-1"),
+]  # the second of digits that are not ASCII's
 UNFIT += [(GENERAL, "1234567"), (GENERAL, "1,2"), (PSTI, "01,2"), (PSTI, "1,,2")]
 
 

@@ -12,13 +12,21 @@ from histocoder.model import MixerModel, load_encoder
 
 TEXTS = ["farmer", "husmand og væver", "miner", "a", "weaver of the parish", "baker (deceased)"] * 3
 MODES = {"combined": 1, "greedy": 2, "flat": 1, "topk": 2, "full": 1}
-"""Waits a batch of rows with one code: in greedy, codes are read from tokens before their probability is known."""
+"""Waits a batch of rows with one code: in greedy, codes are read from tokens before their
+probability is known.
+"""
 
 
 def ngram_model(num_blocks: int) -> MixerModel:
     torch.manual_seed(5)
-    encoder, formatter = load_encoder("ngram", max_len=64), build_formatter("hisco", num_blocks=num_blocks)
-    model = MixerModel(config_of(encoder, formatter, CODES, target_cols=("hisco_1",), num_linear_features=40), encoder)
+    encoder, formatter = (
+        load_encoder("ngram", max_len=64),
+        build_formatter("hisco", num_blocks=num_blocks),
+    )
+    model = MixerModel(
+        config_of(encoder, formatter, CODES, target_cols=("hisco_1",), num_linear_features=40),
+        encoder,
+    )
     model.linear_expert.buckets.copy_(torch.arange(40) * 20_000)
     model.linear_expert.idf.fill_(1.0)
     model.linear_expert.weight.normal_()

@@ -28,7 +28,16 @@ from histocoder.model import MixerModel, ngram
 from histocoder.model.nearest import NearestExpert
 from histocoder.model.ngram import NgramConfig, NgramEncoder, ngram_rows
 
-ODD = ["γεωργός", "漢字 職人", "بائع", "wæver & husmand\u2009(død)", "e\u0301tameur", "ΣΊΣΥΦΟΣ", "𝔟aker 😀", "İ"]
+ODD = [
+    "γεωργός",
+    "漢字 職人",
+    "بائع",
+    "wæver & husmand\u2009(død)",
+    "e\u0301tameur",
+    "ΣΊΣΥΦΟΣ",
+    "𝔟aker 😀",
+    "İ",
+]
 ODD += ["\u017fchu\u00admacher", "\uff26armer\u200b"]
 TEXTS = [*few_examples().texts, *ODD, "x" * 90, "farmer and shoemaker", "boot-maker's apprentice"]
 
@@ -36,17 +45,37 @@ TEXTS = [*few_examples().texts, *ODD, "x" * 90, "farmer and shoemaker", "boot-ma
 def ngram_model() -> MixerModel:
     """Return a model with all experts, of up to three codes."""
     torch.manual_seed(2)
-    encoder = NgramEncoder(NgramConfig(num_buckets=512, hidden_size=32, max_words=6, intermediate_size=32))
-    weights = {"decoder": 0.2, "flat": 0.5, "linear": 0.3, "nearest": 0.3, "begins": 0.2, "ends": 0.1}
+    encoder = NgramEncoder(
+        NgramConfig(num_buckets=512, hidden_size=32, max_words=6, intermediate_size=32)
+    )
+    weights = {
+        "decoder": 0.2,
+        "flat": 0.5,
+        "linear": 0.3,
+        "nearest": 0.3,
+        "begins": 0.2,
+        "ends": 0.1,
+    }
     settings = {
-        **{"target_cols": ("hisco_1", "hisco_2", "hisco_3"), "languages": ("en", "unk"), "thresholds": {"en": 0.1}},
-        **{"text_normalization": "lower2", "flat_loss": "softmax", "mode": "combined", "decoder_prior": True},
+        **{
+            "target_cols": ("hisco_1", "hisco_2", "hisco_3"),
+            "languages": ("en", "unk"),
+            "thresholds": {"en": 0.1},
+        },
+        **{
+            "text_normalization": "lower2",
+            "flat_loss": "softmax",
+            "mode": "combined",
+            "decoder_prior": True,
+        },
         **{"experts": weights | {"end": 1.0, "few": -1.0, "further": 0.4}, "num_nearest_rows": 40},
         **dict.fromkeys(("num_linear_features", "num_attribute_features"), len(known_ngrams())),
         "attributes": {"status": ("21", "23"), "relation": ("11",)},
         "attribute_experts": {"status": {"flat": 0.3, "linear": 0.6}},
     }
-    model = MixerModel(config_of(encoder, build_formatter("hisco", num_blocks=3), CODES, **settings), encoder)
+    model = MixerModel(
+        config_of(encoder, build_formatter("hisco", num_blocks=3), CODES, **settings), encoder
+    )
     torch.nn.init.normal_(model.linear_decoder.weight, std=0.5)
     torch.nn.init.normal_(model.decoder.head.weight, std=0.2)
     class_ids = torch.arange(40) % (len(CODES) - 1)  # so that one has no row
@@ -62,13 +91,17 @@ def ngram_model() -> MixerModel:
 
 def known_ngrams() -> torch.Tensor:
     """The n-grams of some of the texts."""
-    return ngram_rows(torch.from_numpy(lower_characters(join_language(TEXTS[:8], ["en"] * 8))))[1].unique()
+    return ngram_rows(torch.from_numpy(lower_characters(join_language(TEXTS[:8], ["en"] * 8))))[
+        1
+    ].unique()
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Coder, Path]]:
     """A model of a kind, and the folder that it was exported to."""
-    logging.getLogger("torch.__trace").handlers.clear()  # or pytest keeps each line, which takes minutes
+    logging.getLogger(
+        "torch.__trace"
+    ).handlers.clear()  # or pytest keeps each line, which takes minutes
 
     @cache
     def of(kind: str) -> tuple[Coder, Path]:
@@ -83,18 +116,33 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["canine", "ngram"])
-def test_graphs_answer_as_the_model_without_decoder(exported: Callable[[str], tuple[Coder, Path]], kind: str):
+def test_graphs_answer_as_the_model_without_decoder(
+    exported: Callable[[str], tuple[Coder, Path]], kind: str
+):
     coder, folder = exported(kind)
     graphs = OnnxCoder(folder, num_threads=1)
     for how in ({}, {"threshold": 0.05}, {"min_confidence": 0.5}):
-        then, now = (one.predict([*TEXTS, None], "en", mode="flat", **how) for one in (coder, graphs))
-        pd.testing.assert_frame_equal(then, now, atol=1e-3, rtol=0, check_dtype=False)  # sums in fp16
+        then, now = (
+            one.predict([*TEXTS, None], "en", mode="flat", **how) for one in (coder, graphs)
+        )
+        pd.testing.assert_frame_equal(
+            then, now, atol=1e-3, rtol=0, check_dtype=False
+        )  # sums in fp16
     weights = coder.model.config.experts or {"decoder": 1 / 2, "flat": 1 / 2}
-    names = [name for name in ("decoder", "flat", "linear", "nearest", "begins", "ends") if name in weights]
+    names = [
+        name
+        for name in ("decoder", "flat", "linear", "nearest", "begins", "ends")
+        if name in weights
+    ]
     scale = 1 + weights["decoder"] / sum(weights[name] for name in names[1:])
-    silent, without = copy.copy(coder.model), {"decoder": 0.0, **{name: scale * weights[name] for name in names[1:]}}
+    silent, without = (
+        copy.copy(coder.model),
+        {"decoder": 0.0, **{name: scale * weights[name] for name in names[1:]}},
+    )
     silent.config = replace(silent.config, experts=without)
-    then, now = (one.predict(TEXTS, "en", mode="combined") for one in (Coder(silent, "cpu"), graphs))
+    then, now = (
+        one.predict(TEXTS, "en", mode="combined") for one in (Coder(silent, "cpu"), graphs)
+    )
     first = [name for name in now if name != "conf"]
     pd.testing.assert_frame_equal(then[first], now[first], atol=1e-3, rtol=0, check_dtype=False)
     np.testing.assert_array_equal(now["conf"], now["prob_1"])
@@ -116,11 +164,17 @@ coder = OnnxCoder({str(folder)!r})
 for mode in {MODES!r}:
     print(coder.predict({TEXTS!r}, "en", mode=mode).to_csv())
 """
-    expected = "".join(f"{OnnxCoder(folder).predict(TEXTS, 'en', mode=mode).to_csv()}\n" for mode in MODES)
-    assert run("-c", script, fresh=True).stdout == expected  # in a process that has not imported pandas with pyarrow
+    expected = "".join(
+        f"{OnnxCoder(folder).predict(TEXTS, 'en', mode=mode).to_csv()}\n" for mode in MODES
+    )
+    assert (
+        run("-c", script, fresh=True).stdout == expected
+    )  # in a process that has not imported pandas with pyarrow
 
 
-def test_mistakes_of_exporting_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_mistakes_of_exporting_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
     model, out = save_tiny_model(tmp_path / "model"), tmp_path / "onnx"
     data = write(tmp_path / "data.csv", "occ1,hisco_1", "farmer,61110")
 
@@ -136,9 +190,14 @@ def test_mistakes_of_exporting_are_one_sentence(tmp_path: Path, monkeypatch: pyt
         raise RuntimeError("no such operator\nand more")
 
     monkeypatch.setattr(torch.onnx, "export", refuse)
-    assert "can't write this encoder as an ONNX graph (no such operator). Nothing was written." in said("--data", data)
+    assert (
+        "can't write this encoder as an ONNX graph (no such operator). Nothing was written."
+        in said("--data", data)
+    )
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "onnx" else find(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *_: None if name == "onnx" else find(name)
+    )
     assert "needs onnx. Install it: pip install 'histocoder[onnx]'." in said()
     out.mkdir()
     before = sorted(tmp_path.iterdir())

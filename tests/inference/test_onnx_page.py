@@ -20,13 +20,21 @@ from histocoder import Coder  # noqa: E402
 from histocoder.checkpoints.model_files import save_config  # noqa: E402
 from histocoder.inference import onnx_export  # noqa: E402
 
-CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+CHROMIUM, DRIVER = (
+    shutil.which("chromium") or shutil.which("google-chrome"),
+    shutil.which("chromedriver"),
+)
 RUNTIME = os.environ.get("ONNXRUNTIME_WEB", "")
 """Folder with onnxruntime-web's files, which make test-browser sets."""
-missing = pytest.mark.skipif(not (CHROMIUM and DRIVER and RUNTIME), reason="needs chromium, driver, onnxruntime-web")
+missing = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER and RUNTIME), reason="needs chromium, driver, onnxruntime-web"
+)
 pytestmark = [pytest.mark.slow, pytest.mark.browser, missing]
 TYPE = "language.value = 'en'; text.value = arguments[0]; text.dispatchEvent(new Event('input'))"
-READ = "return Array.from(answers.tBodies[0].rows, (row) => Array.from(row.cells, (cell) => cell.textContent))"
+READ = (
+    "return Array.from(answers.tBodies[0].rows, (row) => Array.from(row.cells, (cell) "
+    "=> cell.textContent))"
+)
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -39,12 +47,16 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 def test_the_page_codes_as_python_does(tmp_path: Path):
     coder = Coder(ngram_model(), "cpu")
-    page = shutil.copytree(ROOT / "docs" / "browser", tmp_path / "page", ignore=shutil.ignore_patterns("model", "ort"))
+    page = shutil.copytree(
+        ROOT / "docs" / "browser", tmp_path / "page", ignore=shutil.ignore_patterns("model", "ort")
+    )
     shutil.copytree(RUNTIME, page / "ort")
     (page / "model").mkdir()
     onnx_export.export_graphs(coder.model, page / "model")
     save_config(page / "model", coder.model.config)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=page))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=page)
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
@@ -53,16 +65,22 @@ def test_the_page_codes_as_python_does(tmp_path: Path):
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     try:
         driver.get(f"http://127.0.0.1:{server.server_port}/")
-        wait_until(lambda: driver.execute_script("return state.textContent") == "Type a description.")
+        wait_until(
+            lambda: driver.execute_script("return state.textContent") == "Type a description."
+        )
         for text in TEXTS:
             then = coder.predict(text, "en", mode="flat", threshold=0.0)
             driver.execute_script(TYPE, text)
             wait_until(lambda text=text: driver.execute_script("return answers.dataset.of") == text)
             rows = driver.execute_script(READ)
             width = coder.formatter.num_blocks
-            assert [row[0] for row in rows[:width]] == [then[f"hisco_{i + 1}"].item() for i in range(width)], text
+            assert [row[0] for row in rows[:width]] == [
+                then[f"hisco_{i + 1}"].item() for i in range(width)
+            ], text
             probabilities = [then[f"prob_{i + 1}"].item() for i in range(width)]
-            np.testing.assert_allclose([float(row[1]) for row in rows[:width]], probabilities, atol=1e-4)
+            np.testing.assert_allclose(
+                [float(row[1]) for row in rows[:width]], probabilities, atol=1e-4
+            )
     finally:
         driver.quit()
         server.shutdown()

@@ -38,11 +38,17 @@ def test_index_and_order_are_the_inputs(coder: Coder, mode: str):
     series = pd.Series(TEXTS, index=[10, 20, 30, 40, 50, 60, 70])
     width, k = (3, {"k": 3}) if mode == "topk" else (2, {})
     table = coder.predict(series, "en", mode=mode, **k)
-    alone = [coder.predict([text], "en", mode=mode, **k).set_axis([row]) for row, text in series.items()]
-    pd.testing.assert_frame_equal(table, pd.concat(alone)[[*table]].astype(table.dtypes), atol=1e-5, rtol=0)
+    alone = [
+        coder.predict([text], "en", mode=mode, **k).set_axis([row]) for row, text in series.items()
+    ]
+    pd.testing.assert_frame_equal(
+        table, pd.concat(alone)[[*table]].astype(table.dtypes), atol=1e-5, rtol=0
+    )
     assert table.loc[[30, 60]].isna().all().all()  # missing texts get missing codes
     assert table.loc[[10, 70], "conf"].notna().all()  # "nan" is a word
-    assert [*table.filter(like="hisco_")] == [f"hisco_{i + 1}" for i in range(width)] and "desc_1" in table
+    assert [*table.filter(like="hisco_")] == [
+        f"hisco_{i + 1}" for i in range(width)
+    ] and "desc_1" in table
 
 
 def test_a_language_for_each_row(coder: Coder):
@@ -50,43 +56,64 @@ def test_a_language_for_each_row(coder: Coder):
     assert table.iloc[0].equals(table.iloc[2]) and not table.iloc[0].equals(table.iloc[1])
     texts, langs = pa.array(["baker", None, "baker"]), pa.chunked_array([["en", "da", None]])
     expected = coder.predict(["baker", None, "baker"], ["en", "da", "unk"], mode="full")
-    assert coder.predict(texts, langs, mode="full").equals(expected) and expected.iloc[1].isna().all()
-    assert coder.predict("baker", None, mode="full").equals(coder.predict("baker", "unk", mode="full"))
+    assert (
+        coder.predict(texts, langs, mode="full").equals(expected) and expected.iloc[1].isna().all()
+    )
+    assert coder.predict("baker", None, mode="full").equals(
+        coder.predict("baker", "unk", mode="full")
+    )
     with pytest.raises(UserError, match="3 descriptions, but 1 languages"):
         coder.predict(["a", "b", "c"], ["en"])
 
 
 @pytest.mark.parametrize(
     ("target_cols", "further"),
-    [("occ_1 occ_2", "occ_3"), ("HISCO", "HISCO_2 HISCO_3"), ("a b", "hisco_3"), ("", "hisco_1 hisco_2 hisco_3")],
+    [
+        ("occ_1 occ_2", "occ_3"),
+        ("HISCO", "HISCO_2 HISCO_3"),
+        ("a b", "hisco_3"),
+        ("", "hisco_1 hisco_2 hisco_3"),
+    ],
 )
 def test_target_columns_keep_their_names(target_cols: str, further: str):
     model = tiny_model()
-    model.config = replace(model.config, target_cols=tuple(target_cols.split()), descriptions={})  # or does not say
+    model.config = replace(
+        model.config, target_cols=tuple(target_cols.split()), descriptions={}
+    )  # or does not say
     table = Coder(model, "cpu").predict("farmer", mode="topk", k=3)
     first, second, third = f"{target_cols} {further}".split()
     assert [*table] == [first, "prob_1", second, "prob_2", third, "prob_3", "conf"]
 
 
 def test_thresholds_of_languages():
-    config = replace(tiny_model().config, thresholds={"en": 0.2, "unk": 0.3})  # it knows Danish and English
+    config = replace(
+        tiny_model().config, thresholds={"en": 0.2, "unk": 0.3}
+    )  # it knows Danish and English
     langs = ("en", "da", "xx", "unk")
     assert thresholds_of(config, langs).tolist() == pytest.approx([0.2, 0.5, 0.3, 0.3])
     assert thresholds_of(config, langs, 0.7).tolist() == pytest.approx([0.7] * 4)
-    assert thresholds_of(replace(config, thresholds={"*": 0.4}), ["xx"]).tolist() == pytest.approx([0.4])
+    assert thresholds_of(replace(config, thresholds={"*": 0.4}), ["xx"]).tolist() == pytest.approx(
+        [0.4]
+    )
     assert thresholds_of(replace(config, languages=()), ["xx"]).tolist() == [0.5]
 
 
 def class_probabilities(coder: Coder, texts: list[str], langs: list[str]) -> torch.Tensor:
     """Those of the flat head."""
     with torch.no_grad():
-        return coder.model.class_probabilities(coder.model.classify(torch.from_numpy(coder.embed(texts, langs))))
+        return coder.model.class_probabilities(
+            coder.model.classify(torch.from_numpy(coder.embed(texts, langs)))
+        )
 
 
 def test_flat_gives_classes_above_the_threshold(coder: Coder):
     best = class_probabilities(coder, ["farmer"], ["en"])[0].sort(descending=True)
     codes = [CODES[place] for place in best.indices.tolist()]
-    for threshold, expected in ((0.0, codes[:2]), (float(best.values[1]) + 1e-3, codes[:1]), (0.999, codes[:1])):
+    for threshold, expected in (
+        (0.0, codes[:2]),
+        (float(best.values[1]) + 1e-3, codes[:1]),
+        (0.999, codes[:1]),
+    ):
         row = coder.predict("farmer", "en", mode="flat", threshold=threshold).iloc[0]
         assert row.filter(like="hisco_").dropna().tolist() == expected
         assert row["conf"] == row["prob_1"] == pytest.approx(float(best.values[0]), abs=1e-6)
@@ -101,8 +128,14 @@ def test_the_decoder_decides_on_second_codes():
             layer.weight.zero_()
             layer.bias.zero_()
         model.linear_decoder.bias.copy_(shares.logit())
-        model.decoder.head.bias[PAD] = math.log(model.config.vocab_size - 1) - 1  # no second code: 0.27
-    for more, second in (({}, CODES[1]), ({"end": 1.0, "few": 2.0}, None), ({"further": 0.9}, None)):
+        model.decoder.head.bias[PAD] = (
+            math.log(model.config.vocab_size - 1) - 1
+        )  # no second code: 0.27
+    for more, second in (
+        ({}, CODES[1]),
+        ({"end": 1.0, "few": 2.0}, None),
+        ({"further": 0.9}, None),
+    ):
         model.config = replace(model.config, experts={"decoder": 0.1, "flat": 1.0} | more)
         found = Coder(model, "cpu").predict("farmer and baker", mode="combined").iloc[0]
         assert (found["hisco_1"], found["hisco_2"]) == (CODES[0], second)
@@ -115,7 +148,9 @@ def test_the_decoder_decides_on_second_codes():
 def test_combined_may_give_no_code(codes: tuple[str, ...], is_coded: bool):
     tiny, formatter = tiny_model(), build_formatter("general", num_blocks=2, block_size=2)
     form, size = formatter.to_config(), formatter.vocab_size
-    model = MixerModel(replace(tiny.config, formatter=form, vocab_size=size, codes=codes), tiny.encoder).eval()
+    model = MixerModel(
+        replace(tiny.config, formatter=form, vocab_size=size, codes=codes), tiny.encoder
+    ).eval()
     torch.nn.init.zeros_(model.decoder.head.weight)
     with torch.no_grad():
         model.decoder.head.bias[formatter.system.to_block(MISSING)[0]] = 20.0
@@ -125,8 +160,13 @@ def test_combined_may_give_no_code(codes: tuple[str, ...], is_coded: bool):
 
 
 def test_constrained_codes_are_in_the_key(coder: Coder):
-    table = coder.predict([f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrst"], "en", constrain=True)
-    assert set(table[["hisco_1", "hisco_2"]].stack()) - {None} <= set(CODES) and table["hisco_1"].notna().all()
+    table = coder.predict(
+        [f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrst"], "en", constrain=True
+    )
+    assert (
+        set(table[["hisco_1", "hisco_2"]].stack()) - {None} <= set(CODES)
+        and table["hisco_1"].notna().all()
+    )
     assert table["conf"].between(0, 1).all()
 
 
@@ -143,7 +183,10 @@ def test_long_texts_and_strange_languages_are_said(coder: Coder):
 
 @pytest.mark.parametrize("mode", ["combined", "greedy", "flat", "topk"])
 def test_two_workers_answer_as_one(mode: str, monkeypatch: pytest.MonkeyPatch):
-    coder, num_threads = Coder.from_pretrained(ROOT / "tests" / "fixtures" / "ngram", "cpu"), torch.get_num_threads()
+    coder, num_threads = (
+        Coder.from_pretrained(ROOT / "tests" / "fixtures" / "ngram", "cpu"),
+        torch.get_num_threads(),
+    )
     texts, found, told = [f"{i * 'very '}old farmer {i}" for i in range(60)], [], []
 
     def where(*_: object) -> list[tuple[bool, int]]:
@@ -177,7 +220,10 @@ def test_an_error_of_a_worker_stops_the_others():
 def test_alternatives_come_in_one_pass(mode: str, monkeypatch: pytest.MonkeyPatch):
     model = tiny_model()
     model.config = replace(model.config, mode=mode)
-    coder, texts = Coder(model, "cpu"), ["farmer", None, "baker", "farmer", "wine and spirit merchant"]
+    coder, texts = (
+        Coder(model, "cpu"),
+        ["farmer", None, "baker", "farmer", "wine and spirit merchant"],
+    )
     given = coder.distinct(texts, "en")
     expected, combined = (coder.code(given, PredictOptions(mode=one)) for one in (None, "combined"))
     encoded = spied(monkeypatch, MixerModel, "encode", lambda _, ids, **__: ids.tolist())
@@ -208,9 +254,15 @@ def test_bad_arguments(coder: Coder):
         ({"k": 0}, "--k is 0"),
         ({"batch_size": 0}, "--batch-size is 0; it must be 1 or more"),
         ({"threshold": 1.1}, "--threshold is 1.1; it must lie between 0 and 1"),
-        ({"mode": "greedy", "threshold": 0.5}, "--threshold is for the mode flat, and the mode is greedy"),
+        (
+            {"mode": "greedy", "threshold": 0.5},
+            "--threshold is for the mode flat, and the mode is greedy",
+        ),
         ({"mode": "combined", "k": 3}, "--k is for the mode topk, and the mode is combined"),
-        ({"mode": "flat", "constrain": True}, "--constrain is for the mode greedy, and the mode is flat"),
+        (
+            {"mode": "flat", "constrain": True},
+            "--constrain is for the mode greedy, and the mode is flat",
+        ),
         ({"min_confidence": 7}, "--min-confidence is 7; it must lie between 0 and 1"),
         ({"mode": "full", "min_confidence": 0.5}, "--mode full writes none; omit one of them"),
     ):
@@ -224,10 +276,16 @@ def test_bad_arguments(coder: Coder):
     (lambda config: config | {"format_version": 99}, "version 99"),
     (lambda config: {"model_type": config["model_type"]}, "'encoder' is missing"),
     (lambda config: [*config], "no JSON object"),
-    (lambda config: config | {"codes": CODES[1:]}, "the model's weights .size mismatch for linear_decoder.weight"),
+    (
+        lambda config: config | {"codes": CODES[1:]},
+        "the model's weights .size mismatch for linear_decoder.weight",
+    ),
     (lambda config: config | {"thresholds": {"en": "high"}}, "'thresholds' has an invalid value"),
     (lambda config: config | {"encoder": {"num_hidden_layers": "two"}}, "does not match the model"),
-    (lambda config: config | {"formatter": {"name": "none", "num_blocks": 2}}, "no formatter 'none'"),
+    (
+        lambda config: config | {"formatter": {"name": "none", "num_blocks": 2}},
+        "no formatter 'none'",
+    ),
 )
 def test_configs_that_are_no_models_are_refused(tmp_path, changed, message):
     path = save_tiny_model(tmp_path) / "config.json"
@@ -243,7 +301,9 @@ def test_configs_that_are_no_models_are_refused(tmp_path, changed, message):
 def published() -> tuple[dict, Coder]:
     expected = json.loads(shared("reference/occcanine/expected.json").read_text())
     path = shared("reference/occcanine/last.bin")
-    coder = load_occcanine(path, formatter="hisco", encoder_config=expected["canine_config"], text_normalization="none")
+    coder = load_occcanine(
+        path, formatter="hisco", encoder_config=expected["canine_config"], text_normalization="none"
+    )
     return expected, coder
 
 
@@ -253,20 +313,30 @@ def test_a_published_model_gives_what_the_reference_gives():
     texts, langs = [text for _, text in pairs], [lang for lang, _ in pairs]
     np.testing.assert_allclose(coder.embed(texts, langs), expected["pooled"], atol=1e-4)
     probabilities = torch.tensor(expected["flat_logits"]).sigmoid()
-    torch.testing.assert_close(class_probabilities(coder, texts, langs), probabilities, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        class_probabilities(coder, texts, langs), probabilities, atol=1e-4, rtol=0
+    )
     searched = [coder.formatter.system.from_block(block) for block in expected["full_search_codes"]]
     ids, targets = torch.tensor(expected["input_ids"]), torch.tensor(expected["targets_seq2seq"])
     with torch.no_grad():
         memory, _, mask = coder.model.encode(ids)
         output = coder.model(ids, targets[:, :-1])
-        tokens, of_tokens = greedy(coder.model.decoder, DecoderInputs(memory, mask), num_tokens=26, block_size=26)
+        tokens, of_tokens = greedy(
+            coder.model.decoder, DecoderInputs(memory, mask), num_tokens=26, block_size=26
+        )
     close = {"atol": 1e-4, "rtol": 0}
-    torch.testing.assert_close(memory.sum(-1), torch.tensor(expected["memory_sum"]), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        memory.sum(-1), torch.tensor(expected["memory_sum"]), atol=1e-3, rtol=0
+    )
     forced = torch.tensor(expected["teacher_forced_logits_first3"])
     torch.testing.assert_close(output.seq2seq_logits[:3], forced, **close)
     assert torch.equal(tokens, torch.tensor(expected["greedy_tokens"]))
-    torch.testing.assert_close(of_tokens, torch.tensor(expected["greedy_token_probs"])[:, 1:], **close)
-    probs = TrieSearch(coder.model.decoder, CodeTrie(searched, coder.formatter)).full(DecoderInputs(memory, mask))
+    torch.testing.assert_close(
+        of_tokens, torch.tensor(expected["greedy_token_probs"])[:, 1:], **close
+    )
+    probs = TrieSearch(coder.model.decoder, CodeTrie(searched, coder.formatter)).full(
+        DecoderInputs(memory, mask)
+    )
     np.testing.assert_allclose(probs, expected["full_search_probs"], atol=1e-4)
     decoded = coder.formatter.decode(np.array(expected["greedy_tokens"]))
     found = coder.predict(texts, langs)[[f"hisco_{i}" for i in range(1, 6)]].to_numpy()
@@ -294,7 +364,9 @@ def test_published_blank_classes_are_no_codes(tmp_path):
     load_occcanine(tmp_path / "last.bin", key=tmp_path / "key.csv", **options)
     load_occcanine(tmp_path / "last.bin", **options).save_pretrained(tmp_path / "model")
     coder = Coder.from_pretrained(tmp_path / "model", "cpu")
-    assert set(coder.predict(["a farmer"], "en", mode="topk", k=9).filter(regex="hisco").iloc[0]) == set(CODES)
+    assert set(
+        coder.predict(["a farmer"], "en", mode="topk", k=9).filter(regex="hisco").iloc[0]
+    ) == set(CODES)
     for mode in ("flat", "combined"):
         found = coder.predict(["a farmer"], "en", mode=mode).filter(regex="hisco").iloc[0].dropna()
         assert len(found) and set(found) <= set(CODES)
@@ -303,26 +375,54 @@ def test_published_blank_classes_are_no_codes(tmp_path):
 
 def test_published_characters_and_keys_are_read(tmp_path):
     tiny, chars = tiny_model(), [*range(10), "-"]
-    formatter = build_formatter("general", num_blocks=2, block_size=3, symbols=list(map(str, chars)))
+    formatter = build_formatter(
+        "general", num_blocks=2, block_size=3, symbols=list(map(str, chars))
+    )
     form = {"formatter": formatter.to_config(), "vocab_size": formatter.vocab_size}
     config = replace(tiny.config, codes=("100", "-12"), **form)
     weights = MixerModel(config, tiny.encoder).state_dict().items()
-    save_file({name: with_all_positions(name, x, config) for name, x in weights}, tmp_path / "model.safetensors")
+    save_file(
+        {name: with_all_positions(name, x, config) for name, x in weights},
+        tmp_path / "model.safetensors",
+    )
     (tmp_path / "key.json").write_text(json.dumps({"-12": 1, "100": 0}))
-    options = {"formatter": "general", "target_cols": ["a_1", "a_2"], "block_size": 3, "encoder_config": config.encoder}
-    with pytest.raises(UserError, match=r"has 16 tokens, and the formatter 'general' 2086.*chars.json"):
+    options = {
+        "formatter": "general",
+        "target_cols": ["a_1", "a_2"],
+        "block_size": 3,
+        "encoder_config": config.encoder,
+    }
+    with pytest.raises(
+        UserError, match=r"has 16 tokens, and the formatter 'general' 2086.*chars.json"
+    ):
         load_occcanine(tmp_path, **options)
     (tmp_path / "chars.json").write_text(json.dumps(chars))
     load_occcanine(tmp_path, **options).save_pretrained(tmp_path / "model")
     coder = Coder.from_pretrained(tmp_path / "model", "cpu")
-    assert coder.codes == ("100", "-12") and coder.formatter.encode(["-12"])[0, :4].tolist() == [2, 15, 6, 7]
-    assert set(coder.predict(["a farmer"], "en", mode="topk").filter(regex="a_").iloc[0]) == {"100", "-12"}
+    assert coder.codes == ("100", "-12") and coder.formatter.encode(["-12"])[0, :4].tolist() == [
+        2,
+        15,
+        6,
+        7,
+    ]
+    assert set(coder.predict(["a farmer"], "en", mode="topk").filter(regex="a_").iloc[0]) == {
+        "100",
+        "-12",
+    }
 
 
 def test_values_that_are_not_text_are_refused():
     coder = Coder(tiny_model(), "cpu")
     table = {"occ1": ["baker"], "lang": ["en"]}
-    for texts in (5, [61110], ["baker", 3.5], [["baker"]], table, pd.DataFrame(table), pa.table(table)):
+    for texts in (
+        5,
+        [61110],
+        ["baker", 3.5],
+        [["baker"]],
+        table,
+        pd.DataFrame(table),
+        pa.table(table),
+    ):
         with pytest.raises(UserError, match=r"give strings, such as df\['occ1'\]"):
             coder.predict(texts)
     assert coder.predict([None, float("nan"), " "])["conf"].isna().all()

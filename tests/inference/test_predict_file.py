@@ -35,13 +35,17 @@ def test_a_file_is_coded_as_a_table_is(model: Path, tmp_path: Path, mode: str):
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode=mode)
     out = read(tmp_path / "out.csv")
     assert out[[*frame]].equals(frame)  # all columns, in their order and with their blanks
-    table = Coder(load_model(model), "cpu").predict(frame["occ1"], frame["lang"], mode=mode, progress=False)
+    table = Coder(load_model(model), "cpu").predict(
+        frame["occ1"], frame["lang"], mode=mode, progress=False
+    )
     first = ("hisco_1", "prob_1", "desc_1", "conf")
     for column in table.columns:
         name = f"alt_{column}" if mode == "topk" and column not in first else column
         if pd.api.types.is_numeric_dtype(table[column]):
             found = pd.to_numeric(out[name]).astype(float)
-            pd.testing.assert_series_equal(found, table[column], check_names=False, atol=2e-6, rtol=0)
+            pd.testing.assert_series_equal(
+                found, table[column], check_names=False, atol=2e-6, rtol=0
+            )
         else:
             assert out[name].tolist() == table[column].fillna("").tolist()
     assert not list(tmp_path.glob(".*"))
@@ -49,7 +53,11 @@ def test_a_file_is_coded_as_a_table_is(model: Path, tmp_path: Path, mode: str):
 
 def test_parquet_is_copied_or_refused(model: Path, tmp_path: Path):
     langs = pa.array([float("nan"), float("nan")], from_pandas=False)
-    columns = {"occ1": ["farmer", "baker"], "lang": langs, "id": pa.array([b"ab", b"cd"], pa.binary(2))}
+    columns = {
+        "occ1": ["farmer", "baker"],
+        "lang": langs,
+        "id": pa.array([b"ab", b"cd"], pa.binary(2)),
+    }
     others = {"notes": [["a"], []], "year": [1880, None], "hash": [b"\xff", b"\xfe"]}
     pq.write_table(pa.table(columns), tmp_path / "in.parquet")
     with warnings.catch_warnings():
@@ -59,7 +67,9 @@ def test_parquet_is_copied_or_refused(model: Path, tmp_path: Path):
     pq.write_table(pa.table(columns | others), tmp_path / "in.parquet")
     code(model, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert pq.read_table(tmp_path / "out.parquet").select([*others]).to_pydict() == others
-    with pytest.raises(UserError, match=r"does not fit into \.\w+ .*list.* --output end in \.parquet"):
+    with pytest.raises(
+        UserError, match=r"does not fit into \.\w+ .*list.* --output end in \.parquet"
+    ):
         code(model, tmp_path / "in.parquet", tmp_path / "no.csv")
     with pytest.raises(UserError, match=r"column 'notes'.* holds .* one value in each cell"):
         code(model, tmp_path / "in.parquet", tmp_path / "no.parquet", input_col="notes")
@@ -94,7 +104,10 @@ def test_columns_of_one_name_need_csv_or_excel(model: Path, tmp_path: Path, name
     (tmp_path / "in.csv").write_text(f"occ1,lang,{name},{name}\nfarmer,en,1,2\n")
     code(model, tmp_path / "in.csv", tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text().startswith(f'"occ1","lang","{name}","{name}"')
-    with pytest.raises(UserError, match=rf"in\.csv has several columns '{name}'; rename them, or let .* end in \.csv"):
+    with pytest.raises(
+        UserError,
+        match=rf"in\.csv has several columns '{name}'; rename them, or let .* end in \.csv",
+    ):
         code(model, tmp_path / "in.csv", tmp_path / f"out{suffix}")
     assert not list(tmp_path.glob("no.*"))
 
@@ -112,21 +125,30 @@ def test_names_do_not_clash(model: Path, tmp_path: Path):
 
 
 def test_errors_are_told_before_coding(model: Path, tmp_path: Path, coded: list[str]):
-    (tmp_path / "in.csv").write_text("occ1;lang;note\n" + "farmer;en;\n" * 30 + 'smith;en;"lost\nbaker;en;\n')
+    (tmp_path / "in.csv").write_text(
+        "occ1;lang;note\n" + "farmer;en;\n" * 30 + 'smith;en;"lost\nbaker;en;\n'
+    )
     with pytest.raises(UserError, match="line 32: a quotation mark is opened and not closed"):
         code(model, tmp_path / "in.csv", tmp_path / "out.csv")
     assert not coded
 
 
-def test_each_distinct_description_is_coded_once(model: Path, tmp_path: Path, monkeypatch, coded: list[str]):
+def test_each_distinct_description_is_coded_once(
+    model: Path, tmp_path: Path, monkeypatch, coded: list[str]
+):
     frame = pd.concat([write_archive(tmp_path / "in.csv", 60)] * 2)
     frame.to_csv(tmp_path / "in.csv", index=False)
     code(model, tmp_path / "in.csv", tmp_path / "whole.csv", block_rows=30)
     num_distinct = len(frame.loc[frame["occ1"] != "", ["occ1", "lang"]].drop_duplicates())
     assert len(coded) == num_distinct
-    monkeypatch.setattr("histocoder.inference.table_coder.REMEMBERED", 20)  # a full memory changes nothing else
+    monkeypatch.setattr(
+        "histocoder.inference.table_coder.REMEMBERED", 20
+    )  # a full memory changes nothing else
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", block_rows=30)
-    frames = [pd.read_csv(tmp_path / name, dtype={"id": str, "hisco_1": str}) for name in ("out.csv", "whole.csv")]
+    frames = [
+        pd.read_csv(tmp_path / name, dtype={"id": str, "hisco_1": str})
+        for name in ("out.csv", "whole.csv")
+    ]
     pd.testing.assert_frame_equal(*frames, atol=2e-6, rtol=0)
     assert num_distinct < len(coded) - num_distinct < len(frame)
 
@@ -134,14 +156,20 @@ def test_each_distinct_description_is_coded_once(model: Path, tmp_path: Path, mo
 def said_of(model: Path, folder: Path, *lines: str, **options: Any) -> list[str]:
     """Code a table in blocks of ten rows, and return what is said."""
     source, said = write(folder / "in.csv", *lines), list[str]()
-    settings = PredictConfig(input=str(source), output=str(folder / "out.csv"), mode="flat", **options)
-    predict_file(Coder(load_model(model), "cpu"), settings, model_id="m", block_rows=10, say=said.append)
+    settings = PredictConfig(
+        input=str(source), output=str(folder / "out.csv"), mode="flat", **options
+    )
+    predict_file(
+        Coder(load_model(model), "cpu"), settings, model_id="m", block_rows=10, say=said.append
+    )
     return said
 
 
 def test_notices_are_of_the_whole_file(model: Path, tmp_path: Path):
     langs = ["xx"] * 20 + ["xx", "yy"] * 5
-    rows = [f"{'very ' * (40 * (row % 3 == 0))}old smith {row},{lang}" for row, lang in enumerate(langs)]
+    rows = [
+        f"{'very ' * (40 * (row % 3 == 0))}old smith {row},{lang}" for row, lang in enumerate(langs)
+    ]
     xx, cut, yy = said_of(model, tmp_path, "occ1,lang", *rows, language_col="lang")
     assert [text.partition(" and ")[0][-4:] for text in (xx, yy)] == ["'xx'", "'yy'"]
     assert cut.startswith("Descriptions that are longer than 64 characters")
@@ -159,10 +187,24 @@ def test_columns_that_are_probably_wrong_are_told(model: Path, tmp_path: Path):
 
 
 def test_two_ranks_say_what_one_does(model: Path, tmp_path: Path):
-    texts = ["very " * 40 + f"old smith {i}" if i % 10 == 0 else f"farmer {i % 30}" for i in range(300)]
+    texts = [
+        "very " * 40 + f"old smith {i}" if i % 10 == 0 else f"farmer {i % 30}" for i in range(300)
+    ]
     source = write(tmp_path / "in.csv", "occ1,lang", *(f"{text},xx" for text in texts))
-    flags = ("predict", "--model", model, "--input", source, "--language-col", "lang", "--mode", "flat")
-    ended = two_ranks(["-m", "histocoder", *flags, "--output", tmp_path / "out.csv", "--batch-size", 4])
+    flags = (
+        "predict",
+        "--model",
+        model,
+        "--input",
+        source,
+        "--language-col",
+        "lang",
+        "--mode",
+        "flat",
+    )
+    ended = two_ranks(
+        ["-m", "histocoder", *flags, "--output", tmp_path / "out.csv", "--batch-size", 4]
+    )
     said = "".join(one.stdout + one.stderr for one in ended)
     assert said.count("does not know the language 'xx'") == said.count("are truncated") == 1
     assert read(tmp_path / "out.csv")["occ1"].tolist() == texts
@@ -176,9 +218,14 @@ def interrupt(model: Path, source: Path, output: Path, **changes: Any) -> None:
         if next(calls) == 9:
             raise KeyboardInterrupt
 
-    settings, how = config(source, output, batch_size=1, **changes), {"model_id": "m", "block_rows": 40}
+    settings, how = (
+        config(source, output, batch_size=1, **changes),
+        {"model_id": "m", "block_rows": 40},
+    )
     with pytest.raises(Interrupted, match="is kept: run the same command again"):
-        predict_file(Coder(load_model(model), "cpu"), settings, say=lambda _: None, progress=progress, **how)
+        predict_file(
+            Coder(load_model(model), "cpu"), settings, say=lambda _: None, progress=progress, **how
+        )
 
 
 @pytest.mark.parametrize("mode", ["greedy", slow("full")])
@@ -195,15 +242,27 @@ def test_interrupted_coding_is_resumed(model: Path, tmp_path: Path, coded: list[
         coded.clear()
         code(model, source, output, mode=mode, batch_size=1)
         assert len(coded) == num_distinct - 8 * (change == "none")
-        assert output.read_bytes() == (tmp_path / "whole.csv").read_bytes() and not list(tmp_path.glob(".*"))
+        assert output.read_bytes() == (tmp_path / "whole.csv").read_bytes() and not list(
+            tmp_path.glob(".*")
+        )
         output.unlink()
 
 
-def test_a_second_run_on_an_output_ends(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_second_run_on_an_output_ends(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     write_archive(tmp_path / "in.csv", 100)
     output = tmp_path / "out.csv"
     code(model, tmp_path / "in.csv", tmp_path / "alone.csv", mode="flat")
-    flags = ("--input", tmp_path / "in.csv", "--output", output, "--language-col", "lang", "--overwrite")
+    flags = (
+        "--input",
+        tmp_path / "in.csv",
+        "--output",
+        output,
+        "--language-col",
+        "lang",
+        "--overwrite",
+    )
 
     def meanwhile(_: Coder, given: Descriptions, *__: Any, **___: Any) -> list[str]:
         second = ("-m", "histocoder", "predict", "--model", model, *flags, "--mode", "greedy")
@@ -221,12 +280,23 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
     output, whole = tmp_path / "out.csv", tmp_path / "whole.csv"
 
     def predict(path: Path) -> list[str]:
-        files = ("--input", tmp_path / "in.csv", "--output", path, "--language-col", "lang", "--mode", "flat")
+        files = (
+            "--input",
+            tmp_path / "in.csv",
+            "--output",
+            path,
+            "--language-col",
+            "lang",
+            "--mode",
+            "flat",
+        )
         return [*map(str, ("-m", "histocoder", "predict", "--model", model, *files))]
 
     run(*predict(whole))
     room = f"room:{whole.stat().st_size // 2}"  # the parts fit, the output does not
-    assert f"error: Could not write {output}: File too large. What is coded" in refused(*faulty(predict(output), room))
+    assert f"error: Could not write {output}: File too large. What is coded" in refused(
+        *faulty(predict(output), room)
+    )
     assert not output.exists() and any((tmp_path / ".out.csv.parts").glob("codes-*.arrow"))
     assert not list(tmp_path.glob("**/*.tmp"))
     run(*predict(output))
@@ -234,7 +304,11 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
 
 
 TABLES = {
-    **{"ragged": ["occ1,lang", "a,en", "b,en,c"], "header": ["occ1,lang"], "uncoded": ["occ1,hisco_1", "farmer,"]},
+    **{
+        "ragged": ["occ1,lang", "a,en", "b,en,c"],
+        "header": ["occ1,lang"],
+        "uncoded": ["occ1,hisco_1", "farmer,"],
+    },
     **{"short": ["occ1,hisco_1", "farmer,1110"], "classes": ["hisco,status,hisclass", "61110,,8"]},
 }
 
@@ -253,18 +327,26 @@ TABLES = {
     ("--known classes.csv", "has no column 'occ1'; it has: hisco, status, hisclass"),
     ("--known header.csv", "has no column 'hisco_1'; it has: occ1, lang"),
     ("--known uncoded.csv", "no row has a description and codes that fit"),
-    ("--known short.csv", "fewer than 5 characters. If leading zeros were lost, add --zero-pad-codes"),
+    (
+        "--known short.csv",
+        "fewer than 5 characters. If leading zeros were lost, add --zero-pad-codes",
+    ),
     ("--known short.csv --mode full", "--known gives codes, and --mode full ranks them"),
     ("--known-exact", "Flags for --known need that flag"),
     ("--classes classes.csv --mode full", "--mode full writes none; choose another mode."),
-    ("--levels major tiny", "--levels tiny: there is no such level; choose among major, minor, unit."),
+    (
+        "--levels major tiny",
+        "--levels tiny: there is no such level; choose among major, minor, unit.",
+    ),
     ("--status-col lang", "--status-col needs --classes; add it, or omit this one."),
     ("--levels major --none 0", "--none needs --classes"),
     ("--classes classes.csv --status-col st", "has no column 'st'"),
     ("--classes classes.csv --value-cols socpo", "has no column 'socpo'"),
     ("--classes in.csv", "has no column 'hisco'"),
 )
-def test_mistakes_are_one_sentence(model: Path, tmp_path: Path, monkeypatch, capsys, flags: str, message: str):
+def test_mistakes_are_one_sentence(
+    model: Path, tmp_path: Path, monkeypatch, capsys, flags: str, message: str
+):
     monkeypatch.chdir(tmp_path)
     write_archive(Path("in.csv"), 10)
     for name, lines in TABLES.items():

@@ -1,4 +1,6 @@
-"""Coding a file without a terminal: lines instead of a bar, signals, and what is mistaken for descriptions."""
+"""Coding a file without a terminal: lines instead of a bar, signals, and what is mistaken for
+descriptions.
+"""
 
 import signal
 from pathlib import Path
@@ -28,11 +30,27 @@ def test_a_line_a_minute_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_sigterm_ends_with_a_message_and_resumes(tmp_path: Path):
-    model, table = save_tiny_model(tmp_path / "model"), write_table(tmp_path / "table.csv", copies=40)
-    flags = ("--model", model, "--mode", "flat", "--input", table, "--columns", "pred_", "--output", tmp_path / "o.csv")
+    model, table = (
+        save_tiny_model(tmp_path / "model"),
+        write_table(tmp_path / "table.csv", copies=40),
+    )
+    flags = (
+        "--model",
+        model,
+        "--mode",
+        "flat",
+        "--input",
+        table,
+        "--columns",
+        "pred_",
+        "--output",
+        tmp_path / "o.csv",
+    )
     args = ["-m", "histocoder", "predict", *map(str, flags)]
     ended = run(*faulty(args, "stop:os.replace:2"), check=False)
-    assert ended.returncode == 128 + signal.SIGTERM and "What is coded so far is kept" in ended.stderr
+    assert (
+        ended.returncode == 128 + signal.SIGTERM and "What is coded so far is kept" in ended.stderr
+    )
     assert not (tmp_path / "o.csv").exists()
     assert "Resuming an interrupted run." in run(*args).stdout
 

@@ -1,4 +1,6 @@
-"""Has histocoder, in every Python that finds this file, see what it would on Windows; other libraries see Linux."""
+"""Has histocoder, in every Python that finds this file, see what it would on Windows; other
+libraries see Linux.
+"""
 
 import builtins
 import ctypes
@@ -31,8 +33,12 @@ def _fsync(handle: int) -> None:
 
 
 def _locking(handle: int, mode: int, count: int) -> None:
-    """Of `msvcrt`: of so many bytes from the place in the file on, which nobody else can read then."""
-    assert os.lseek(handle, 0, os.SEEK_CUR) >= os.fstat(handle).st_size and stat.S_ISREG(os.fstat(handle).st_mode)
+    """Of `msvcrt`: of so many bytes from the place in the file on, which nobody else can read
+    then.
+    """
+    assert os.lseek(handle, 0, os.SEEK_CUR) >= os.fstat(handle).st_size and stat.S_ISREG(
+        os.fstat(handle).st_mode
+    )
     fcntl.lockf(handle, mode, count, 0, os.SEEK_CUR)
 
 
@@ -42,7 +48,11 @@ def _library(name: str | None) -> ctypes.CDLL:
     return ctypes.CDLL(name)
 
 
-OTHERS = {"os": {"open": _open, "fsync": _fsync}, "sys": {"platform": "win32"}, "ctypes": {"CDLL": _library}}
+OTHERS = {
+    "os": {"open": _open, "fsync": _fsync},
+    "sys": {"platform": "win32"},
+    "ctypes": {"CDLL": _library},
+}
 
 
 class _Seen(ModuleType):

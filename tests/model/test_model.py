@@ -21,8 +21,14 @@ from histocoder.model.layers import scaled_dot_product
 def test_decoder_agrees_with_torchs_own():
     torch.manual_seed(0)
     ours = Decoder(18, 32, num_layers=2, num_heads=4).eval()
-    theirs = nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 4, 32, dropout=0.0, batch_first=True), 2).eval()
-    state = {k.removeprefix("decoder."): v for k, v in ours.state_dict().items() if k.startswith("decoder.")}
+    theirs = nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(32, 4, 32, dropout=0.0, batch_first=True), 2
+    ).eval()
+    state = {
+        k.removeprefix("decoder."): v
+        for k, v in ours.state_dict().items()
+        if k.startswith("decoder.")
+    }
     theirs.load_state_dict(state)
     tokens, memory = torch.randint(0, 18, (3, 7)), torch.randn(3, 5, 32)
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]).bool()
@@ -60,8 +66,13 @@ def test_frozen_encoders_get_no_dropout():
 
 def test_only_positions_that_are_read_are_kept():
     name, own = "encoder.char_embeddings.char_position_embeddings.weight", tiny_model().state_dict()
-    assert load_encoder("tiny", max_len=64).char_embeddings.char_position_embeddings.weight.shape == (256, 64)
-    for given in (own, {**own, name: torch.cat([own[name], torch.ones(192, 64)])}):  # the second as published
+    assert load_encoder(
+        "tiny", max_len=64
+    ).char_embeddings.char_position_embeddings.weight.shape == (256, 64)
+    for given in (
+        own,
+        {**own, name: torch.cat([own[name], torch.ones(192, 64)])},
+    ):  # the second as published
         model = MixerModel.from_weights(tiny_model().config, given)
         assert torch.equal(model.get_parameter(name), own[name]) and len(own[name]) == 64
     with pytest.raises(UserError, match="reads 40 positions at most; set --max-len"):
@@ -71,7 +82,9 @@ def test_only_positions_that_are_read_are_kept():
 def test_encoder_from_a_folder(tmp_path):
     saved = save_pretrained("canine", tmp_path / "canine")
     found, expected = load_encoder(str(saved), max_len=64).state_dict(), weights(saved)
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    assert found.keys() == expected.keys() and all(
+        torch.equal(found[name], expected[name]) for name in found
+    )
     with pytest.raises(UserError, match="130 positions"):
         load_encoder(str(saved), max_len=512)
 
@@ -79,7 +92,12 @@ def test_encoder_from_a_folder(tmp_path):
 def both() -> tuple[CanineModel, Canine]:
     """Theirs, and ours of the same weights."""
     torch.manual_seed(1)
-    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
     model = CanineModel(CanineConfig(**sizes, num_hash_buckets=512, num_hash_functions=4))
     return model.eval(), Canine.from_transformers(model).eval()
 
@@ -93,7 +111,9 @@ def theirs(model: CanineModel, ids: torch.Tensor) -> tuple[torch.Tensor, torch.T
 @pytest.mark.parametrize("width", [8, 64, 128, 132, 300])
 def test_it_agrees_with_transformers_at_every_position(width: int):
     (model, own), ids = both(), some_ids([width, width // 2, 3], width)
-    torch.testing.assert_close(own(ids, dtype=torch.float32, trimmed=False), theirs(model, ids), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        own(ids, dtype=torch.float32, trimmed=False), theirs(model, ids), atol=1e-5, rtol=0
+    )
 
 
 @torch.no_grad()
@@ -106,7 +126,9 @@ def test_trimmed_batches_are_encoded_as_padded_ones(longest: int):
     short_memory, short_pooled = own(ids[:, :width], dtype=torch.float32, trimmed=width < 64)
     torch.testing.assert_close(short_pooled, pooled, atol=1e-5, rtol=0)
     for row, length in enumerate(lengths):
-        torch.testing.assert_close(short_memory[row, :length], memory[row, :length], atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            short_memory[row, :length], memory[row, :length], atol=1e-5, rtol=0
+        )
 
 
 def test_gradients_agree_with_transformers():
@@ -114,7 +136,10 @@ def test_gradients_agree_with_transformers():
     gradients = []
     their_model, own = both()
     trimmed = trimmed_length(20, 64)
-    of_both = {their_model: theirs(their_model, ids), own: own(ids[:, :trimmed], dtype=torch.float32, trimmed=True)}
+    of_both = {
+        their_model: theirs(their_model, ids),
+        own: own(ids[:, :trimmed], dtype=torch.float32, trimmed=True),
+    }
     for model, (memory, pooled) in of_both.items():
         real = ids[:, : memory.shape[1]].ne(0)
         (memory[real].square().sum() + pooled.sum()).backward()
@@ -123,7 +148,12 @@ def test_gradients_agree_with_transformers():
 
 
 def test_new_weights_are_drawn_as_transformers_draw_them():
-    sizes = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_hash_buckets": 512}
+    sizes = {
+        "hidden_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_hash_buckets": 512,
+    }
     theirs, own = CanineModel(CanineConfig(**sizes)), Canine(CanineConfigOfOurs(**sizes))
     # in their order as well, by which optimizers of runs that began with theirs have their states
     names = [(name, parameter.shape) for name, parameter in theirs.named_parameters()]

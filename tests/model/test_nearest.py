@@ -19,17 +19,30 @@ NUM_CLASSES = 7
 
 
 @pytest.fixture(params=[12, 100])
-def remembered(request: pytest.FixtureRequest) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, NearestExpert]:
-    """Encodings, first and last characters and classes of 50 rows, and the expert that remembers them."""
+def remembered(
+    request: pytest.FixtureRequest,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, NearestExpert]:
+    """Encodings, first and last characters and classes of 50 rows, and the expert that remembers
+    them.
+    """
     generator = torch.Generator().manual_seed(0)
     encodings = torch.randn(50, request.param, generator=generator)
     ends = torch.randint(97, 100, (50, 2), generator=generator, dtype=torch.int32)
-    class_ids = torch.randint(NUM_CLASSES - 1, (50,), generator=generator)  # the last class has no rows
-    return encodings, ends, class_ids, NearestExpert.of(encodings, ends, class_ids, num_classes=NUM_CLASSES)
+    class_ids = torch.randint(
+        NUM_CLASSES - 1, (50,), generator=generator
+    )  # the last class has no rows
+    return (
+        encodings,
+        ends,
+        class_ids,
+        NearestExpert.of(encodings, ends, class_ids, num_classes=NUM_CLASSES),
+    )
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_votes_come_from_each_class_nearest_row(remembered: tuple, compiled: bool, monkeypatch: pytest.MonkeyPatch):
+def test_votes_come_from_each_class_nearest_row(
+    remembered: tuple, compiled: bool, monkeypatch: pytest.MonkeyPatch
+):
     encodings, ends, class_ids, expert = remembered
     if not compiled:
         monkeypatch.setattr(kernels, "supports", lambda _: False)
@@ -49,13 +62,18 @@ def test_votes_come_from_each_class_nearest_row(remembered: tuple, compiled: boo
         rows = (class_ids == class_id).nonzero()[:, 0]
         cosine = cosines[i, rows] if len(rows) else torch.tensor([-1.0])
         expected = np.exp(20 * (float(cosine.max()) - 1)) + 1e-3
-        assert votes["nearest"][i, class_id].item() == pytest.approx(np.log(expected), abs=0.1)  # rows are bf16
+        assert votes["nearest"][i, class_id].item() == pytest.approx(
+            np.log(expected), abs=0.1
+        )  # rows are bf16
         gap = cosine.sort().values[-2:].diff()
         if len(rows) and (not len(gap) or gap > 0.01):
             same = (ends[rows[cosine.argmax()]] == of_queries[i]).float().tolist()
             assert [votes["begins"][i, class_id].item(), votes["ends"][i, class_id].item()] == same
     assert votes["nearest"][0, class_ids[0]] > -0.1
-    assert torch.all(votes["nearest"][:, -1] == np.log(np.float32(1e-3))) and not votes["begins"][:, -1].any()
+    assert (
+        torch.all(votes["nearest"][:, -1] == np.log(np.float32(1e-3)))
+        and not votes["begins"][:, -1].any()
+    )
 
 
 def test_descriptions_are_remembered_with_their_usual_codes(tmp_path: Path):
@@ -63,7 +81,9 @@ def test_descriptions_are_remembered_with_their_usual_codes(tmp_path: Path):
     data = dataset(tmp_path / "cache", write(tmp_path / "table.csv", "occ1,hisco_1", *rows))
     model = tiny_model(codes=data.classes)
     counts = fit_nearest_expert(model, data).first.diff().tolist()
-    remembered = [code for code, count in zip(data.classes, counts, strict=True) for _ in range(count)]
+    remembered = [
+        code for code, count in zip(data.classes, counts, strict=True) for _ in range(count)
+    ]
     assert remembered == ["53100", "77610", "77620", "79100"]
     alone = encodings(model, data, np.array([2]))
     assert torch.allclose(encodings(model, data, np.arange(len(data)))[2], alone[0], atol=1e-5)

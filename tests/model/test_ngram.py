@@ -10,7 +10,17 @@ from histocoder.model import canine
 from histocoder.model.ngram import Lookup, NgramConfig, NgramEncoder, hashed_ngrams
 
 CONFIG = NgramConfig(num_buckets=4096, hidden_size=16, num_attention_heads=2, intermediate_size=16)
-TEXTS = ["wine and spirit merchant", "dräng", "", "a", "靴屋 😀", "سائق", "word " * 40, "x" * 300, "(retired), farmer"]
+TEXTS = [
+    "wine and spirit merchant",
+    "dräng",
+    "",
+    "a",
+    "靴屋 😀",
+    "سائق",
+    "word " * 40,
+    "x" * 300,
+    "(retired), farmer",
+]
 
 
 def ids_of(texts: list[str], lang: str = "en") -> torch.Tensor:
@@ -46,13 +56,17 @@ def buckets_of_word(word: str, max_n: int, num_buckets: int) -> set[int]:
             found.add(mixed(number, 4 * n, num_buckets))
             if edges:
                 found.add(mixed(number, 4 * n + edges, num_buckets))
-        letter = ((ord(character) + 0x9E3779B1 * (end + 1)) & 0xFFFFFFFF ^ 0x811C9DC5) * 16777619 & 0xFFFFFFFF
+        letter = (
+            (ord(character) + 0x9E3779B1 * (end + 1)) & 0xFFFFFFFF ^ 0x811C9DC5
+        ) * 16777619 & 0xFFFFFFFF
         total += (letter ^ letter >> 15) * 0x5BD1E995 & 0xFFFFFFFF
     return found | {mixed(total & 0xFFFFFFFF, 0, num_buckets)}
 
 
 @pytest.mark.parametrize("times", [1, 40])
-def test_encodings_without_padding_are_the_same(times: int, model: NgramEncoder, monkeypatch: pytest.MonkeyPatch):
+def test_encodings_without_padding_are_the_same(
+    times: int, model: NgramEncoder, monkeypatch: pytest.MonkeyPatch
+):
     computed = spied(monkeypatch, canine, "linear", lambda x, *_: [x.shape[:-1].numel()])
     padded = encode(model, TEXTS * times)
     num_padded, num_words = computed[0], int(padded[2].sum())
@@ -70,7 +84,9 @@ def test_encodings_without_padding_are_the_same(times: int, model: NgramEncoder,
 def test_hashes_are_those_of_the_definition(word: str):
     ngrams = hashed_ngrams(ids_of([word]).long(), NgramConfig(num_buckets=1 << 17, max_n=4))
     found = ngrams.buckets[ngrams.words == 1]
-    assert {int(bucket) for bucket in found.flatten() if bucket >= 0} == buckets_of_word(word, 4, 1 << 17)
+    assert {int(bucket) for bucket in found.flatten() if bucket >= 0} == buckets_of_word(
+        word, 4, 1 << 17
+    )
 
 
 def test_encoding_does_not_depend_on_the_batch(model: NgramEncoder):

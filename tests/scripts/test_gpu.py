@@ -1,6 +1,8 @@
-"""What a GPU does as a CPU does: `make test` runs these tests on a CPU, `make gpu` runs them on a GPU.
+"""What a GPU does as a CPU does: `make test` runs these tests on a CPU, `make gpu` runs them on a
+GPU.
 
-`make test-all` runs them on a pretended GPU, too; `make test` has shorter runs on one: tests/training/test_gpu_runs.py.
+`make test-all` runs them on a pretended GPU, too; `make test` has shorter runs on one:
+tests/training/test_gpu_runs.py.
 """
 
 from collections.abc import Callable
@@ -18,14 +20,20 @@ from jobs import assert_same_end, faulty, finetune
 from models import save_tiny_model
 from trainers import begin, dataset
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and a torch that is built for it")
+NO_GPU = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU, and a torch that is built for it"
+)
 GPU = (pytest.mark.gpu, NO_GPU)
 PRETENDED = "pretended"
 
 
-def on_devices(*cases: Any, gpu_only: tuple[Any, ...] = (), real_only: tuple[Any, ...] = ()) -> list[Any]:
+def on_devices(
+    *cases: Any, gpu_only: tuple[Any, ...] = (), real_only: tuple[Any, ...] = ()
+) -> list[Any]:
     on_gpu = [pytest.param("cuda", case, marks=GPU) for case in (*cases, *gpu_only)]
-    on_pretended_gpu = [slow(PRETENDED, case) for case in (*cases, *gpu_only) if case not in real_only]
+    on_pretended_gpu = [
+        slow(PRETENDED, case) for case in (*cases, *gpu_only) if case not in real_only
+    ]
     return [*(slow("cpu", case) for case in cases), *on_gpu, *on_pretended_gpu]
 
 
@@ -52,23 +60,36 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pd.Serie
     """Validation losses of a run in fp32, by encoder."""
     folder = tmp_path_factory.mktemp("cpu")
     table = write_table(folder / "table.csv")
-    return cache(lambda name: trained(table, folder / name, "cpu", "--encoder", name)[0]["val_loss"].dropna())
+    return cache(
+        lambda name: trained(table, folder / name, "cpu", "--encoder", name)[0]["val_loss"].dropna()
+    )
 
 
-BOTH, GPU_ONLY = ("--precision bf16", "--fsdp full_shard"), ("", "--precision fp16", "--encoder ngram")
+BOTH, GPU_ONLY = (
+    ("--precision bf16", "--fsdp full_shard"),
+    ("", "--precision fp16", "--encoder ngram"),
+)
 
 
-@pytest.mark.parametrize(("device", "flags"), on_devices(*BOTH, gpu_only=GPU_ONLY, real_only=BOTH[1:]))
-def test_training_is_what_it_is_on_a_cpu(tmp_path: Path, table: Path, on_cpu: Callable, device: str, flags: str):
+@pytest.mark.parametrize(
+    ("device", "flags"), on_devices(*BOTH, gpu_only=GPU_ONLY, real_only=BOTH[1:])
+)
+def test_training_is_what_it_is_on_a_cpu(
+    tmp_path: Path, table: Path, on_cpu: Callable, device: str, flags: str
+):
     found, printed = trained(table, tmp_path / "out", device, *flags.split())
     expected = on_cpu("ngram" if "ngram" in flags else "tiny")
-    pd.testing.assert_series_equal(found["val_loss"].dropna(), expected, rtol=1e-2 if "--precision" in flags else 1e-4)
+    pd.testing.assert_series_equal(
+        found["val_loss"].dropna(), expected, rtol=1e-2 if "--precision" in flags else 1e-4
+    )
     assert not found["skipped_steps"].sum() or "fp16" in flags  # until its loss scale is found
     assert ({"cpu": "gloo"}.get(device, "nccl") in printed) == ("--fsdp" in flags)
 
 
 @pytest.mark.parametrize(("device", "precision"), on_devices("fp32", gpu_only=("bf16", "fp16")))
-def test_resume_is_bit_identical_on_the_gpu(tmp_path: Path, table: Path, device: str, precision: str):
+def test_resume_is_bit_identical_on_the_gpu(
+    tmp_path: Path, table: Path, device: str, precision: str
+):
     flags = ("--deterministic", "--dropout", 0.1, "--precision", precision, "--save-interval", 6)
     steps = (*flags, "--batch-size", 16, "--max-steps", 12, "--eval-interval", 6)
     run(*on(device, finetune(table, tmp_path / "whole", *steps)))
@@ -113,7 +134,9 @@ def test_no_double_is_asked_of_a_gpu(tmp_path: Path, table: Path, device: str):
 @on_gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_step_never_waits_for_the_gpu(tmp_path: Path, table: Path, device: str, precision: str):
-    trainer = begin(tmp_path, dataset(tmp_path, table), precision=precision, device=torch.device(device, 0))
+    trainer = begin(
+        tmp_path, dataset(tmp_path, table), precision=precision, device=torch.device(device, 0)
+    )
     batch = next(iter(trainer.train_loader))
     trainer.learner.train_step([batch])
     torch.cuda.synchronize()

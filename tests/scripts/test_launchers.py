@@ -15,7 +15,9 @@ from jobs import TINY, assert_same_end, assert_same_weights, finetune, logged, t
 
 LAUNCH = ROOT / "scripts" / "launch_training.sh"
 SBATCH = ROOT / "scripts" / "slurm.sbatch"
-FEW_CORES = pytest.mark.skipif((os.cpu_count() or 1) != 2, reason="auto starts a process on each core; here not two")
+FEW_CORES = pytest.mark.skipif(
+    (os.cpu_count() or 1) != 2, reason="auto starts a process on each core; here not two"
+)
 
 
 @pytest.fixture(scope="session")
@@ -26,10 +28,27 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job(folder: Path) -> tuple[str, ...]:
-    table = write_table(folder / "t.csv", two_codes=True, copies=2)  # 128 rows; some batches have one code a row only
-    common = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 20, "--eval-interval", 10)
+    table = write_table(
+        folder / "t.csv", two_codes=True, copies=2
+    )  # 128 rows; some batches have one code a row only
+    common = (
+        "--target-cols",
+        "hisco_1",
+        "hisco_2",
+        "--language-col",
+        "lang",
+        "--max-steps",
+        20,
+        "--eval-interval",
+        10,
+    )
     # an odd number of rows to validate on
-    return tuple(map(str, ("finetune.py", *common, "--share-val", 0.13, *TINY, "--no-refit", "--dataset", table)))
+    return tuple(
+        map(
+            str,
+            ("finetune.py", *common, "--share-val", 0.13, *TINY, "--no-refit", "--dataset", table),
+        )
+    )
 
 
 def assert_same_course(one: Path, two: Path) -> None:
@@ -47,7 +66,8 @@ def assert_same_course(one: Path, two: Path) -> None:
     "torch.distributed.run --nproc_per_node=2 --master_port={port}",
     "torch.distributed.launch --nproc_per_node=2 --master_port={port}",
     pytest.param("torch.distributed.run --standalone --nproc_per_node=auto", marks=FEW_CORES),
-    "accelerate.commands.launch --multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no "
+    "accelerate.commands.launch --multi_gpu --num_processes=2 --num_machines=1 "
+    "--mixed_precision=no "
     "--dynamo_backend=no --main_process_port={port}",
 )
 def test_two_ranks_do_what_one_process_does(one_process: Path, tmp_path: Path, launcher: str):
@@ -62,7 +82,11 @@ def test_two_ranks_do_what_one_process_does(one_process: Path, tmp_path: Path, l
 def test_launch_training_starts_torchrun(one_process: Path, tmp_path: Path):
     two = (*job(tmp_path), "--save-path", tmp_path / "out", "--batch-size", 4, "--device", "cpu")
     printed = program("bash", LAUNCH, 2, *two, env=environment(PYTHON=sys.executable)).stdout
-    for words in ("finetune.py", "processes  2 on the CPU (--device cpu)", "--standalone --nproc_per_node=2"):
+    for words in (
+        "finetune.py",
+        "processes  2 on the CPU (--device cpu)",
+        "--standalone --nproc_per_node=2",
+    ):
         assert words in printed
     assert_same_course(one_process, tmp_path / "out")
 
@@ -72,10 +96,16 @@ def programs(tmp_path: Path) -> dict[str, str]:
     """Stand-ins for programs that are not here, and the environment in which they are found."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    write_program(folder / "nvidia-smi", 'for i in 0 1 2; do echo "GPU $i: NVIDIA H100 (UUID: GPU-$i)"; done')
+    write_program(
+        folder / "nvidia-smi", 'for i in 0 1 2; do echo "GPU $i: NVIDIA H100 (UUID: GPU-$i)"; done'
+    )
     said = 'echo "${OMP_NUM_THREADS:-all} threads, rank ${RANK:-none}"; echo "started by $PPID: $*"'
     write_program(folder / "python", said)
-    return {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHON": str(folder / "python"), "VIRTUAL_ENV": ""}
+    return {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "PYTHON": str(folder / "python"),
+        "VIRTUAL_ENV": "",
+    }
 
 
 def write_program(path: Path, text: str, *, interpreter: str = "/usr/bin/env bash") -> None:
@@ -93,14 +123,25 @@ def write_program(path: Path, text: str, *, interpreter: str = "/usr/bin/env bas
     ("5 --device=cpu", None, "5 on the CPU (--device cpu)", "--nproc_per_node=5"),
 )
 def test_launch_training_counts_gpus(
-    programs: dict, monkeypatch: pytest.MonkeyPatch, args: str, visible: str | None, devices: str, launcher: str
+    programs: dict,
+    monkeypatch: pytest.MonkeyPatch,
+    args: str,
+    visible: str | None,
+    devices: str,
+    launcher: str,
 ):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # by which the other tests take no GPU
+    monkeypatch.delenv(
+        "CUDA_VISIBLE_DEVICES", raising=False
+    )  # by which the other tests take no GPU
     env = programs if visible is None else {**programs, "CUDA_VISIBLE_DEVICES": visible}
-    printed = program("bash", LAUNCH, *args.split(), env=environment(**env, OMP_NUM_THREADS="")).stdout
+    printed = program(
+        "bash", LAUNCH, *args.split(), env=environment(**env, OMP_NUM_THREADS="")
+    ).stdout
     assert f"processes  {devices}\n" in printed
     launched, command = printed.splitlines()[-2:]  # what the stand-in for Python was given
-    assert command.startswith(f"started by {os.getpid()}: ")  # in the shell's place, so that signals reach it
+    assert command.startswith(
+        f"started by {os.getpid()}: "
+    )  # in the shell's place, so that signals reach it
     assert launcher in command and ("scripts/launch.py" in command) == ("nproc" in launcher)
     assert ("--distributed" in command) == ("nproc" in launcher)
     if "nproc" not in launcher:
@@ -111,10 +152,15 @@ def test_srun_alone_is_a_launcher(table: Path, tmp_path: Path):
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "1"}
     env = environment(**step, MASTER_PORT=str(free_port()))
     args = finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 3)
-    tasks = [Forked(args, cwd=ROOT, env=env | dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID"), i)) for i in "01"]
+    tasks = [
+        Forked(args, cwd=ROOT, env=env | dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID"), i))
+        for i in "01"
+    ]
     assert [task.result().returncode for task in tasks] == [0, 0]
     run(*finetune(table, tmp_path / "one", "--batch-size", 8, "--max-steps", 3))
-    assert logged(tmp_path / "out", "val_loss") == pytest.approx(logged(tmp_path / "one", "val_loss"), abs=2e-5)
+    assert logged(tmp_path / "out", "val_loss") == pytest.approx(
+        logged(tmp_path / "one", "val_loss"), abs=2e-5
+    )
 
 
 SRUN = """
@@ -136,7 +182,9 @@ if [[ $1 == show ]]; then cat "$STAND_INS/job"; fi
 
 
 class Cluster:
-    """Stand-ins for srun, which starts two tasks for real with the variables that SLURM sets, and for scontrol."""
+    """Stand-ins for srun, which starts two tasks for real with the variables that SLURM sets, and
+    for scontrol.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -146,9 +194,20 @@ class Cluster:
         (folder / "job").write_text("   PreemptEligibleTime=2026-01-01T00:00:00 PreemptTime=None\n")
 
     def run(self, args: list[str], *, signum: int = 0, at_step: int = 0) -> int:
-        """Run the script as SLURM does on the first node of a job; signal its tasks at a step; return its status."""
-        env = {"PATH": f"{self.folder}:{os.environ['PATH']}", "STAND_INS": str(self.folder), "PYTHON": sys.executable}
-        env |= {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "1", "MASTER_PORT": str(free_port())}
+        """Run the script as SLURM does on the first node of a job; signal its tasks at a step;
+        return its status.
+        """
+        env = {
+            "PATH": f"{self.folder}:{os.environ['PATH']}",
+            "STAND_INS": str(self.folder),
+            "PYTHON": sys.executable,
+        }
+        env |= {
+            "SLURM_JOB_ID": "7",
+            "SLURM_NTASKS": "2",
+            "SLURM_CPUS_PER_TASK": "1",
+            "MASTER_PORT": str(free_port()),
+        }
         how = {"cwd": ROOT, "env": environment(**env), "start_new_session": True}
         with (self.folder / "log").open("a") as log:
             job = subprocess.Popen(["bash", str(SBATCH), *args], stdout=log, stderr=log, **how)
@@ -178,5 +237,9 @@ def test_a_signalled_slurm_job_is_requeued(together: Path, tmp_path: Path):
 
 
 def test_the_slurm_script_asks_for_a_signal():
-    asked = [shlex.split(line)[1] for line in SBATCH.read_text().splitlines() if line.startswith("#SBATCH")]
+    asked = [
+        shlex.split(line)[1]
+        for line in SBATCH.read_text().splitlines()
+        if line.startswith("#SBATCH")
+    ]
     assert {"--requeue", "--signal=USR1@300", "--open-mode=append"} <= set(asked)

@@ -1,4 +1,6 @@
-"""The wheel: built of what the Dockerfile copies, installed into an empty environment, used in an empty folder."""
+"""The wheel: built of what the Dockerfile copies, installed into an empty environment, used in an
+empty folder.
+"""
 
 import json
 import os
@@ -17,18 +19,37 @@ from conftest import DEADLINE, ROOT, environment, free_port, program, run, write
 from jobs import assert_same_weights, finetune, wait_until
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-SOURCES = [name for names in re.findall(r"^COPY ([^-/]+) \S+$", DOCKERFILE, re.MULTILINE) for name in names.split()]
+SOURCES = [
+    name
+    for names in re.findall(r"^COPY ([^-/]+) \S+$", DOCKERFILE, re.MULTILINE)
+    for name in names.split()
+]
 PACKAGED = {".py", ".typed", ".jinja", ".html", ".css", ".js", ".csv", ".bib", ".svg", ".sql"}
 IGNORED = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
 
 
 def installed(folder: Path, wheel: Path) -> Path:
-    """An environment of the wheel alone, with the libraries of this one; the folder of its programs."""
+    """An environment of the wheel alone, with the libraries of this one; the folder of its
+    programs.
+    """
     venv.create(folder)
     (packages,) = folder.glob("**/site-packages")
     # without histocoder, which this environment has as a link to the clone
-    write(packages / "libraries.pth", *(path for path in sys.path if path.endswith("site-packages")))
-    pip = (sys.executable, "-m", "pip", "--python", folder, "install", "--quiet", "--no-index", "--no-deps", wheel)
+    write(
+        packages / "libraries.pth", *(path for path in sys.path if path.endswith("site-packages"))
+    )
+    pip = (
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        folder,
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        wheel,
+    )
     program(*pip, env=environment(PYTHONPATH=""))
     return folder / "bin"
 
@@ -47,7 +68,16 @@ def test_an_installed_wheel_does_what_the_clone_does(tmp_path: Path):
             shutil.copytree(ROOT / name, tmp_path / "clone" / name, ignore=ignored)
         else:
             shutil.copy(ROOT / name, tmp_path / "clone" / name)
-    build = ("wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", ".", "./clone")
+    build = (
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--wheel-dir",
+        ".",
+        "./clone",
+    )
     program(sys.executable, "-m", "pip", *build, cwd=tmp_path, env=environment(PYTHONPATH=""))
     (wheel,) = tmp_path.glob("*.whl")
     shutil.rmtree(tmp_path / "clone")
@@ -59,13 +89,17 @@ def test_an_installed_wheel_does_what_the_clone_does(tmp_path: Path):
         """What a program of the environment prints, in an empty folder."""
         return program(*command, cwd=empty, env=env).stdout
 
-    package = Path(do("python", "-c", "import histocoder; print(histocoder.__file__)").strip()).parent
+    package = Path(
+        do("python", "-c", "import histocoder; print(histocoder.__file__)").strip()
+    ).parent
     assert package.is_relative_to(tmp_path / "venv")
     in_wheel = {path.relative_to(package).as_posix() for path in package.rglob("*")}
     sources = [path for path in (ROOT / "histocoder").rglob("*") if path.suffix in PACKAGED]
     assert in_wheel >= {path.relative_to(ROOT / "histocoder").as_posix() for path in sources}
     if shutil.which("cc") or shutil.which("gcc"):
-        assert any(name.startswith("ops/_kernels") and name.endswith((".so", ".pyd")) for name in in_wheel)
+        assert any(
+            name.startswith("ops/_kernels") and name.endswith((".so", ".pyd")) for name in in_wheel
+        )
 
     table = write_table(tmp_path / "table.csv")
     flags = finetune(table, tmp_path / "clone-run", "--batch-size", 8, "--max-steps", 3)[1:]
@@ -83,9 +117,14 @@ def test_an_installed_wheel_does_what_the_clone_does(tmp_path: Path):
 
 
 def serves(env: dict[str, str]) -> None:
-    """Check that the Dockerfile's commands start a server, and see that it is well, and not without a token."""
+    """Check that the Dockerfile's commands start a server, and see that it is well, and not without
+    a token.
+    """
     port = free_port()
-    commands = (re.search(rf"^{name}.*?(\[.*\])$", DOCKERFILE, re.MULTILINE)[1] for name in ("CMD", "HEALTHCHECK"))
+    commands = (
+        re.search(rf"^{name}.*?(\[.*\])$", DOCKERFILE, re.MULTILINE)[1]
+        for name in ("CMD", "HEALTHCHECK")
+    )
     start, check = (json.loads(command.replace("8000", str(port))) for command in commands)
     refused = program(*start, env=env | {"TOKEN": ""}, check=False)
     assert refused.returncode == 2 and "--token" in refused.stderr

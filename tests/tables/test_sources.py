@@ -1,4 +1,6 @@
-"""Tables in the forms that people have: Excel, Stata, Parquet, packed CSV; and texts that spreadsheets would run."""
+"""Tables in the forms that people have: Excel, Stata, Parquet, packed CSV; and texts that
+spreadsheets would run.
+"""
 
 import gzip
 import os
@@ -33,7 +35,9 @@ from histocoder.tables.csv_file import as_meant, without_formulas
 from histocoder.tables.output import check_output
 from histocoder.tables.table import open_table
 
-skip_without_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes among files")
+skip_without_pipes = pytest.mark.skipif(
+    not hasattr(os, "mkfifo"), reason="the system has no pipes among files"
+)
 
 
 def workbook(path: Path, *sheets: tuple[str, list[list[object]]]) -> Path:
@@ -58,23 +62,53 @@ def test_every_form_is_read_as_written(model: Path, tmp_path: Path, suffix: str)
     for name in names:
         texts, others = one.columns[name].to_pylist(), other.columns[name].to_pylist()
         if name in ("prob_1", "conf"):
-            assert [t and float(t) for t in texts] == [t and pytest.approx(float(t)) for t in others]
+            assert [t and float(t) for t in texts] == [
+                t and pytest.approx(float(t)) for t in others
+            ]
         else:
             assert texts == others, name
-    code(model, tmp_path / f"out{suffix}", tmp_path / f"again{suffix}", mode="flat", threshold=0.2, columns="pred_")
+    code(
+        model,
+        tmp_path / f"out{suffix}",
+        tmp_path / f"again{suffix}",
+        mode="flat",
+        threshold=0.2,
+        columns="pred_",
+    )
     found = read_table(tmp_path / f"again{suffix}", ["id", "pred_hisco_1"]).columns
-    assert found["pred_hisco_1"] == one.columns["hisco_1"] and found["id"].to_pylist() == frame["id"].tolist()
+    assert (
+        found["pred_hisco_1"] == one.columns["hisco_1"]
+        and found["id"].to_pylist() == frame["id"].tolist()
+    )
     review(tmp_path / f"out{suffix}", tmp_path / f"review{suffix}", budget=3)
     chosen = read_table(tmp_path / f"review{suffix}", ["occ1", "checked", "hisco_1"])
-    assert len(chosen) == 3 and set(chosen.columns["hisco_1"].to_pylist()) <= set(one.columns["hisco_1"].to_pylist())
+    assert len(chosen) == 3 and set(chosen.columns["hisco_1"].to_pylist()) <= set(
+        one.columns["hisco_1"].to_pylist()
+    )
     assert not list(tmp_path.glob(".*"))
 
 
 def test_numbers_of_excel_are_codes(tmp_path: Path):
-    rows = [["occ1", "h"], ["boss", 2000], *[[f"farmer {i}", 61110 + i] for i in range(20)], [None, "see note"], []]
-    path = workbook(tmp_path / "t.xlsx", ("Data", [*rows, ["cook", " 53130"], ["none", -1.0]]), ("Sheet2", []))
-    assert read_table(path, ["h"]).columns["h"].to_pylist()[20:] == ["61129", "see note", None, " 53130", "-1"]
-    with pytest.raises(UserError, match=r"line 2, h: '2000' has fewer than 5 characters.*--zero-pad-codes"):
+    rows = [
+        ["occ1", "h"],
+        ["boss", 2000],
+        *[[f"farmer {i}", 61110 + i] for i in range(20)],
+        [None, "see note"],
+        [],
+    ]
+    path = workbook(
+        tmp_path / "t.xlsx", ("Data", [*rows, ["cook", " 53130"], ["none", -1.0]]), ("Sheet2", [])
+    )
+    assert read_table(path, ["h"]).columns["h"].to_pylist()[20:] == [
+        "61129",
+        "see note",
+        None,
+        " 53130",
+        "-1",
+    ]
+    with pytest.raises(
+        UserError, match=r"line 2, h: '2000' has fewer than 5 characters.*--zero-pad-codes"
+    ):
         prepare(FinetuneConfig(str(path), ("h",), drop_bad_labels=True), tmp_path / "out")
     book = openpyxl.load_workbook(path)
     for row in range(2, 23):
@@ -86,22 +120,39 @@ def test_numbers_of_excel_are_codes(tmp_path: Path):
 
 
 def test_names_of_columns_need_not_be_exact(tmp_path: Path):
-    rows = [["Census of 1881"], ["Source:", "parish"], [], [" OCCUPATION", "Français", None, "Note"]]
-    rows += [["smith_x000D_\nand farrier", "fermier", "x"], ["_x005F_x000D_", None, None, "?"]]  # as Excel escapes them
+    rows = [
+        ["Census of 1881"],
+        ["Source:", "parish"],
+        [],
+        [" OCCUPATION", "Français", None, "Note"],
+    ]
+    rows += [
+        ["smith_x000D_\nand farrier", "fermier", "x"],
+        ["_x005F_x000D_", None, None, "?"],
+    ]  # as Excel escapes them
     path = workbook(tmp_path / "t.xlsx", ("Data", rows))
     file = open_table(path, {"occupation": "input_col", "francais ": "target_cols"})
-    assert file.header == [" OCCUPATION", "Français", "C", "Note"] and "the header is row 4" in file.notices[0]
+    assert (
+        file.header == [" OCCUPATION", "Français", "C", "Note"]
+        and "the header is row 4" in file.notices[0]
+    )
     table = file.read(["occupation", "francais "])
     assert table.columns["occupation"].to_pylist() == ["smith\r\nand farrier", "_x000D_"]
-    assert table.columns["francais "].to_pylist() == ["fermier", None] and table.lines(np.arange(2)).tolist() == [5, 6]
-    with pytest.raises(UserError, match=r"no column 'occ1'; .*Did you mean 'OCCUPATION'\? Name it with --input-col"):
+    assert table.columns["francais "].to_pylist() == ["fermier", None] and table.lines(
+        np.arange(2)
+    ).tolist() == [5, 6]
+    with pytest.raises(
+        UserError, match=r"no column 'occ1'; .*Did you mean 'OCCUPATION'\? Name it with --input-col"
+    ):
         open_table(path, {"occ1": "input_col"})
 
 
 def test_sheets_are_named_where_several(model: Path, tmp_path: Path):
     rows = [["occ1", "lang", "hisco_1"], ["farmer", "en", "61110"], ["baker", "en", "77610"]]
     path = workbook(tmp_path / "t.xlsx", ("1880", rows), ("1890", rows))
-    with pytest.raises(UserError, match=r"several sheets \('1880', '1890'\)\. Name one with --sheet"):
+    with pytest.raises(
+        UserError, match=r"several sheets \('1880', '1890'\)\. Name one with --sheet"
+    ):
         open_table(path, {"occ1": "input_col"})
     with pytest.raises(UserError, match=r"no sheet '1900'; it has: '1880', '1890'"):
         open_table(path, ["occ1"], sheet="1900")
@@ -120,16 +171,33 @@ def test_sheets_are_named_where_several(model: Path, tmp_path: Path):
 
 def test_sheets_that_no_flag_names(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = [["occ1", "lang", "hisco_1"], ["farmer", "en", "61110"]]
-    notes, key = [["occ1", "note"], ["smith", "?"]], [["system_code", "code"], ["61110", 0], ["77610", 1]]
-    assert read_key(workbook(tmp_path / "key.xlsx", ("notes", notes), ("codes", key))).codes == ("61110", "77610")
+    notes, key = (
+        [["occ1", "note"], ["smith", "?"]],
+        [["system_code", "code"], ["61110", 0], ["77610", 1]],
+    )
+    assert read_key(workbook(tmp_path / "key.xlsx", ("notes", notes), ("codes", key))).codes == (
+        "61110",
+        "77610",
+    )
     known = workbook(tmp_path / "known.xlsx", ("notes", notes), ("coded", rows))
     main(["predict", "--model", str(model), "--known", str(known), "--language", "en", "farmer"])
     assert capsys.readouterr().out.split()[-1] == "known"
-    checked = workbook(tmp_path / "c.xlsx", ("n", notes), ("c", [[*rows[0], "checked"], [*rows[1], "x"]]))
-    settings = PrepareConfig("t.csv", ("hisco_1",), corrections=(str(checked),), language_col="lang")
-    assert len(read_corrections(settings, ExampleFiles((), (), build_formatter("hisco", num_blocks=1)))) == 1
+    checked = workbook(
+        tmp_path / "c.xlsx", ("n", notes), ("c", [[*rows[0], "checked"], [*rows[1], "x"]])
+    )
+    settings = PrepareConfig(
+        "t.csv", ("hisco_1",), corrections=(str(checked),), language_col="lang"
+    )
+    assert (
+        len(
+            read_corrections(settings, ExampleFiles((), (), build_formatter("hisco", num_blocks=1)))
+        )
+        == 1
+    )
     for several in ([notes, notes], [key, key]):
-        with pytest.raises(UserError, match=r"several sheets \('a', 'b'\)\. Keep the one to read, or save it"):
+        with pytest.raises(
+            UserError, match=r"several sheets \('a', 'b'\)\. Keep the one to read, or save it"
+        ):
             read_key(workbook(tmp_path / "several.xlsx", *zip("ab", several, strict=True)))
 
 
@@ -141,10 +209,16 @@ def test_stata_and_spss_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     if suffix == ".dta":
         frame.to_stata(path, write_index=False, value_labels={"h": {53130: "Cook"}})
     else:
-        pytest.importorskip("pyreadstat").write_sav(frame, path, variable_value_labels={"h": {53130: "Cook"}})
+        pytest.importorskip("pyreadstat").write_sav(
+            frame, path, variable_value_labels={"h": {53130: "Cook"}}
+        )
     file = open_table(path, ["occ1", "h"])
     columns = file.read(["occ1", "h", "n"]).columns
-    assert columns["occ1"].to_pylist() == ["boss", "cook", None] and columns["n"].to_pylist() == ["0.5", "1", "2"]
+    assert columns["occ1"].to_pylist() == ["boss", "cook", None] and columns["n"].to_pylist() == [
+        "0.5",
+        "1",
+        "2",
+    ]
     assert columns["h"].to_pylist() == ["2000", "53130", None]
     assert len(file.notices) == 1 and "value labels are not read" in file.notices[0]
 
@@ -160,7 +234,9 @@ def test_user_missing_values_of_spss_are_told(tmp_path: Path):
 
 def test_codes_are_texts_in_stata(tmp_path: Path):
     path, long = tmp_path / "o.dta", "å" * 1500
-    table = pa.table({"hisco 1": ["02000", "-1", None], "note": [long, "", None], "ok": [True, None, False]})
+    table = pa.table(
+        {"hisco 1": ["02000", "-1", None], "note": [long, "", None], "ok": [True, None, False]}
+    )
     notices = output.write_table(path, [table.slice(0, 1), table.slice(1)])
     assert notices == [f"{path}: names of columns that Stata does not allow are changed."]
     columns = read_table(path, ["hisco_1", "note", "ok"]).columns
@@ -188,11 +264,17 @@ def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     ("t.xls", b"\xd0\xcf\x11\xe0", "can't be read as a workbook"),
     ("t.xlsb", b"PK", r"\.xlsb files can't be read\. Use one of the formats \.csv"),
     ("t.dta", b"no Stata", "can't be read as a .dta file"),
-    ("t.dta", lambda path: pd.DataFrame({"occ1": []}, dtype=float).to_stata(path), "has columns but no rows"),
+    (
+        "t.dta",
+        lambda path: pd.DataFrame({"occ1": []}, dtype=float).to_stata(path),
+        "has columns but no rows",
+    ),
     ("t.csv.gz", b"occ1,h\nx,1\n", "damaged, or not a gzip file"),
     ("t.csv.gz", gzip.compress(b"occ1,h\nx,1\n")[:-9], "damaged, or not a gzip file"),
     ("folder", Path.mkdir, "is a folder; name a CSV"),
-    pytest.param("pipe", getattr(os, "mkfifo", None), "save it to a file first", marks=skip_without_pipes),
+    pytest.param(
+        "pipe", getattr(os, "mkfifo", None), "save it to a file first", marks=skip_without_pipes
+    ),
     ids=lambda value: value if isinstance(value, str) else "content",  # the same in each process
 )
 def test_files_that_can_not_be_read(tmp_path: Path, name: str, content, message: str):
@@ -205,17 +287,34 @@ def test_files_that_can_not_be_read(tmp_path: Path, name: str, content, message:
 
 @pytest.mark.parametrize("name", ["out.xlsx", "out.dta"])
 def test_values_that_sheets_lack_become_text(tmp_path: Path, name: str):
-    values = {"born": date(1850, 3, 1), "alive": True, "paid": Decimal("1.50"), "name": b"Ann", "lived": timedelta(1)}
+    values = {
+        "born": date(1850, 3, 1),
+        "alive": True,
+        "paid": Decimal("1.50"),
+        "name": b"Ann",
+        "lived": timedelta(1),
+    }
     columns = {name: [value, None] for name, value in values.items()}
-    columns["seen"] = pa.array([datetime(2020, 3, 1, 12), None], pa.timestamp("us")).cast(pa.timestamp("us", "UTC"))
-    table = pa.table(columns | {"person": [9_007_199_254_740_993, 9_007_199_254_740_995], "code": ["7", "02110"]})
+    columns["seen"] = pa.array([datetime(2020, 3, 1, 12), None], pa.timestamp("us")).cast(
+        pa.timestamp("us", "UTC")
+    )
+    table = pa.table(
+        columns | {"person": [9_007_199_254_740_993, 9_007_199_254_740_995], "code": ["7", "02110"]}
+    )
     output.write_table(tmp_path / name, [table])
     found = read_table(tmp_path / name, table.column_names).columns
     assert found["person"].to_pylist() == ["9007199254740993", "9007199254740995"]
-    assert found["code"].to_pylist() == ["7", "02110"] and found["name"].to_pylist() == ["Ann", None]
-    assert found["born"].to_pylist() == ["1850-03-01", None] and str(found["seen"][0]).startswith("2020-03-01 12")
+    assert found["code"].to_pylist() == ["7", "02110"] and found["name"].to_pylist() == [
+        "Ann",
+        None,
+    ]
+    assert found["born"].to_pylist() == ["1850-03-01", None] and str(found["seen"][0]).startswith(
+        "2020-03-01 12"
+    )
     assert float(found["paid"][0].as_py()) == 1.5
-    with pytest.raises(UserError, match=r"1,048,576 rows are more than Excel's 1,048,575; choose \.csv"):
+    with pytest.raises(
+        UserError, match=r"1,048,576 rows are more than Excel's 1,048,575; choose \.csv"
+    ):
         check_output(tmp_path / "out.xlsx", num_rows=1_048_576)
 
 
@@ -242,19 +341,36 @@ def test_the_loop_closes_over_formulas(model: Path, tmp_path: Path, logged: list
     assert read_table(tmp_path / "out.csv", ["occ1", "=n"]).columns["occ1"].to_pylist() == texts
     review(tmp_path / "out.csv", tmp_path / "review.csv", budget=4)
     assert "2 cells begin like formulas and were written with a leading apostrophe" in logged[0]
-    checked = read(tmp_path / "review.csv").assign(checked="x", hisco_1=["61110", "77610", "80110", "61110"])
+    checked = read(tmp_path / "review.csv").assign(
+        checked="x", hisco_1=["61110", "77610", "80110", "61110"]
+    )
     checked.to_csv(tmp_path / "review.csv", index=False)
-    write(source, "occ1,lang,hisco_1", "=farmer,en,77610", "=a,en,", "b,en,77610", "c,en,61110", "d,en,61110")
-    settings = {"language_col": "lang", "corrections": (str(tmp_path / "review.csv"),), "initial_checkpoint": "m"}
+    write(
+        source,
+        "occ1,lang,hisco_1",
+        "=farmer,en,77610",
+        "=a,en,",
+        "b,en,77610",
+        "c,en,61110",
+        "d,en,61110",
+    )
+    settings = {
+        "language_col": "lang",
+        "corrections": (str(tmp_path / "review.csv"),),
+        "initial_checkpoint": "m",
+    }
     prepare(FinetuneConfig(str(source), ("hisco_1",), **settings), tmp_path / "out")
-    assert "1 row has corrected codes, and 3 descriptions are added; all are training data." in logged
+    assert (
+        "1 row has corrected codes, and 3 descriptions are added; all are training data." in logged
+    )
     assert read(tmp_path / "out" / "data_train.csv")["occ1"].tolist().count("'=farmer") == 1
     assert read(tmp_path / "out" / "rejected.csv")["occ1"].tolist() == ["'=a"]
 
 
 def test_columns_without_names_are_kept(tmp_path: Path):
     path = workbook(
-        tmp_path / "t.xlsx", ("a", [["C", None, "occ1"], ["1", "x", "smith", "y"], [], ["2", None, None, 3]])
+        tmp_path / "t.xlsx",
+        ("a", [["C", None, "occ1"], ["1", "x", "smith", "y"], [], ["2", None, None, 3]]),
     )
     file = open_table(path, ["occ1"])
     assert file.header == ["C", "B", "occ1", "D"]
@@ -267,22 +383,31 @@ def test_other_sheets_are_named(tmp_path: Path):
     book = openpyxl.Workbook()
     for name in ("data", "notes", "old"):
         for row in (["occ1", name], ["smith", "x"]):
-            book.create_sheet(name).append(row) if name not in book.sheetnames else book[name].append(row)
+            book.create_sheet(name).append(row) if name not in book.sheetnames else book[
+                name
+            ].append(row)
     book["old"].sheet_state = "hidden"
     book["data"].column_dimensions["B"].hidden = True
     book.save(tmp_path / "t.xlsx")
     file = open_table(tmp_path / "t.xlsx", {"data": "input_col"})
-    assert file.notices == [f"{tmp_path / 't.xlsx'}: the sheet 'data' is read, and others are not: 'notes', 'old'."]
+    assert file.notices == [
+        f"{tmp_path / 't.xlsx'}: the sheet 'data' is read, and others are not: 'notes', 'old'."
+    ]
     assert file.header == ["occ1", "data"]  # also the hidden one
     del book["notes"]
     book.save(tmp_path / "t.xlsx")
-    assert open_table(tmp_path / "t.xlsx", {"occ1": "input_col"}).header == ["occ1", "data"]  # not of the hidden sheet
+    assert open_table(tmp_path / "t.xlsx", {"occ1": "input_col"}).header == [
+        "occ1",
+        "data",
+    ]  # not of the hidden sheet
 
 
 def write_formulas(path: Path, writer: str) -> Path:
     """A workbook with formulas as a program writes them that does not compute them."""
     if writer == "openpyxl":
-        return workbook(path, ("a", [["occ1", "n", "x"], ["smith", '=A2&"!"', 0], ["baker", "=C3+1", None]]))
+        return workbook(
+            path, ("a", [["occ1", "n", "x"], ["smith", '=A2&"!"', 0], ["baker", "=C3+1", None]])
+        )
     xlsxwriter = pytest.importorskip("xlsxwriter")
     with xlsxwriter.Workbook(path) as book:
         sheet = book.add_worksheet()
@@ -297,9 +422,9 @@ def test_formulas_without_values_are_counted(tmp_path: Path, writer: str):
     path = write_formulas(tmp_path / "t.xlsx", writer)
     file = open_table(path, ["occ1"])
     assert (
-        "the column 'n' has 2 formulas without a stored value, as programs write them, the first in B2"
-        in file.notices[0]
-    )
+        "the column 'n' has 2 formulas without a stored value, as programs write them, the "
+        "first in B2"
+    ) in file.notices[0]
     assert file.rows["n"].to_pylist() == [None, None] and file.rows["x"].to_pylist() == [0, None]
     for wanted in ({"columns": ["n"]}, {"columns": ["occ1"], "optional": ["n"]}):
         with pytest.raises(UserError, match=r"first in B2\. Open the file in Excel and save it"):
@@ -309,7 +434,16 @@ def test_formulas_without_values_are_counted(tmp_path: Path, writer: str):
 def test_merged_cells_are_read_in_all_rows(tmp_path: Path):
     book = openpyxl.Workbook()
     sheet = book.active
-    for row in ([None, "Census"], [], ["occ1", "h"], ["smith", "83110"], ["baker"], [], ["cook", "53130"], ["maid"]):
+    for row in (
+        [None, "Census"],
+        [],
+        ["occ1", "h"],
+        ["smith", "83110"],
+        ["baker"],
+        [],
+        ["cook", "53130"],
+        ["maid"],
+    ):
         sheet.append(row)
     for merged in ("A1:B1", "B4:B6", "B7:C8"):
         sheet.merge_cells(merged)
@@ -338,21 +472,30 @@ def test_sparse_sheets_cost_what_they_hold(tmp_path: Path):
     for row in range(2, 2000):
         book.active.cell(row, row, "x")
     book.save(tmp_path / "t.xlsx")
-    with pytest.raises(UserError, match=r"the first 1,221 rows and 16,384 columns have only 1,222 cells with content"):
+    with pytest.raises(
+        UserError,
+        match=r"the first 1,221 rows and 16,384 columns have only 1,222 cells with content",
+    ):
         open_table(tmp_path / "t.xlsx", ["c1"])
 
 
-def write_ods(path: Path, rows: list[list[str]], *, repeats: int = 1, cell_repeats: int = 1) -> Path:
+def write_ods(
+    path: Path, rows: list[list[str]], *, repeats: int = 1, cell_repeats: int = 1
+) -> Path:
     """A workbook of LibreOffice, whose last row is repeated, as each of its cells is."""
     spaces = " ".join(
-        f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"' for name in ("office", "table", "text")
+        f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
+        for name in ("office", "table", "text")
     )
     content = ""
     for i, row in enumerate(rows):
         is_last = i == len(rows) - 1
         times = f' table:number-columns-repeated="{cell_repeats}"' if is_last else ""
         cells = "".join(
-            f'<table:table-cell{times} office:value-type="string"><text:p>{text}</text:p></table:table-cell>'
+            (
+                f"<table:table-cell{times} "
+                f'office:value-type="string"><text:p>{text}</text:p></table:table-cell>'
+            )
             if text
             else "<table:table-cell/>"
             for text in row
@@ -372,12 +515,19 @@ def write_ods(path: Path, rows: list[list[str]], *, repeats: int = 1, cell_repea
 
 
 def test_merged_cells_of_ods_are_read(tmp_path: Path):
-    path = write_ods(tmp_path / "t.ods", [["occ1", "h"], ["smith", "SPAN"], ["baker", "HIDDEN"], ["cook", "53130"]])
+    path = write_ods(
+        tmp_path / "t.ods",
+        [["occ1", "h"], ["smith", "SPAN"], ["baker", "HIDDEN"], ["cook", "53130"]],
+    )
     with zipfile.ZipFile(path) as archive:
         content = archive.read("content.xml").decode()
     cell = '<table:table-cell office:value-type="string"><text:p>{}</text:p></table:table-cell>'
-    span = cell.format("83110").replace("<table:table-cell", '<table:table-cell table:number-rows-spanned="2"')
-    content = content.replace(cell.format("SPAN"), span).replace(cell.format("HIDDEN"), "<table:covered-table-cell/>")
+    span = cell.format("83110").replace(
+        "<table:table-cell", '<table:table-cell table:number-rows-spanned="2"'
+    )
+    content = content.replace(cell.format("SPAN"), span).replace(
+        cell.format("HIDDEN"), "<table:covered-table-cell/>"
+    )
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
         archive.writestr("content.xml", content)
@@ -389,12 +539,15 @@ def test_merged_cells_of_ods_are_read(tmp_path: Path):
 
 def test_old_workbooks_are_read(tmp_path: Path):
     write_ods(
-        tmp_path / "t.ods", [["occ1", "h", "n"], ["smith", "83110", "0.5"], ["", "", "1"], ["baker", "77610", "2"]]
+        tmp_path / "t.ods",
+        [["occ1", "h", "n"], ["smith", "83110", "0.5"], ["", "", "1"], ["baker", "77610", "2"]],
     )
     xlwt = pytest.importorskip("xlwt")
     book = xlwt.Workbook()
     sheet = book.add_sheet("a")
-    for i, row in enumerate([["occ1", "h", "n"], ["smith", 83110, 0.5], ["", "", 1], ["baker", 77610, 2]]):
+    for i, row in enumerate(
+        [["occ1", "h", "n"], ["smith", 83110, 0.5], ["", "", 1], ["baker", 77610, 2]]
+    ):
         for j, value in enumerate(row):
             sheet.write(i, j, value)
     book.save(str(tmp_path / "t.xls"))
@@ -416,7 +569,10 @@ def test_repeated_cells_of_ods_are_bounded(tmp_path: Path):
 @cases(
     ("name", "message"),
     ("row_gap.xlsx", "blank rows are left out; the last row with content is 1,048,576"),
-    ("unnamed_column_and_formulas.xlsx", "the column 'formula' has 4 formulas without a stored value"),
+    (
+        "unnamed_column_and_formulas.xlsx",
+        "the column 'formula' has 4 formulas without a stored value",
+    ),
     ("merged_code.xlsx", r"cells are merged \(B2:B4 and 19 more\)"),
 )
 def test_cases_are_read_and_named(name: str, message: str):
@@ -428,7 +584,11 @@ def test_cases_are_read_and_named(name: str, message: str):
 @pytest.mark.parametrize("name", ["out.csv", "out.xlsx", "out.dta"])
 def test_bytes_are_refused_before_anything_is_coded(model: Path, tmp_path: Path, name: str):
     source = tmp_path / "t.parquet"
-    pa.parquet.write_table(pa.table({"occ1": ["smith"], "lang": ["en"], "b": [b"\xff\x00"]}), source)
-    with pytest.raises(UserError, match=r"column 'b' holds bytes that are not UTF-8 text") as caught:
+    pa.parquet.write_table(
+        pa.table({"occ1": ["smith"], "lang": ["en"], "b": [b"\xff\x00"]}), source
+    )
+    with pytest.raises(
+        UserError, match=r"column 'b' holds bytes that are not UTF-8 text"
+    ) as caught:
         code(model, source, tmp_path / name)
     assert "run the same command again" not in str(caught.value) and not (tmp_path / name).exists()

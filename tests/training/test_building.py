@@ -33,7 +33,13 @@ TABLE = ["--dataset", "t.csv", "--target-cols", "hisco_1"]
     ("", CPU, True, "ngram", "no GPU here; --encoder google/canine-s for the pretrained one"),
     ("--device cpu", CPU, True, "ngram", "no GPU is to be used"),
     ("", GPU, True, PRETRAINED_ENCODER, "--encoder ngram for one from scratch"),
-    ("", GPU, False, "ngram", "the hub can't be reached, and its cache here has no google/canine-s"),
+    (
+        "",
+        GPU,
+        False,
+        "ngram",
+        "the hub can't be reached, and its cache here has no google/canine-s",
+    ),
     ("--encoder google/canine-s", CPU, False, PRETRAINED_ENCODER, ""),
     ("--encoder small", GPU, True, "small", ""),
     ("--recipe reference", CPU, False, PRETRAINED_ENCODER, "for --recipe reference"),
@@ -42,7 +48,13 @@ TABLE = ["--dataset", "t.csv", "--target-cols", "hisco_1"]
     ("--initial-checkpoint last.bin", CPU, False, PRETRAINED_ENCODER, ""),
 )
 def test_the_machine_decides_on_the_encoder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str, device, is_fetched: bool, name: str, reason: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: str,
+    device,
+    is_fetched: bool,
+    name: str,
+    reason: str,
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(building, "can_be_fetched", lambda _: is_fetched)
@@ -58,34 +70,58 @@ def test_auto_is_the_default_everywhere():
 def test_a_resumed_run_keeps_its_encoder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     other = tmp_path / "other"
     other.mkdir()
-    write(other / ARGS_FILE, yaml.safe_dump({"encoder": "google/canine-s", "initial_checkpoint": None}))
+    write(
+        other / ARGS_FILE,
+        yaml.safe_dump({"encoder": "google/canine-s", "initial_checkpoint": None}),
+    )
     monkeypatch.setattr(building, "can_be_fetched", lambda _: True)
 
     def chosen(*flags: object, device: torch.device = CPU) -> str:
         return choose_encoder(parse(FinetuneConfig, [*TABLE, *map(str, flags)]), device).name
 
     assert chosen("--save-path", other) == "google/canine-s"
-    assert chosen("--save-path", other, "--overwrite") == chosen("--save-path", other, "--resume", "never") == "ngram"
+    assert (
+        chosen("--save-path", other, "--overwrite")
+        == chosen("--save-path", other, "--resume", "never")
+        == "ngram"
+    )
     assert chosen("--resume", other / "checkpoints" / "step-0000004") == "google/canine-s"
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert chosen("--save-path", other, "--resume", "never") == "google/canine-s"
 
 
 def test_a_run_on_a_cpu_records_its_encoder(table: Path, tmp_path: Path):
-    flags = ("--dataset", table, "--target-cols", "hisco_1", "--save-path", tmp_path / "out", "--max-steps", 1)
+    flags = (
+        "--dataset",
+        table,
+        "--target-cols",
+        "hisco_1",
+        "--save-path",
+        tmp_path / "out",
+        "--max-steps",
+        1,
+    )
     few = ("--no-report", "--no-experts", "--no-refit", "--titles", "none")
     said = run("finetune.py", *flags, *few).stdout
-    assert "\nencoder     ngram: no GPU here; --encoder google/canine-s for the pretrained one\n" in said
+    assert (
+        "\nencoder     ngram: no GPU here; --encoder google/canine-s for the pretrained one\n"
+        in said
+    )
     assert yaml.safe_load((tmp_path / "out" / ARGS_FILE).read_text())["encoder"] == "ngram"
     resumed = run("finetune.py", *flags[:-1], 2, *few).stdout
-    assert "\nencoder     ngram: as this run has begun\n" in resumed and "Resuming from step 1" in resumed
+    assert (
+        "\nencoder     ngram: as this run has begun\n" in resumed
+        and "Resuming from step 1" in resumed
+    )
 
 
 def test_a_model_trained_further_keeps_its_encoder():
     path = Path(__file__).parents[1] / "fixtures" / "ngram"
     config = parse(FinetuneConfig, [*TABLE, "--initial-checkpoint", str(path)])
     assert choose_encoder(config, GPU).reason == ""
-    filled_in = fill_in(parse(FinetuneConfig, [*TABLE, "--initial-checkpoint", str(path), "--encoder", "ngram"]))
+    filled_in = fill_in(
+        parse(FinetuneConfig, [*TABLE, "--initial-checkpoint", str(path), "--encoder", "ngram"])
+    )
     assert filled_in.encoder == str(path)
 
 
@@ -95,13 +131,30 @@ def test_long_descriptions_are_counted(tmp_path: Path, logged: list[str]):
         for i, (number, code) in enumerate(product(range(8), "1234567"))
     ]
     table = write(tmp_path / "t.csv", "occ1,code", *rows)
-    flags = ["--dataset", str(table), "--target-cols", "code", "--save-path", str(tmp_path / "out"), "--max-len", "32"]
+    flags = [
+        "--dataset",
+        str(table),
+        "--target-cols",
+        "code",
+        "--save-path",
+        str(tmp_path / "out"),
+        "--max-len",
+        "32",
+    ]
     finetune([*flags, "--encoder", "tiny", "--prepare-only"])
     expected = sum(len(f"unk[SEP]{row[:-2]}") + 2 > 32 for row in rows)
     notice = f"Notice: {expected} rows have descriptions of more than 32 characters"
     assert 0 < expected < len(rows) and any(line.startswith(notice) for line in logged)
     logged.clear()
-    few = ["--max-steps", "1", "--no-report", "--no-experts", "--no-refit", "--label-smoothing", "0.5"]
+    few = [
+        "--max-steps",
+        "1",
+        "--no-report",
+        "--no-experts",
+        "--no-refit",
+        "--label-smoothing",
+        "0.5",
+    ]
     finetune([*flags, "--encoder", "tiny", "--flat-loss", "bce", *few])
     assert any(line.startswith(notice) for line in logged)
     assert "Notice: --label-smoothing has no effect without --flat-loss softmax." in logged
@@ -111,12 +164,22 @@ def test_a_column_of_identifiers_is_named(tmp_path: Path, logged: list[str]):
     table = write(tmp_path / "t.csv", "occ1,id", *(f"clerk no {i},{i + 1000}" for i in range(60)))
     out = str(tmp_path / "out")
     finetune(["--dataset", str(table), "--target-cols", "id", "--save-path", out, "--prepare-only"])
-    assert any(line.startswith("Notice: the 60 codes in id are 60 different ones.") for line in logged)
+    assert any(
+        line.startswith("Notice: the 60 codes in id are 60 different ones.") for line in logged
+    )
 
 
 def test_a_single_step_has_a_rate(table: Path, tmp_path: Path):
     def trained(out: Path, *flags: str) -> dict[str, torch.Tensor]:
-        common = ["--dataset", str(table), "--target-cols", "hisco_1", "--save-path", str(out), *TINY]
+        common = [
+            "--dataset",
+            str(table),
+            "--target-cols",
+            "hisco_1",
+            "--save-path",
+            str(out),
+            *TINY,
+        ]
         finetune([*common, "--no-refit", "--max-steps", "1", "--batch-size", "16", *flags])
         return weights(out)
 
@@ -147,7 +210,13 @@ def hub(status: int, *, after_seconds: float = 0) -> Iterator[str]:
         server.shutdown()
 
 
-@cases(("status", "delay", "answers"), (200, 0, True), (503, 0, False), (404, 0, False), (200, 30, False))
+@cases(
+    ("status", "delay", "answers"),
+    (200, 0, True),
+    (503, 0, False),
+    (404, 0, False),
+    (200, 30, False),
+)
 def test_the_hub_has_seconds_to_answer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, delay: float, answers: bool
 ):
@@ -156,7 +225,11 @@ def test_the_hub_has_seconds_to_answer(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     started = time.monotonic()
     with hub(status, after_seconds=delay) as url:
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         assert can_be_fetched(PRETRAINED_ENCODER) == answers
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         assert not can_be_fetched(PRETRAINED_ENCODER)

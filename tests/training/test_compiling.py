@@ -15,14 +15,22 @@ from histocoder.errors import UserError
 
 
 def settings(table: Path, out: Path, **options: object) -> FinetuneConfig:
-    run = {"target_cols": ("hisco_1",), "encoder": "tiny", "device": "cpu", "max_steps": 3, "precision": "fp32"}
+    run = {
+        "target_cols": ("hisco_1",),
+        "encoder": "tiny",
+        "device": "cpu",
+        "max_steps": 3,
+        "precision": "fp32",
+    }
     switches = {"titles": "none", "no_refit": True, "no_report": True, "no_experts": True}
     return FinetuneConfig(dataset=str(table), save_path=str(out), **{**run, **switches, **options})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_one_graph_serves_all_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str):
+def test_one_graph_serves_all_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+):
     counter, compile_module = CompileCounter(), nn.Module.compile
 
     def count(module: nn.Module, **options: bool) -> None:
@@ -58,6 +66,8 @@ def test_a_compiled_run_ends_as_any_other(tmp_path: Path, table: Path):
         ({}, "needs a C\\+\\+ compiler"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused(tmp_path: Path, table: Path, options: dict, message: str):
+def test_what_cannot_be_compiled_is_refused(
+    tmp_path: Path, table: Path, options: dict, message: str
+):
     with config.patch({"cpp.cxx": (None, "/no/compiler")}), pytest.raises(UserError, match=message):
         train(settings(table, tmp_path / "out", compile=True, **options))

@@ -15,7 +15,9 @@ from histocoder.training.tracking import RunLog
 
 VALIDATION = "loss loss_linear loss_seq2seq seq_acc token_acc flat_acc greedy_seq_acc".split()
 TRAINING = {f"train/{name}" for name in ("loss", "grad_norm", "epoch", "skipped_steps")}
-ON_A_CPU = {f"val/{name}" for name in VALIDATION} | TRAINING | {"hyperparams/lr", "perf/rows_per_sec"}
+ON_A_CPU = (
+    {f"val/{name}" for name in VALIDATION} | TRAINING | {"hyperparams/lr", "perf/rows_per_sec"}
+)
 
 
 def curves(out: Path) -> dict[str, list[tuple[int, float]]]:
@@ -23,7 +25,9 @@ def curves(out: Path) -> dict[str, list[tuple[int, float]]]:
 
     events = EventAccumulator(str(out / "tensorboard"))
     events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
 
 
 def test_the_memory_of_a_gpu_is_logged(tmp_path: Path, gpu: Log):
@@ -54,15 +58,32 @@ def test_two_ranks_show_what_one_process_shows(table: Path, tmp_path: Path):
     assert set(two) == ON_A_CPU
     for name in ON_A_CPU - {"perf/rows_per_sec"}:
         assert [step for step, _ in two[name]] == [step for step, _ in one[name]]
-        assert [value for _, value in two[name]] == pytest.approx([value for _, value in one[name]], abs=1e-4), name
-    for column, name in (("train_loss", "train/loss"), ("lr", "hyperparams/lr"), ("seq_acc", "val/seq_acc")):
-        assert [value for _, value in one[name]] == pytest.approx(logged(tmp_path / "one", column), rel=1e-5)
+        assert [value for _, value in two[name]] == pytest.approx(
+            [value for _, value in one[name]], abs=1e-4
+        ), name
+    for column, name in (
+        ("train_loss", "train/loss"),
+        ("lr", "hyperparams/lr"),
+        ("seq_acc", "val/seq_acc"),
+    ):
+        assert [value for _, value in one[name]] == pytest.approx(
+            logged(tmp_path / "one", column), rel=1e-5
+        )
 
 
 def test_a_resumed_run_continues_its_curves(table: Path, tmp_path: Path):
-    out, extra = tmp_path / "out", ("--batch-size", 8, "--save-interval", 2, "--keep-checkpoints", 9)
+    out, extra = (
+        tmp_path / "out",
+        ("--batch-size", 8, "--save-interval", 2, "--keep-checkpoints", 9),
+    )
     run(*finetune(table, out, *extra, "--max-steps", 6, "--log-tensorboard"))
-    older = ("--max-steps", 5, "--resume", out / "checkpoints" / "step-0000002", "--log-tensorboard")
+    older = (
+        "--max-steps",
+        5,
+        "--resume",
+        out / "checkpoints" / "step-0000002",
+        "--log-tensorboard",
+    )
     run(*finetune(table, out, *extra, *older))
     assert [step for step, _ in curves(out)["train/loss"]] == [1, 2, 3, 4, 5]
     assert [step for step, _ in curves(out)["val/loss"]] == [5]
@@ -76,9 +97,14 @@ WRITING = "EROFS:tensorboard.summary.writer.record_writer.RecordWriter.write"
     ("fault", "flag", "service", "why"),
     (f"{WRITING}:1", "--log-tensorboard", "TensorBoard", "Read-only file system"),
     (f"{WRITING}:20", "--log-tensorboard", "TensorBoard", "Read-only file system"),
-    *((f"wandb:{call}", "--log-wandb", "W&B", "the service is ill") for call in ("init", "log", "finish")),
+    *(
+        (f"wandb:{call}", "--log-wandb", "W&B", "the service is ill")
+        for call in ("init", "log", "finish")
+    ),
 )
-def test_failing_dashboards_end_no_run(table: Path, tmp_path: Path, fault: str, flag: str, service: str, why: str):
+def test_failing_dashboards_end_no_run(
+    table: Path, tmp_path: Path, fault: str, flag: str, service: str, why: str
+):
     args = finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 4, flag)
     assert_complete(run(*faulty(args, fault)), tmp_path / "out", service, why)
 
@@ -90,7 +116,11 @@ def test_wandb_with_an_unreachable_server(table: Path, tmp_path: Path, how: str)
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1] if how == "hangs" else free_port()
-        online = {"WANDB_MODE": "online", "WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": f"http://127.0.0.1:{port}"}
+        online = {
+            "WANDB_MODE": "online",
+            "WANDB_API_KEY": "0" * 40,
+            "WANDB_BASE_URL": f"http://127.0.0.1:{port}",
+        }
         args = finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 4, "--log-wandb")
         result = run(*args, env=environment(**online), fresh=True)
     assert_complete(result, tmp_path / "out", "W&B", "")
@@ -100,6 +130,11 @@ def test_wandb_with_an_unreachable_server(table: Path, tmp_path: Path, how: str)
 def test_wandb_offline_keeps_its_run(table: Path, tmp_path: Path):
     out = tmp_path / "out"
     for steps in (2, 4):
-        run(*finetune(table, out, "--batch-size", 8, "--max-steps", steps, "--log-wandb"), fresh=True)
+        run(
+            *finetune(table, out, "--batch-size", 8, "--max-steps", steps, "--log-wandb"),
+            fresh=True,
+        )
     run_id = (out / "wandb_run_id").read_text().strip()
-    assert {path.name.rpartition("-")[2] for path in (out / "wandb").glob("offline-run-*")} == {run_id}
+    assert {path.name.rpartition("-")[2] for path in (out / "wandb").glob("offline-run-*")} == {
+        run_id
+    }

@@ -24,7 +24,11 @@ from histocoder import Coder, OccupationClassifier
 
 TEXTS = [f"{title}{note}" for note in NOTES for title in TITLES]
 CODES = [*TITLES.values()] * len(NOTES)
-SMALL = {"initial_checkpoint": str(ROOT / "tests" / "fixtures" / "ngram"), "only_encoder": True, "titles": "none"}
+SMALL = {
+    "initial_checkpoint": str(ROOT / "tests" / "fixtures" / "ngram"),
+    "only_encoder": True,
+    "titles": "none",
+}
 SMALL |= {"max_steps": 40, "device": "cpu", "precision": "fp32"}
 """Settings of an n-gram encoder of few rows, which is fitted in a second."""
 
@@ -53,11 +57,15 @@ def test_the_cpu_is_used_where_it_is_named(gpu: Log, fitted: OccupationClassifie
 
 def test_fitted_model_is_that_of_train(fitted: OccupationClassifier, tmp_path: Path):
     fitted.coder_.save_pretrained(tmp_path / "model")
-    codes = Coder.from_pretrained(tmp_path / "model", "cpu").predict(TEXTS, "en", mode="combined")["code"]
+    codes = Coder.from_pretrained(tmp_path / "model", "cpu").predict(TEXTS, "en", mode="combined")[
+        "code"
+    ]
     assert codes.tolist() == fitted.predict(TEXTS).tolist()
 
 
-@pytest.mark.parametrize("kind", [int, float, lambda code: f"Nr. {code}, æ & ö"], ids=["int", "float", "words"])
+@pytest.mark.parametrize(
+    "kind", [int, float, lambda code: f"Nr. {code}, æ & ö"], ids=["int", "float", "words"]
+)
 def test_classes_keep_the_type_of_codes(kind: Any):
     codes = pd.Series([kind(code) for code in CODES], index=range(100, 164))
     fitted = classifier().fit(pd.Series(TEXTS), codes)
@@ -65,7 +73,9 @@ def test_classes_keep_the_type_of_codes(kind: Any):
 
 
 def test_second_column_holds_languages():
-    X = pd.DataFrame({"occ1": [f"{text} x" for text in TEXTS], "lang": [*["en", "da"] * 31, None, float("nan")]})
+    X = pd.DataFrame(
+        {"occ1": [f"{text} x" for text in TEXTS], "lang": [*["en", "da"] * 31, None, float("nan")]}
+    )
     fitted = classifier().fit(X, CODES)
     assert fitted.coder_.model.config.languages == ("da", "en", "unk")
     assert fitted.score(X, CODES) > 0.9 and fitted.predict(X[["occ1"]]).shape == (64,)
@@ -84,7 +94,10 @@ def test_clones_repeat_a_fit_and_keep_parameters(fitted: OccupationClassifier):
 
 def test_pickled_model_predicts_in_a_new_process(fitted: OccupationClassifier, tmp_path: Path):
     (tmp_path / "fitted.pkl").write_bytes(pickle.dumps(fitted))
-    code = "import pickle, sys; print(*pickle.load(open(sys.argv[1], 'rb')).predict(['miner', 'baker (retired)']))"
+    code = (
+        "import pickle, sys; print(*pickle.load(open(sys.argv[1], 'rb')).predict(['miner', "
+        "'baker (retired)']))"
+    )
     printed = run("-c", code, tmp_path / "fitted.pkl", fresh=True).stdout
     assert printed.split() == fitted.predict(["miner", "baker (retired)"]).tolist()
     assert pickle.loads(pickle.dumps(classifier())).get_params() == classifier().get_params()
@@ -92,7 +105,9 @@ def test_pickled_model_predicts_in_a_new_process(fitted: OccupationClassifier, t
 
 @pytest.mark.slow
 def test_tools_of_sklearn_use_it(capsys: pytest.CaptureFixture[str]):
-    pipeline = make_pipeline(FunctionTransformer(lambda texts: [text.lower() for text in texts]), classifier())
+    pipeline = make_pipeline(
+        FunctionTransformer(lambda texts: [text.lower() for text in texts]), classifier()
+    )
     assert cross_val_score(pipeline, TEXTS, CODES, cv=2).mean() > 0.8
     search = GridSearchCV(classifier(), {"language": ["en"]}, cv=2).fit(TEXTS, CODES)
     assert search.best_score_ > 0.8 and search.predict(["miner"]) == ["71105"]
@@ -100,7 +115,9 @@ def test_tools_of_sklearn_use_it(capsys: pytest.CaptureFixture[str]):
 
 
 def test_two_descriptions_are_enough():
-    fitted = classifier().fit(["farmer", "baker"] * 8, ["b", "a"] * 8)  # one to train on, one to validate on
+    fitted = classifier().fit(
+        ["farmer", "baker"] * 8, ["b", "a"] * 8
+    )  # one to train on, one to validate on
     assert fitted.predict_proba(["farmer", "baker"]).shape == (2, 2)
 
 
@@ -125,7 +142,9 @@ def test_wrong_input_is_refused_with_a_reason(X: Any, y: Any, says: str):
 
 
 class OfNumbers(OccupationClassifier):
-    """Reads the rows of numbers that scikit-learn's checks give, once validated as usual, as a word for each number."""
+    """Reads the rows of numbers that scikit-learn's checks give, once validated as usual, as a word
+    for each number.
+    """
 
     def fit(self, X: Any, y: Any) -> OfNumbers:
         X, y = validate_data(self, X, y)
@@ -143,12 +162,19 @@ class OfNumbers(OccupationClassifier):
 
 
 def as_words(X: np.ndarray) -> list[str]:
-    return [" ".join(f"{chr(97 + i % 26)}{round(float(cell))}" for i, cell in enumerate(row)) for row in X]
+    return [
+        " ".join(f"{chr(97 + i % 26)}{round(float(cell))}" for i, cell in enumerate(row))
+        for row in X
+    ]
 
 
 @pytest.mark.slow
 def test_checks_of_sklearn_pass_on_numbers_as_words():
     results = check_estimator(OfNumbers(random_state=0, settings=SMALL), on_skip=None, on_fail=None)
-    found = Counter((result["check_name"], result["status"]) for result in results if result["status"] != "passed")
+    found = Counter(
+        (result["check_name"], result["status"])
+        for result in results
+        if result["status"] != "passed"
+    )
     # array API: skipped unless SCIPY_ARRAY_API is set
     assert set(found) <= {("check_array_api_input", "skipped")} and len(results) > 50, found

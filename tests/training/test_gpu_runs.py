@@ -1,4 +1,6 @@
-"""Whole runs on a pretended GPU: they end as on a CPU, with the same numbers within the precision."""
+"""Whole runs on a pretended GPU: they end as on a CPU, with the same numbers within the
+precision.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -41,9 +43,17 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(inputs: Path, out: Path, encoder: str, **changes: Any) -> FinetuneConfig:
-    """A run of three steps, validated after two of them, without random numbers that devices draw, and saved once."""
+    """A run of three steps, validated after two of them, without random numbers that devices draw,
+    and saved once.
+    """
     columns = changes.pop("target_cols", ("hisco_1",))
-    sizes = {"batch_size": 16, "max_steps": 3, "eval_interval": 2, "log_interval": 1, "num_workers": 0}
+    sizes = {
+        "batch_size": 16,
+        "max_steps": 3,
+        "eval_interval": 2,
+        "log_interval": 1,
+        "num_workers": 0,
+    }
     table = str(inputs / f"{columns[-1]}.csv")
     return FinetuneConfig(
         dataset=table,
@@ -57,13 +67,21 @@ def settings(inputs: Path, out: Path, encoder: str, **changes: Any) -> FinetuneC
 
 
 @pytest.fixture(scope="module")
-def losses_on_cpu(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., pd.DataFrame]:
+def losses_on_cpu(
+    inputs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., pd.DataFrame]:
     """The log of a run in fp32 on a CPU."""
 
     @cache
     def losses(encoder: str, *changes: tuple[str, Any]) -> pd.DataFrame:
         out = tmp_path_factory.mktemp("cpu")
-        options = {"precision": "fp32", "no_report": True, "no_experts": True, "no_refit": True, "device": "cpu"}
+        options = {
+            "precision": "fp32",
+            "no_report": True,
+            "no_experts": True,
+            "no_refit": True,
+            "device": "cpu",
+        }
         train(settings(inputs, out, encoder, **dict(changes) | options))
         return pd.read_csv(out / "logs.csv")
 
@@ -95,24 +113,37 @@ SHORT = {"no_report": True, "no_refit": True}
     slow("tiny", "fp16", {"gradient_accumulation_steps": 2, "batch_size": 8}),
 )
 def test_a_run_is_what_it_is_on_a_cpu(
-    tmp_path: Path, inputs: Path, losses_on_cpu: Callable, encoder: str, precision: str, changes: dict[str, Any]
+    tmp_path: Path,
+    inputs: Path,
+    losses_on_cpu: Callable,
+    encoder: str,
+    precision: str,
+    changes: dict[str, Any],
 ):
-    config = settings(inputs, tmp_path / "out", encoder, precision=precision, device="cuda", **changes)
+    config = settings(
+        inputs, tmp_path / "out", encoder, precision=precision, device="cuda", **changes
+    )
     try:
         with pretended_gpu():
             out = train(config)
     finally:
         torch.use_deterministic_algorithms(False)
     log = pd.read_csv(out / "logs.csv")
-    expected = losses_on_cpu(encoder, *((name, value) for name, value in changes.items() if name not in SHORT))
-    is_alike = ~log["skipped_steps"].gt(0).cummax()  # until a step is skipped, as in fp16 for the scale of the loss
+    expected = losses_on_cpu(
+        encoder, *((name, value) for name, value in changes.items() if name not in SHORT)
+    )
+    is_alike = (
+        ~log["skipped_steps"].gt(0).cummax()
+    )  # until a step is skipped, as in fp16 for the scale of the loss
     assert is_alike.all() or (precision == "fp16" and is_alike.any())
     log, expected = log[is_alike], expected[is_alike]
     for column in ("train_loss", "val_loss", "val_loss_linear", "val_loss_seq2seq"):
         pd.testing.assert_series_equal(log[column], expected[column], rtol=TOLERANCES[precision])
     assert (log["gpu_memory_gb"].dropna() == 2).all() and log["gpu_memory_gb"].any()
     assert expected["gpu_memory_gb"].isna().all()
-    assert all(weight.isfinite().all() for weight in load_file(out / "best" / "model.safetensors").values())
+    assert all(
+        weight.isfinite().all() for weight in load_file(out / "best" / "model.safetensors").values()
+    )
     assert (out / "report.html").is_file() != config.no_report
     assert (out / "last.bin").is_file() == (config.save_format == "occcanine")
     best = read_model_config(out / "best")
@@ -132,7 +163,12 @@ def test_a_resumed_run_is_bit_identical(
     tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch, encoder: str, precision: str
 ):
     def run(name: str) -> None:
-        changes: dict[str, Any] = {"precision": precision, "dropout": 0.2, "no_experts": True, "device": "cuda"}
+        changes: dict[str, Any] = {
+            "precision": precision,
+            "dropout": 0.2,
+            "no_experts": True,
+            "device": "cuda",
+        }
         changes |= {**SHORT, "max_steps": 4, "save_interval": 2}
         config = settings(inputs, tmp_path / name, encoder, **changes)
         with pretended_gpu():
@@ -153,7 +189,9 @@ def test_a_resumed_run_is_bit_identical(
     assert_same_end(tmp_path / "whole", tmp_path / "halves")
 
 
-def test_a_step_that_overflows_is_skipped(tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_step_that_overflows_is_skipped(
+    tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
+):
     """In fp16, with a dense and a sparse gradient: no weight changes, and the loss scale falls."""
     states = []
     scales = [2.0**10, 2.0**40, 2.0**10]  # at the second, gradients are infinite
@@ -171,11 +209,17 @@ def test_a_step_that_overflows_is_skipped(tmp_path: Path, inputs: Path, monkeypa
 
     step = Learner.train_step
     monkeypatch.setattr(Learner, "train_step", observed)
-    config = settings(inputs, tmp_path / "out", "ngram", precision="fp16", device="cuda", no_experts=True, **SHORT)
+    config = settings(
+        inputs, tmp_path / "out", "ngram", precision="fp16", device="cuda", no_experts=True, **SHORT
+    )
     with pretended_gpu():
         train(config)
     assert states == [(False, 1.0), (True, 0.5), (False, 1.0)]
-    assert pd.read_csv(tmp_path / "out" / "logs.csv")["skipped_steps"].dropna().tolist() == [0, 1, 0]
+    assert pd.read_csv(tmp_path / "out" / "logs.csv")["skipped_steps"].dropna().tolist() == [
+        0,
+        1,
+        0,
+    ]
 
 
 def test_a_gpu_without_bf16_refuses_it(tmp_path: Path, inputs: Path):
@@ -187,8 +231,12 @@ def test_a_gpu_without_bf16_refuses_it(tmp_path: Path, inputs: Path):
 
 
 @cases(("use_amp", "dtype"), (True, "fp16"), slow(False, "fp32"))
-def test_a_gpu_without_bf16_trains(tmp_path: Path, inputs: Path, logged: list[str], use_amp: bool, dtype: str):
-    config = settings(inputs, tmp_path / "out", "tiny", use_amp=use_amp, device="cuda", no_experts=True, **SHORT)
+def test_a_gpu_without_bf16_trains(
+    tmp_path: Path, inputs: Path, logged: list[str], use_amp: bool, dtype: str
+):
+    config = settings(
+        inputs, tmp_path / "out", "tiny", use_amp=use_amp, device="cuda", no_experts=True, **SHORT
+    )
     with pretended_gpu(capability=(7, 0)):
         train(config)
     assert f"strategy    one process, {dtype}" in logged
@@ -196,7 +244,11 @@ def test_a_gpu_without_bf16_trains(tmp_path: Path, inputs: Path, logged: list[st
 
 @cases(("deterministic", "expected"), (False, "high"), slow(True, "highest"))
 def test_products_of_fp32_are_fast_in_training(
-    tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch, deterministic: bool, expected: str
+    tmp_path: Path,
+    inputs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    deterministic: bool,
+    expected: str,
 ):
     seen = set()
 
@@ -206,7 +258,12 @@ def test_products_of_fp32_are_fast_in_training(
 
     step = Learner.train_step
     monkeypatch.setattr(Learner, "train_step", observed)
-    changes = {"precision": "fp32", "device": "cuda", "deterministic": deterministic, "no_experts": True}
+    changes = {
+        "precision": "fp32",
+        "device": "cuda",
+        "deterministic": deterministic,
+        "no_experts": True,
+    }
     changes["max_steps"] = 1  # and one of the refit
     try:
         with pretended_gpu():
@@ -220,7 +277,9 @@ def test_products_of_fp32_are_fast_in_training(
 def model(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that a GPU has trained, with all experts and attributes."""
     out = tmp_path_factory.mktemp("model") / "out"
-    config = settings(inputs, out, "tiny", precision="bf16", device="cuda", max_steps=8, **ATTRIBUTES, **SHORT)
+    config = settings(
+        inputs, out, "tiny", precision="bf16", device="cuda", max_steps=8, **ATTRIBUTES, **SHORT
+    )
     with pretended_gpu():
         train(config)
     return out
@@ -235,7 +294,9 @@ def test_prediction_is_what_it_is_on_a_cpu(model: Path, mode: str):
     for precision, tolerance in (("fp32", 1e-4), ("bf16", 5e-2), ("fp16", 1e-2)):
         with pretended_gpu():
             coder = Coder.from_pretrained(model, precision=precision)
-            assert coder.device.type == "cuda" and isinstance(next(coder.model.parameters()), CudaTensor)
+            assert coder.device.type == "cuda" and isinstance(
+                next(coder.model.parameters()), CudaTensor
+            )
             predicted = coder.predict(TEXTS, "en", mode=mode)
         columns = [*expected.select_dtypes("number")]
         np.testing.assert_allclose(predicted[columns], expected[columns], atol=tolerance)

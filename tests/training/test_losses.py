@@ -23,7 +23,9 @@ from histocoder.training.losses import block_order_invariant, flat_loss, mixed_l
 FORMATTER = build_formatter("hisco", num_blocks=4)
 ROWS = ["61110", "61110&41025", "-1&-2&-3", "99910", "12345&54321&11111&22222"]
 TARGETS = torch.from_numpy(FORMATTER.encode(ROWS)).long()
-LOGITS = torch.randn(len(ROWS), 20, FORMATTER.vocab_size, generator=torch.Generator().manual_seed(1)) * 3
+LOGITS = (
+    torch.randn(len(ROWS), 20, FORMATTER.vocab_size, generator=torch.Generator().manual_seed(1)) * 3
+)
 
 
 def loop_over_blocks(logits: torch.Tensor, targets: torch.Tensor, num_blocks: int) -> torch.Tensor:
@@ -35,24 +37,33 @@ def loop_over_blocks(logits: torch.Tensor, targets: torch.Tensor, num_blocks: in
     for row in range(len(targets)):
         k = sum(bool((block != PAD).any()) for block in blocks[row])
         for i in range(k):
-            each = [F.cross_entropy(guesses[row, g], blocks[row, i], ignore_index=PAD) for g in range(k)]
+            each = [
+                F.cross_entropy(guesses[row, g], blocks[row, i], ignore_index=PAD) for g in range(k)
+            ]
             by_block[i] = by_block.get(i, torch.zeros(())) + torch.stack(each).min()
         for j in range(k, num_blocks):
             unused = unused + F.cross_entropy(guesses[row, j], torch.full_like(blocks[row, 0], PAD))
-    return sum(by_block.values(), torch.zeros(())) / len(targets) / len(by_block) + unused / len(targets) / num_blocks
+    return (
+        sum(by_block.values(), torch.zeros(())) / len(targets) / len(by_block)
+        + unused / len(targets) / num_blocks
+    )
 
 
 def test_block_loss_is_its_definition_in_any_order():
     loss = block_order_invariant(LOGITS, TARGETS, num_blocks=4)
     torch.testing.assert_close(loss, loop_over_blocks(LOGITS, TARGETS, 4))
-    permuted = torch.from_numpy(FORMATTER.encode(["&".join(reversed(row.split("&"))) for row in ROWS])).long()
+    permuted = torch.from_numpy(
+        FORMATTER.encode(["&".join(reversed(row.split("&"))) for row in ROWS])
+    ).long()
     torch.testing.assert_close(block_order_invariant(LOGITS, permuted, num_blocks=4), loss)
 
 
 def test_block_loss_agrees_with_the_reference():
     for case in json.loads(shared("reference/occcanine/expected.json").read_text())["loss_cases"]:
         logits = torch.tensor(case["yhat"], requires_grad=True)
-        loss = block_order_invariant(logits, torch.tensor(case["target"]), num_blocks=case["num_blocks"])
+        loss = block_order_invariant(
+            logits, torch.tensor(case["target"]), num_blocks=case["num_blocks"]
+        )
         loss.backward()
         assert loss.item() == pytest.approx(case["loss"], abs=1e-5)
         assert logits.grad is not None
@@ -66,7 +77,9 @@ def test_parts_of_a_batch_add_up_to_it():
     parts = [slice(0, 2), slice(2, 5)]
     block = sum(block_order_invariant(LOGITS[p], TARGETS[p], num_blocks=4, **whole) for p in parts)
     for kind in FLAT_LOSSES:
-        flat = sum(flat_loss(flat_logits[p], class_ids[p], kind=kind, num_rows=len(ROWS)) for p in parts)
+        flat = sum(
+            flat_loss(flat_logits[p], class_ids[p], kind=kind, num_rows=len(ROWS)) for p in parts
+        )
         torch.testing.assert_close(flat, flat_loss(flat_logits, class_ids, kind=kind))
     torch.testing.assert_close(block, block_order_invariant(LOGITS, TARGETS, num_blocks=4))
 
@@ -88,23 +101,43 @@ def test_flat_losses_are_torchs_own():
     torch.testing.assert_close(flat_loss(logits, class_ids, kind="bce-mean"), mean)
     torch.testing.assert_close(flat_loss(logits, class_ids, kind="bce"), 3 * mean)
     spread = torch.tensor([[0.5, 0, 0.5], [0, 1, 0], [0, 0, 0]])
-    torch.testing.assert_close(flat_loss(logits, class_ids, kind="softmax"), F.cross_entropy(logits, spread))
-    assert float(flat_loss(logits[:2, :1], torch.zeros(2, 1, dtype=torch.int64), kind="softmax")) == 0  # one class
+    torch.testing.assert_close(
+        flat_loss(logits, class_ids, kind="softmax"), F.cross_entropy(logits, spread)
+    )
+    assert (
+        float(flat_loss(logits[:2, :1], torch.zeros(2, 1, dtype=torch.int64), kind="softmax")) == 0
+    )  # one class
 
 
 def test_the_decoder_learns_from_every_nth_row():
     model, num_rows = tiny_model(), len(ROWS)
-    targets = torch.from_numpy(build_formatter("hisco", num_blocks=2).encode([row[:5] for row in ROWS])).long()
+    targets = torch.from_numpy(
+        build_formatter("hisco", num_blocks=2).encode([row[:5] for row in ROWS])
+    ).long()
     input_ids = torch.randint(97, 123, (num_rows, 16), generator=torch.Generator().manual_seed(4))
-    ids = {name: torch.zeros(num_rows, n, dtype=torch.int64) for name, n in (("class_ids", 2), ("attribute_ids", 0))}
+    ids = {
+        name: torch.zeros(num_rows, n, dtype=torch.int64)
+        for name, n in (("class_ids", 2), ("attribute_ids", 0))
+    }
     each = {"rows": torch.arange(num_rows), "counts": torch.ones(num_rows)}
-    batch = Batch(input_ids, targets, **ids, **each, num_rows=num_rows, num_target_blocks=1, weight=1.0)
-    every, third = model(input_ids, targets[:, :-2]), model(input_ids, targets[::3, :-2], decoder_stride=3)
+    batch = Batch(
+        input_ids, targets, **ids, **each, num_rows=num_rows, num_target_blocks=1, weight=1.0
+    )
+    every, third = (
+        model(input_ids, targets[:, :-2]),
+        model(input_ids, targets[::3, :-2], decoder_stride=3),
+    )
     torch.testing.assert_close(third.seq2seq_logits, every.seq2seq_logits[::3])
     found = mixed_loss(third, batch, model.config, FitConfig(seq2seq_weight=1.0, decoder_stride=3))
-    torch.testing.assert_close(found, block_order_invariant(third.seq2seq_logits, targets[::3], num_blocks=2))
-    flat_third = mixed_loss(third, batch, model.config, FitConfig(seq2seq_weight=0.0, decoder_stride=3))
-    flat_every = mixed_loss(every, batch, model.config, FitConfig(seq2seq_weight=0.0, decoder_stride=1))
+    torch.testing.assert_close(
+        found, block_order_invariant(third.seq2seq_logits, targets[::3], num_blocks=2)
+    )
+    flat_third = mixed_loss(
+        third, batch, model.config, FitConfig(seq2seq_weight=0.0, decoder_stride=3)
+    )
+    flat_every = mixed_loss(
+        every, batch, model.config, FitConfig(seq2seq_weight=0.0, decoder_stride=1)
+    )
     assert torch.equal(flat_third, flat_every)
 
 
@@ -119,24 +152,39 @@ def tokens(formatter, codes: str) -> torch.Tensor:
 
 @given(CODES, CODES)
 def test_exact_set_agrees_with_sets_of_decoded_codes(truth: list[str], guess: list[str]):
-    right = losses.exact_set(tokens(GENERAL, "&".join(truth)), tokens(GENERAL, "&".join(guess)), num_blocks=2)
+    right = losses.exact_set(
+        tokens(GENERAL, "&".join(truth)), tokens(GENERAL, "&".join(guess)), num_blocks=2
+    )
     assert right.item() is (set(truth) == set(guess))
 
 
 def test_token_matches_by_hand():
     def matches(truth: str, guess: str) -> list[int]:
-        return [n.item() for n in losses.token_matches(tokens(OCC, truth), tokens(OCC, guess), num_blocks=2)]
+        return [
+            n.item()
+            for n in losses.token_matches(tokens(OCC, truth), tokens(OCC, guess), num_blocks=2)
+        ]
 
     assert matches("100&205", "105&105") == [4, 6]
-    assert matches("100", "999&100") == [0, 3]  # with one code, only the first block is held against it
+    assert matches("100", "999&100") == [
+        0,
+        3,
+    ]  # with one code, only the first block is held against it
     assert matches("100&205", "205&100") == [6, 6]  # in any order
 
 
 def test_flat_exact_set_needs_exactly_the_classes():
     class_ids = torch.tensor([[0, 2], [0, 2], [0, 2], [2, -1]])
-    probabilities = torch.tensor([[0.9, 0.1, 0.8], [0.9, 0.6, 0.7], [0.9, 0.1, 0.2], [0.1, 0.1, 0.2]])
+    probabilities = torch.tensor(
+        [[0.9, 0.1, 0.8], [0.9, 0.6, 0.7], [0.9, 0.1, 0.2], [0.1, 0.1, 0.2]]
+    )
     # the second: no more than two count; the last: its best class counts below the threshold too
-    assert losses.flat_exact_set(probabilities, class_ids, threshold=0.5).tolist() == [True, True, False, True]
+    assert losses.flat_exact_set(probabilities, class_ids, threshold=0.5).tolist() == [
+        True,
+        True,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(("num_rows", "error"), [(100, 4.0), (1024, 1.25), (100_000, 0.634)])
@@ -150,7 +198,9 @@ def test_the_best_is_known_to_a_standard_error(num_rows: int, error: float):
         assert kept is is_kept
 
 
-def test_validation_does_not_depend_on_batches(tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch):
+def test_validation_does_not_depend_on_batches(
+    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+):
     data = dataset(tmp_path, table)
     sizes = spied(monkeypatch, MixerModel, "encode", lambda _, ids, *__: [len(ids)])
     found = []

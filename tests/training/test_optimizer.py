@@ -17,7 +17,10 @@ def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def optimizer_of(parameters: Iterable[nn.Parameter], **options: float) -> AdamW:
-    return AdamW([{"params": list(parameters)}], **{"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 1.0, **options})
+    return AdamW(
+        [{"params": list(parameters)}],
+        **{"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 1.0, **options},
+    )
 
 
 def layers() -> nn.Sequential:
@@ -50,9 +53,14 @@ def test_steps_for_rows_are_sparse_adams():
     torch.manual_seed(0)
     ours, theirs = (nn.Parameter(torch.ones(50, 40)) for _ in range(2))
     ours.is_sparse_table = True  # type: ignore[attr-defined]
-    mine, reference = optimizer_of([ours], max_grad_norm=3.0), torch.optim.SparseAdam([theirs], lr=1e-2)
+    mine, reference = (
+        optimizer_of([ours], max_grad_norm=3.0),
+        torch.optim.SparseAdam([theirs], lr=1e-2),
+    )
     for rows in ([1, 3, 1], [3, 4, 0], [1, 1, 7]):
-        gradient = torch.sparse_coo_tensor([rows], torch.randn(3, 40), ours.shape, check_invariants=True)
+        gradient = torch.sparse_coo_tensor(
+            [rows], torch.randn(3, 40), ours.shape, check_invariants=True
+        )
         ours.grad, theirs.grad = gradient.clone(), gradient * (3.0 / gradient.to_dense().norm())
         mine.step()
         reference.step()
@@ -67,7 +75,9 @@ def test_a_step_that_is_not_finite_changes_nothing():
     before = [p.detach().clone() for p in parameters]
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    table.grad = torch.sparse_coo_tensor([[1]], torch.full((1, 2), torch.nan), table.shape, check_invariants=True)
+    table.grad = torch.sparse_coo_tensor(
+        [[1]], torch.full((1, 2), torch.nan), table.shape, check_invariants=True
+    )
     optimizer.step()
     assert not optimizer.grad_norm.isfinite()
     assert all(map(torch.equal, parameters, before))

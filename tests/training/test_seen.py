@@ -17,7 +17,14 @@ from histocoder.data.hashes import are_among
 from histocoder.evaluation.summary import seen_in_words
 from histocoder.training.building import trained_before
 
-FEW_STEPS = {"encoder": "tiny", "max_steps": 1, "batch_size": 16, "max_len": 32, "precision": "fp32", "num_workers": 0}
+FEW_STEPS = {
+    "encoder": "tiny",
+    "max_steps": 1,
+    "batch_size": 16,
+    "max_len": 32,
+    "precision": "fp32",
+    "num_workers": 0,
+}
 
 
 def rows(first: int, last: int) -> list[str]:
@@ -29,14 +36,28 @@ def texts(folder: Path, part: str) -> list[str]:
 
 
 def finetuned(table: Path, out: Path, **changes: object) -> Path:
-    settings = {"language_col": "lang", "titles": "none", "no_report": True, "no_experts": True, "no_refit": True}
-    return train(FinetuneConfig(str(table), ("hisco_1",), save_path=str(out), **FEW_STEPS | settings | changes))
+    settings = {
+        "language_col": "lang",
+        "titles": "none",
+        "no_report": True,
+        "no_experts": True,
+        "no_refit": True,
+    }
+    return train(
+        FinetuneConfig(
+            str(table), ("hisco_1",), save_path=str(out), **FEW_STEPS | settings | changes
+        )
+    )
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Path:
     """A run on 120 descriptions."""
-    return finetuned(write(tmp_path / "t.csv", "occ1,lang,hisco_1", *rows(0, 120)), tmp_path / "start", no_refit=False)
+    return finetuned(
+        write(tmp_path / "t.csv", "occ1,lang,hisco_1", *rows(0, 120)),
+        tmp_path / "start",
+        no_refit=False,
+    )
 
 
 def test_a_further_run_validates_on_new_descriptions(start: Path, tmp_path: Path):
@@ -44,9 +65,13 @@ def test_a_further_run_validates_on_new_descriptions(start: Path, tmp_path: Path
     trained_on = load_model(start).trained_on.numpy()
     assert are_among([text.upper() + "." for text in learned], trained_on).all()
     assert not are_among(validated, trained_on).any() and len(trained_on) == len(learned)
-    assert are_among(validated, load_model(start / "best").trained_on.numpy()).all()  # it is refitted
+    assert are_among(
+        validated, load_model(start / "best").trained_on.numpy()
+    ).all()  # it is refitted
 
-    again = finetuned(tmp_path / "t.csv", tmp_path / "again", initial_checkpoint=str(start / "best"), seed=7)
+    again = finetuned(
+        tmp_path / "t.csv", tmp_path / "again", initial_checkpoint=str(start / "best"), seed=7
+    )
     assert sorted(texts(again, "val")) == sorted(validated)
     more = write(tmp_path / "more.csv", "occ1,lang,hisco_1", *rows(0, 300))
     out = finetuned(more, tmp_path / "more", initial_checkpoint=str(start), seed=8)
@@ -71,7 +96,17 @@ def test_a_copy_says_that_accuracy_is_too_high(start: Path, tmp_path: Path, logg
 def test_evaluation_of_a_copy_says_what_it_learned(start: Path, tmp_path: Path, logged: list[str]):
     shutil.copytree(start / "best", tmp_path / "copy")
     table = write(tmp_path / "e.csv", "occ1,lang,hisco_1", *rows(100, 150))
-    main(["evaluate", "--model", str(tmp_path / "copy"), "--data", str(table), "--output", str(tmp_path / "e")])
+    main(
+        [
+            "evaluate",
+            "--model",
+            str(tmp_path / "copy"),
+            "--data",
+            str(table),
+            "--output",
+            str(tmp_path / "e"),
+        ]
+    )
     assert f"Notice: {tmp_path / 'copy'} was trained on 20 of these 50 descriptions." in logged
 
 
@@ -89,22 +124,34 @@ def mixed(tmp_path: Path, train_rows: list[str], val_rows: list[str]) -> dict:
         f"{name}_data": (str(write(tmp_path / f"{name}.csv", header, *some)),)
         for name, some in {"train": train_rows, "val": val_rows}.items()
     }
-    out = train(MixerConfig(**paths, save_dir=str(tmp_path / "out"), target_cols=("hisco_1",), **FEW_STEPS))
+    out = train(
+        MixerConfig(**paths, save_dir=str(tmp_path / "out"), target_cols=("hisco_1",), **FEW_STEPS)
+    )
     return json.loads((out / "metrics.json").read_text())
 
 
 def test_mixer_judges_by_new_descriptions(tmp_path: Path, logged: list[str]):
-    metrics = mixed(tmp_path, rows(0, 60), [*(f"{row[:5].upper()}.{row[5:]}" for row in rows(40, 60)), *rows(60, 90)])
+    metrics = mixed(
+        tmp_path,
+        rows(0, 60),
+        [*(f"{row[:5].upper()}.{row[5:]}" for row in rows(40, 60)), *rows(60, 90)],
+    )
     assert metrics["num_rows"] == 30
     assert metrics["seen"]["num_rows"] == 20 and metrics["seen"]["left_out"]
     assert any(
-        "20 of 50 validation rows (20 descriptions) are of descriptions in the training data" in s for s in logged
+        "20 of 50 validation rows (20 descriptions) are of descriptions in the training data" in s
+        for s in logged
     )
-    assert any("20 validation rows are of descriptions that the model was trained on" in line for line in logged)
+    assert any(
+        "20 validation rows are of descriptions that the model was trained on" in line
+        for line in logged
+    )
 
 
 def test_mixer_says_that_all_is_seen(tmp_path: Path, logged: list[str]):
     metrics = mixed(tmp_path, rows(0, 40), rows(0, 40))
     assert metrics["num_rows"] == 40 and not metrics["seen"]["left_out"]
     assert "figures are too high" in seen_in_words(metrics)[0]
-    assert any("40 of 40 validation rows" in line and "accuracy is too high" in line for line in logged)
+    assert any(
+        "40 of 40 validation rows" in line and "accuracy is too high" in line for line in logged
+    )

@@ -1,4 +1,6 @@
-"""Ways to train on more processes or in less memory, each of which comes to what training comes to."""
+"""Ways to train on more processes or in less memory, each of which comes to what training comes
+to.
+"""
 
 import shutil
 from itertools import islice
@@ -15,8 +17,21 @@ from trainers import begin, dataset
 from histocoder.checkpoints.training_state import list_checkpoints, step_of
 from histocoder.training.trainer import Trainer
 
-STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 8, "--eval-interval", 4)
-STEPS += ("--share-val", 0.08)  # five rows, so that ranks may have different numbers of batches to validate on
+STEPS = (
+    "--target-cols",
+    "hisco_1",
+    "hisco_2",
+    "--language-col",
+    "lang",
+    "--max-steps",
+    8,
+    "--eval-interval",
+    4,
+)
+STEPS += (
+    "--share-val",
+    0.08,
+)  # five rows, so that ranks may have different numbers of batches to validate on
 SHARDED, GRADS = ("--fsdp", "full_shard"), ("--fsdp", "shard_grad_op")
 IN_LESS = (*SHARDED, "--gradient-checkpointing")
 
@@ -34,7 +49,9 @@ def alone(data: Path) -> Path:
 
 def begun(folder: Path, **options: Any) -> Trainer:
     """A run that draws random numbers in every layer."""
-    found = begin(folder, dataset(folder, write_table(folder / "table.csv")), batch_size=4, **options)
+    found = begin(
+        folder, dataset(folder, write_table(folder / "table.csv")), batch_size=4, **options
+    )
     sizes = found.model.encoder.config
     sizes.hidden_dropout_prob = sizes.attention_probs_dropout_prob = 0.1
     for module in found.model.modules():
@@ -50,8 +67,12 @@ def test_checkpointing_keeps_less_and_changes_no_bit(tmp_path: Path, precision: 
         kept: list[int] = []
         trained = begun(tmp_path, gradient_checkpointing=checkpointing, precision=precision)
         trained.model.train()
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x):
-            steps = [trained.learner.train_step([batch])[0] for batch in islice(trained.train_loader, 3)]
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x
+        ):
+            steps = [
+                trained.learner.train_step([batch])[0] for batch in islice(trained.train_loader, 3)
+            ]
             found.append((steps, [p.detach() for p in trained.model.parameters()], sum(kept)))
     (before, weights, num_before), (after, others, num_after) = found
     assert before == after and all(map(torch.equal, weights, others))
@@ -60,18 +81,32 @@ def test_checkpointing_keeps_less_and_changes_no_bit(tmp_path: Path, precision: 
 
 @pytest.mark.parametrize(
     ("processes", "accumulated", "flags"),
-    [(1, 2, ()), slow(1, 3, ()), (2, 3, ()), (2, 3, SHARDED), slow(2, 1, GRADS), (1, 1, IN_LESS), slow(2, 1, IN_LESS)],
+    [
+        (1, 2, ()),
+        slow(1, 3, ()),
+        (2, 3, ()),
+        (2, 3, SHARDED),
+        slow(2, 1, GRADS),
+        (1, 1, IN_LESS),
+        slow(2, 1, IN_LESS),
+    ],
 )
-def test_parts_train_as_one_process(alone: Path, data: Path, tmp_path: Path, processes: int, accumulated: int, flags):
+def test_parts_train_as_one_process(
+    alone: Path, data: Path, tmp_path: Path, processes: int, accumulated: int, flags
+):
     size = 12 // processes // accumulated
     sizes = ("--batch-size", size, "--gradient-accumulation-steps", accumulated)
     args = finetune(data, tmp_path / "out", *STEPS, *sizes, *flags)
     printed = run(*args).stdout if processes == 1 else two_ranks(args)[0].stdout
     assert ("strategy    FSDP" in printed) == ("--fsdp" in flags)
-    assert accumulated == 1 or f"{size} × {accumulated} accumulated × {processes} process" in printed
+    assert (
+        accumulated == 1 or f"{size} × {accumulated} accumulated × {processes} process" in printed
+    )
     assert "= 12 rows a step" in printed
     for column in ("train_loss", "val_loss", "grad_norm"):
-        assert logged(tmp_path / "out", column) == pytest.approx(logged(alone, column), abs=2e-6, rel=1e-5)
+        assert logged(tmp_path / "out", column) == pytest.approx(
+            logged(alone, column), abs=2e-6, rel=1e-5
+        )
     assert_same_weights(tmp_path / "out", alone, tolerance=1e-4)
 
 
@@ -92,7 +127,9 @@ def test_other_encoders_are_sharded_too(table: Path, tmp_path: Path, kind: str, 
     assert all("deprecated" not in one.stderr for one in ended) and "Loading" not in ended[1].stderr
     for column in ("train_loss", "val_loss"):
         tolerance = 1e-5 if precision == "fp32" else 1e-2
-        assert logged(tmp_path / "two", column) == pytest.approx(logged(tmp_path / "one", column), abs=tolerance)
+        assert logged(tmp_path / "two", column) == pytest.approx(
+            logged(tmp_path / "one", column), abs=tolerance
+        )
     run("-m", "histocoder", "predict", "--model", tmp_path / "two", "farmer")
 
 
@@ -121,14 +158,28 @@ def test_each_of_two_ranks_holds_half(data: Path, tmp_path: Path):
 
 @pytest.mark.slow
 def test_runs_resume_under_any_strategy(alone: Path, data: Path, tmp_path: Path):
-    out, ways = tmp_path / "out", ((3, ()), (2, GRADS), (3, SHARDED), (2, ()), (1, SHARDED), (1, ()), (2, ()))
+    out, ways = (
+        tmp_path / "out",
+        ((3, ()), (2, GRADS), (3, SHARDED), (2, ()), (1, SHARDED), (1, ()), (2, ())),
+    )
     for start, (processes, flags) in enumerate(ways):
         for checkpoint in list_checkpoints(out):
             if step_of(checkpoint) > start:
                 shutil.rmtree(checkpoint)
-        args = (*STEPS, "--batch-size", 12 // processes, "--save-interval", 1, "--keep-checkpoints", 9, *flags)
+        args = (
+            *STEPS,
+            "--batch-size",
+            12 // processes,
+            "--save-interval",
+            1,
+            "--keep-checkpoints",
+            9,
+            *flags,
+        )
         with ranks(*[finetune(data, out, *args)] * processes) as started:
             ended = [succeeded(process.result()) for process in started]
         assert start == 0 or f"Resuming from step {start}" in ended[0].stdout
         for column in ("train_loss", "val_loss", "grad_norm"):
-            assert logged(out, column) == pytest.approx(logged(alone, column), abs=2e-5)  # of six digits
+            assert logged(out, column) == pytest.approx(
+                logged(alone, column), abs=2e-5
+            )  # of six digits

@@ -21,7 +21,12 @@ from histocoder.training.frozen import frozen_outputs
 from histocoder.training.trainer import Trainer
 
 GPU = torch.device("cuda", 0)
-CANINE_S = {"num_hidden_layers": 12, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+CANINE_S = {
+    "num_hidden_layers": 12,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
 """CANINE-s's layers, in small."""
 
 
@@ -34,20 +39,31 @@ def model_for(encoder: str, data: OccupationDataset, folder: Path) -> MixerModel
         module: Any = Canine(CanineConfig(**CANINE_S, num_hash_buckets=128))
     else:
         module = load_encoder(encoder.removesuffix(", frozen"), max_len=MAX_LEN, ngram_dropout=0.0)
-    config = config_of(module, data.formatter, data.classes, target_cols=("hisco_1",), decoder_prior=True)
+    config = config_of(
+        module, data.formatter, data.classes, target_cols=("hisco_1",), decoder_prior=True
+    )
     model = MixerModel(config, module)
     if encoder.endswith("frozen"):
         model.freeze_encoder()
     return model
 
 
-def losses(folder: Path, table: Path, encoder: str, device: torch.device, log: Log | None = None, **options) -> list:
+def losses(
+    folder: Path, table: Path, encoder: str, device: torch.device, log: Log | None = None, **options
+) -> list:
     """The losses of four steps; the log is that of the last one."""
     data = dataset(folder, table)
     model = model_for(encoder, data, folder)
     data = replace(data, tokenizer=model.tokenizer)
     config = TrainConfig(
-        **{"batch_size": 8, "num_epochs": 9, "min_steps": 0, "learning_rate": 1e-2, "warmup_pct": 0.0, **options}
+        **{
+            "batch_size": 8,
+            "num_epochs": 9,
+            "min_steps": 0,
+            "learning_rate": 1e-2,
+            "warmup_pct": 0.0,
+            **options,
+        }
     )
     trainer = Trainer(model, data, data, config, device=device, run=RunFolder(folder), settings={})
     trainer.learner.outputs = frozen_outputs(model, data)
@@ -81,7 +97,9 @@ def losses(folder: Path, table: Path, encoder: str, device: torch.device, log: L
     *(slow("bert", precision) for precision in ("fp32", "fp16")),
     *(slow("tiny, frozen", precision) for precision in ("bf16", "fp16")),
 )
-def test_steps_never_wait_and_learn_alike(tmp_path: Path, table: Path, encoder: str, precision: str):
+def test_steps_never_wait_and_learn_alike(
+    tmp_path: Path, table: Path, encoder: str, precision: str
+):
     options = {"gradient_accumulation_steps": 2, "batch_size": 4}
     expected = losses(tmp_path / "cpu", table, encoder, CPU, precision="fp32", **options)
     with pretended_gpu() as log:

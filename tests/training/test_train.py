@@ -7,8 +7,14 @@ from histocoder.training.train import codes_not_learned
 
 
 def test_codes_without_a_training_row_are_told():
-    train = Examples.of(["smed", "bonde"], ["da", "da"], pd.DataFrame({"hisco_1": ["83110", "61110"]}))
-    other = Examples.of(["pige", "dreng", "smed"], ["da"] * 3, pd.DataFrame({"hisco_1": ["54010", "99930", "83110"]}))
+    train = Examples.of(
+        ["smed", "bonde"], ["da", "da"], pd.DataFrame({"hisco_1": ["83110", "61110"]})
+    )
+    other = Examples.of(
+        ["pige", "dreng", "smed"],
+        ["da"] * 3,
+        pd.DataFrame({"hisco_1": ["54010", "99930", "83110"]}),
+    )
     notice = codes_not_learned(train, other)
     assert "2 validation rows have a code that no training row has, of 3: 54010, 99930." in notice
     assert "its accuracy is low" in notice
@@ -16,8 +22,14 @@ def test_codes_without_a_training_row_are_told():
 
 
 def test_one_row_with_an_unlearned_code_is_told():
-    train = Examples.of(["smed", "bonde"], ["da", "da"], pd.DataFrame({"hisco_1": ["83110", "61110"]}))
-    other = Examples.of(["pige", "bonde", "smed"], ["da"] * 3, pd.DataFrame({"hisco_1": ["54010", "61110", "83110"]}))
+    train = Examples.of(
+        ["smed", "bonde"], ["da", "da"], pd.DataFrame({"hisco_1": ["83110", "61110"]})
+    )
+    other = Examples.of(
+        ["pige", "bonde", "smed"],
+        ["da"] * 3,
+        pd.DataFrame({"hisco_1": ["54010", "61110", "83110"]}),
+    )
     notice = codes_not_learned(train, other)
     assert "1 validation row has a code that no training row has, of 3: 54010." in notice
     assert "count as wrong" in notice

@@ -10,7 +10,9 @@ from trainers import begin, dataset
 from histocoder.checkpoints.training_state import list_checkpoints, load_checkpoint
 
 
-def test_checkpoints_hold_the_random_state_of_macs(tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch):
+def test_checkpoints_hold_the_random_state_of_macs(
+    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+):
     restored: list[torch.Tensor] = []
     monkeypatch.setattr(torch.mps, "get_rng_state", lambda: torch.tensor([4, 2], dtype=torch.uint8))
     monkeypatch.setattr(torch.mps, "set_rng_state", restored.append)
@@ -32,6 +34,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.mark.slow
 def test_frozen_outputs_are_kept_by_all_ranks_or_none(tmp_path: Path, table: Path):
-    args = finetune(table, tmp_path / "out", "--freeze-encoder", "--batch-size", 4, "--max-steps", 2)
+    args = finetune(
+        table, tmp_path / "out", "--freeze-encoder", "--batch-size", 4, "--max-steps", 2
+    )
     first, _ = two_ranks(["-c", LITTLE_MEMORY, *args])
     assert "are computed in each step" in first.stdout
