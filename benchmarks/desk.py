@@ -31,7 +31,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from histocoder import Coder
-from histocoder.desk.trust import order_of_review, share_right
+from histocoder.desk.domain.trust import order_of_review, share_right
 from histocoder.evaluation.baselines import difference_interval, shares
 
 _PATIENCE = 900.0

@@ -20,7 +20,7 @@ import pandas as pd
 from accuracy import CODE, ROOT, TABLES, TEXT, read, run
 
 from histocoder import Coder
-from histocoder.desk.sample import titles
+from histocoder.desk.domain.sample import titles
 from histocoder.evaluation.review_file import words_to_correct
 
 MOST = 8_000  # distinct descriptions that are coded

@@ -7,9 +7,10 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from histocoder.desk.app import Desk, create_app
-from histocoder.desk.models import Models
-from histocoder.desk.users import Users
+from histocoder.desk.domain.desk import Desk
+from histocoder.desk.domain.models import Models
+from histocoder.desk.web.app import create_app
+from histocoder.desk.web.users import Users
 from histocoder.inference.coder import Coder
 
 TOKEN = "0123456789abcdef"

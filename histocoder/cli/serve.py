@@ -25,7 +25,7 @@ from histocoder.log import log
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from histocoder.desk.app import Desk
+    from histocoder.desk.domain.desk import Desk
 
 _FEWEST_CHARACTERS = 16
 DESK_FILE = "desk.sqlite"  # the database of a workspace
@@ -40,8 +40,8 @@ def run_serve(config: ServeFlags) -> None:
         raise UserError(
             f"histocoder serve needs {' and '.join(missing)}: pip install 'histocoder[serve]'."
         )
-    from histocoder.desk.app import create_app
-    from histocoder.desk.users import Users
+    from histocoder.desk.web.app import create_app
+    from histocoder.desk.web.users import Users
 
     # the workspace, and who may use it
     model = local_folder(config.model) if config.model else None
@@ -99,7 +99,7 @@ def _check_access(config: ServeFlags, *, has_users: bool) -> None:
     """Raise a UserError if others reach the server and need no secret, or the secret is too
     short.
     """
-    from histocoder.desk.connections import LOOPBACK
+    from histocoder.desk.web.connections import LOOPBACK
 
     if config.host not in LOOPBACK and not config.token and not has_users:
         raise UserError(
@@ -125,9 +125,9 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _open_desk(config: ServeFlags, folder: Path, model: Path | None, *, device: str) -> Desk:
     """Open the desk of a workspace with the given model, or the one that was used last."""
-    from histocoder.desk.app import Desk
-    from histocoder.desk.connections import LOOPBACK
-    from histocoder.desk.models import Models
+    from histocoder.desk.domain.desk import Desk
+    from histocoder.desk.domain.models import Models
+    from histocoder.desk.web.connections import LOOPBACK
 
     models = Models(folder / "models", device=device, precision=config.precision)
     if model is None:
@@ -148,7 +148,7 @@ def _answer(app: FastAPI, listener: socket.socket) -> None:
     """Answer requests until the program is interrupted."""
     import uvicorn
 
-    from histocoder.desk.connections import Connection
+    from histocoder.desk.web.connections import Connection
 
     config = uvicorn.Config(
         app,

@@ -29,7 +29,7 @@ from histocoder.data.corrections import read_corrections
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import TRAIN
 from histocoder.data.prepare import prepare
-from histocoder.desk.coding import Coding
+from histocoder.desk.domain.coding import Coding
 from histocoder.errors import UserError
 from histocoder.evaluation.scores import code_sets
 from histocoder.formatters import build_formatter

@@ -23,8 +23,8 @@ from models import save_tiny_model
 
 pytest.importorskip("fastapi")
 
-from histocoder.desk.connections import HEAD_SECONDS, MAX_LOCAL_CONNECTIONS
-from histocoder.desk.users import FREE_ATTEMPTS, Attempts, Users
+from histocoder.desk.web.connections import HEAD_SECONDS, MAX_LOCAL_CONNECTIONS
+from histocoder.desk.web.users import FREE_ATTEMPTS, Attempts, Users
 
 CODED = ("occ1,lang,hisco_1,prob_1,conf", "baker,en,77610,0.6,0.6", "smith,en,95410,0.5,0.5")
 
@@ -94,7 +94,7 @@ def test_attempts_of_others_do_not_count(monkeypatch: pytest.MonkeyPatch):
     )
     attempts.forget("Anna", "10.0.0.1")
     assert attempts.seconds_to_wait("Anna", "10.0.0.1") == 0
-    monkeypatch.setattr("histocoder.desk.users.MAX_REMEMBERED", 3)
+    monkeypatch.setattr("histocoder.desk.web.users.MAX_REMEMBERED", 3)
     for number in range(10):
         for _ in range(FREE_ATTEMPTS):
             attempts.add_wrong(f"name {number}", "10.0.0.1")

@@ -22,7 +22,7 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import Select  # noqa: E402
 
 from histocoder.data.groups import HISCO  # noqa: E402
-from histocoder.desk.users import Users  # noqa: E402
+from histocoder.desk.web.users import Users  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 CHROMIUM, DRIVER = (

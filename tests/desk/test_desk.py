@@ -36,9 +36,9 @@ from starlette.testclient import TestClient
 from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.corrections import read_corrections
 from histocoder.data.example_files import ExampleFiles
-from histocoder.desk import app
-from histocoder.desk.coding import surety_of
-from histocoder.desk.trust import order_of_review, share_right
+from histocoder.desk.domain.coding import surety_of
+from histocoder.desk.domain.trust import order_of_review, share_right
+from histocoder.desk.web import app, guard
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.inference.predict_file import predict_file
@@ -192,7 +192,7 @@ def test_bodies_are_limited(client: TestClient, monkeypatch: pytest.MonkeyPatch)
     )
     assert client.post("/api/code", content=b" " * (2 << 20)).status_code == 413
     assert client.post("/api/code", content=(b" " for _ in range(3))).status_code == 411
-    monkeypatch.setattr(app, "UPLOAD_BYTES", 1 << 20)
+    monkeypatch.setattr(guard, "UPLOAD_BYTES", 1 << 20)
     assert client.post("/api/files?name=a.csv", content=b"0" * (2 << 20)).status_code == 413
     assert client.get("/api/files").json() == []
     assert client.post("/api/code", json={"texts": ["x" * 5000]}).status_code == 422
@@ -318,7 +318,7 @@ def test_interrupted_files_go_on_and_deleted_do_not(
 
     coded = spied(monkeypatch, Coder, "predict_batch", wait)
     monkeypatch.setattr(
-        "histocoder.desk.uploads.PredictConfig", partial(PredictConfig, batch_size=2)
+        "histocoder.desk.domain.uploads.PredictConfig", partial(PredictConfig, batch_size=2)
     )
     with served(tmp_path / "desk", coder) as client, ThreadPoolExecutor(1) as pool:
         file, other = send(client, "a.csv", rows.encode()), send(client, "b.csv", rows.encode())

@@ -14,8 +14,8 @@ from desks import HEADERS, TOKEN, send, served
 from starlette.testclient import TestClient
 
 from histocoder.data.groups import HISCO
-from histocoder.desk.checks import guess_language
-from histocoder.desk.users import Users
+from histocoder.desk.domain.checks import guess_language
+from histocoder.desk.web.users import Users
 
 OPTIONS = {
     "input_col": "beruf",

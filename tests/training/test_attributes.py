@@ -149,7 +149,7 @@ def test_expected_values_count_each_status(trained: Path, tmp_path: Path):
 
 def test_cards_of_the_desk_show_attributes(trained: Path):
     pytest.importorskip("fastapi")
-    from histocoder.desk.coding import Coding
+    from histocoder.desk.domain.coding import Coding
 
     coding = Coding(Coder.from_pretrained(trained), trained, name="")
     found = coding.answer(["baker master", "miner"], ["unk", "unk"])

@@ -25,9 +25,9 @@ from histocoder.config.prediction import ClassOptions
 from histocoder.data.crosswalk import Classes, Crosswalk, classes_of
 from histocoder.data.languages import chosen_language
 from histocoder.data.provenance import provenance_file, write_provenance
-from histocoder.desk.card import Source
-from histocoder.desk.cards import Cards
-from histocoder.desk.checks import (
+from histocoder.desk.domain.card import Source
+from histocoder.desk.domain.cards import Cards
+from histocoder.desk.domain.checks import (
     CATEGORIES,
     Check,
     TrainOptions,
@@ -35,8 +35,8 @@ from histocoder.desk.checks import (
     code_columns,
     guess_language,
 )
-from histocoder.desk.models import Model, Models
-from histocoder.desk.sample import TITLES, sample_tables, titles
+from histocoder.desk.domain.models import Model, Models
+from histocoder.desk.domain.sample import TITLES, sample_tables, titles
 from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.checked_file import write_checked
 from histocoder.evaluation.review_file import Columns, answer_columns

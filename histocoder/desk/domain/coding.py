@@ -23,7 +23,7 @@ from histocoder.data.codes import column_of_few
 from histocoder.data.examples import HELD_OUT, TRAIN, Examples
 from histocoder.data.languages import NAMES, Language
 from histocoder.data.normalize import description_keys
-from histocoder.desk.sample import TITLES
+from histocoder.desk.domain.sample import TITLES
 from histocoder.errors import UserError
 from histocoder.evaluation.baselines import run_rows
 from histocoder.evaluation.scores import code_sets

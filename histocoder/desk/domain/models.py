@@ -18,9 +18,9 @@ from histocoder.checkpoints.model_files import WEIGHTS_FILE
 from histocoder.checkpoints.run_files import LOG_FILE, METRICS_FILE, REPORT_FILE
 from histocoder.checkpoints.run_folder import LOCK_FILE, holding, run_of, run_settings
 from histocoder.checkpoints.training_state import BEST_FOLDER
-from histocoder.desk.checks import TrainOptions
-from histocoder.desk.coding import Coding
-from histocoder.desk.sample import TITLES
+from histocoder.desk.domain.checks import TrainOptions
+from histocoder.desk.domain.coding import Coding
+from histocoder.desk.domain.sample import TITLES
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import words_to_correct
 from histocoder.files import make_folder, sha256, write_text

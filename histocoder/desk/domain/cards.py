@@ -20,7 +20,7 @@ from pydantic import Field
 from histocoder.data.example_files import CHECKED_COL
 from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
-from histocoder.desk.card import (
+from histocoder.desk.domain.card import (
     AND,
     Accepted,
     Card,
@@ -33,8 +33,8 @@ from histocoder.desk.card import (
     Who,
     user_of,
 )
-from histocoder.desk.models import Models
-from histocoder.desk.trust import FEWEST, Trust, order_of_review, share_right
+from histocoder.desk.domain.models import Models
+from histocoder.desk.domain.trust import FEWEST, Trust, order_of_review, share_right
 from histocoder.errors import UserError
 from histocoder.evaluation import checked_file
 from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded

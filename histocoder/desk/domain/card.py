@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Request
 from pydantic import BaseModel, Field
 
-from histocoder.desk.coding import Answer, Code
+from histocoder.desk.domain.coding import Answer, Code
 
 Number = Annotated[int, Field(ge=-1, lt=2**63)]  # of a row, as SQLite can hold it
 Who = Annotated[str, Field(min_length=1, max_length=60)]
