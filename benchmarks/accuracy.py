@@ -35,8 +35,8 @@ import numpy as np
 import pandas as pd
 
 from histocoder import Coder
-from histocoder.data.normalize import description_keys
-from histocoder.data.titles import HISCO
+from histocoder.formatters.classifications import HISCO_TITLES
+from histocoder.text.normalize import description_keys
 
 ROOT = Path(__file__).parents[1]
 TABLES = {
@@ -169,7 +169,7 @@ def finetune(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         train.drop(columns=KEY).to_csv(folder / "train.csv", index=False)
-        titles = pd.read_csv(HISCO, dtype=str)
+        titles = pd.read_csv(HISCO_TITLES, dtype=str)
         is_asked = np.isin(
             description_keys(titles["title"].tolist()), description_keys(test[TEXT].tolist())
         )

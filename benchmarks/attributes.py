@@ -24,8 +24,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
 from histocoder import Coder
+from histocoder.classes.crosswalk import Crosswalk
 from histocoder.config.prediction import ClassOptions
-from histocoder.data.crosswalk import Crosswalk
 from histocoder.evaluation.scores import attribute_scores
 
 ATTRIBUTES = ["status", "relation", "product"]

@@ -24,7 +24,7 @@ import pandas as pd
 from accuracy import CODE, ROOT, TEXT, read
 from sklearn.metrics import average_precision_score
 
-from histocoder.data.normalize import description_keys
+from histocoder.text.normalize import description_keys
 from histocoder.training import label_errors
 
 

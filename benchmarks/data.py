@@ -30,14 +30,14 @@ from histocoder.config import PrepareConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.codes import LabelRules
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.example_files import ExampleFiles
+from histocoder.data.example_writer import EXAMPLES_FILE, store_examples
 from histocoder.data.examples import TRAIN, Examples
 from histocoder.data.key import read_key
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, prepare
 from histocoder.data.samplers import BucketSampler
-from histocoder.data.store import EXAMPLES_FILE, store_examples
-from histocoder.data.titles import HISCO
 from histocoder.formatters import build_formatter
+from histocoder.formatters.classifications import HISCO_TITLES
 from histocoder.log import log
 from histocoder.training.data import some_descriptions
 
@@ -77,7 +77,7 @@ def main() -> None:
 
 def generate(path: Path, num_rows: int) -> None:
     """Write a table of titles from the sample data, with a different number in each row."""
-    titles = pd.read_csv(HISCO, dtype=str)
+    titles = pd.read_csv(HISCO_TITLES, dtype=str)
     titles = titles[titles["hisco"].str.len() == 5]
     rng = np.random.default_rng(0)
     for start in range(0, num_rows, GENERATED_AT_ONCE):
@@ -137,11 +137,11 @@ def config(folder: Path) -> PrepareConfig:
     return PrepareConfig(str(folder / "table.csv"), ("hisco_1",), language="en", titles="none")
 
 
-def training_files(folder: Path) -> ExampleFiles:
+def training_files(folder: Path) -> LabelledFiles:
     """Return the prepared training rows, as finetune.py reads them."""
     rules, key = LabelRules(allow_short=True), read_key(folder / "out" / KEY_FILE)
     formatter = build_formatter("general", num_blocks=1)
-    return ExampleFiles(
+    return LabelledFiles(
         (folder / "out" / TRAIN_FILE,), ("hisco_1",), formatter, key=key, rules=rules
     )
 

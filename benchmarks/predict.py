@@ -28,9 +28,9 @@ from theirs import canine_of_transformers
 from histocoder import Coder
 from histocoder.config import PRECISIONS, ModelConfig
 from histocoder.formatters import BOS, build_formatter
-from histocoder.formatters.tokenizers import join_language, tokenize
 from histocoder.model import MixerModel, load_encoder
 from histocoder.model.devices import device_name
+from histocoder.text.tokenizers import join_language, tokenize
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"

@@ -40,17 +40,17 @@ from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import ModelConfig, PrepareConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import Batch, OccupationDataset
+from histocoder.data.example_writer import EXAMPLES_FILE
 from histocoder.data.examples import TRAIN, Examples
 from histocoder.data.key import read_key
 from histocoder.data.prepare import prepare
-from histocoder.data.samplers import Share
-from histocoder.data.store import EXAMPLES_FILE
+from histocoder.data.samplers import BatchIndices
 from histocoder.formatters import build_formatter
-from histocoder.formatters.tokenizers import tokenize
 from histocoder.log import log
 from histocoder.model import MixerModel, MixerOutput, load_encoder
 from histocoder.model.devices import device_name
 from histocoder.ops import kernels
+from histocoder.text.tokenizers import tokenize
 from histocoder.training.losses import mixed_loss
 from histocoder.training.trainer import Trainer
 
@@ -319,7 +319,9 @@ class _Lengths(torch.utils.data.Dataset):
 
 def _share(data: OccupationDataset, rows: np.ndarray) -> Batch:
     """Return rows as a batch."""
-    return data[Share(rows=rows, epoch=0, num_rows=len(rows), num_target_blocks=1, weight=1.0)]
+    return data[
+        BatchIndices(rows=rows, epoch=0, num_rows=len(rows), num_target_blocks=1, weight=1.0)
+    ]
 
 
 def gflops(device: torch.device, dtype: torch.dtype, count: int) -> list[float]:

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-TITLES = HERE.parent / "histocoder" / "data" / "titles.csv"
+TITLES = HERE.parent / "histocoder" / "formatters" / "titles.csv"
 COLUMNS = ["occ1", "lang", *(f"hisco_{i}" for i in range(1, 6))]
 
 SHARE_VAL = 0.1  # of the titles of each code

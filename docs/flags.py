@@ -13,7 +13,7 @@ from typing import NamedTuple
 from histocoder.cli import main as command
 from histocoder.cli.arguments import Parser, build_parser
 from histocoder.config import RECIPES, STARTS, FinetuneConfig, MixerConfig
-from histocoder.data.languages import NAMES
+from histocoder.text.languages import NAMES
 
 PAGE = Path(__file__).with_name("configuration.md")
 _MADE = re.compile(r"(?<=<!-- make docs writes everything below -->\n).*", re.DOTALL)

@@ -12,10 +12,11 @@ from conftest import ROOT
 
 PACKAGE = ROOT / "histocoder"
 PARTS = (
-    *("errors", "files", "log", "config", "distributed", "formatters", "ops", "model"),
+    *("errors", "files", "log", "config", "distributed", "formatters", "text", "ops", "model"),
     *(
         "tables",
         "data",
+        "classes",
         "checkpoints",
         "inference",
         "ray",

@@ -10,10 +10,10 @@ from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.example_files import ExampleFiles
+from histocoder.data.example_writer import EXAMPLES_FILE, store_examples
 from histocoder.data.examples import TRAIN, Examples
 from histocoder.data.key import Key
-from histocoder.data.store import EXAMPLES_FILE, store_examples
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder
 from histocoder.training.trainer import Trainer
@@ -22,7 +22,7 @@ MAX_LEN = 64
 CPU = torch.device("cpu")
 
 
-def stored(folder: Path, files: ExampleFiles, *, text_normalization: str = "none") -> Examples:
+def stored(folder: Path, files: LabelledFiles, *, text_normalization: str = "none") -> Examples:
     """Files' rows, all of them to train on."""
     store_examples(folder, {TRAIN: files}, text_normalization=text_normalization)
     return Examples.open(folder / EXAMPLES_FILE, TRAIN)
@@ -35,7 +35,7 @@ def dataset(
     target_cols = target_cols or ("hisco_1",)
     formatter = build_formatter("hisco", num_blocks=len(target_cols))
     examples = stored(
-        folder / "examples" / source.stem, ExampleFiles((source,), target_cols, formatter)
+        folder / "examples" / source.stem, LabelledFiles((source,), target_cols, formatter)
     )
     key = Key.from_codes(examples.code_table)
     words, how = (

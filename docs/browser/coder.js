@@ -20,7 +20,7 @@ const NORMALIZATIONS = {
   lower2: (text) => lower(plainLetters(text)),
 };
 
-// What formatters/characters.py does: no invisible characters, and usual letters for presentation forms.
+// What text/characters.py does: no invisible characters, and usual letters for presentation forms.
 function plainLetters(text) {
   return Array.from(text.replace(INVISIBLE, ""), plainForm).join("");
 }

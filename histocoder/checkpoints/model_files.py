@@ -21,7 +21,6 @@ from histocoder.checkpoints.manifest import (
 )
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.config.model import MODEL_TYPE
-from histocoder.data.languages import Language
 from histocoder.errors import DamagedError, UserError, misfit
 from histocoder.files import replacing_folder, sync, temporary_folder, write_text
 from histocoder.formatters import build_formatter
@@ -33,6 +32,7 @@ from histocoder.model import (
     reads_characters,
 )
 from histocoder.model.encoder import hub_answers
+from histocoder.text.languages import Language
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER, CARD_FILE = (
     "config.json",

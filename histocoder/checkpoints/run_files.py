@@ -24,8 +24,9 @@ from histocoder.checkpoints.training_state import (
     list_checkpoints,
 )
 from histocoder.config.model import MODEL_TYPE
+from histocoder.data.example_writer import EXAMPLES_FILE
 from histocoder.data.prepare import KEY_FILE, PREPARED_TABLES
-from histocoder.data.store import EXAMPLES_FILE, PREPARED_FILE
+from histocoder.data.prepared_folder import PREPARED_FILE
 from histocoder.errors import UserError
 from histocoder.files import existing, write_text
 

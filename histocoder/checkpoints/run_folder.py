@@ -31,7 +31,7 @@ from histocoder.checkpoints.training_state import (
     Checkpoint,
 )
 from histocoder.config import NO_COLUMN
-from histocoder.data import store
+from histocoder.data import prepared_folder
 from histocoder.errors import Interrupted, UserError, handling_stop_signals
 from histocoder.files import (
     existing,
@@ -152,11 +152,11 @@ class RunFolder:
                     yield run
                 except BaseException:
                     if distributed.is_primary():
-                        store.put_back_earlier(path)
+                        prepared_folder.put_back_earlier(path)
                     raise
                 else:
                     if distributed.is_primary():
-                        store.forget_earlier(path)
+                        prepared_folder.forget_earlier(path)
                 finally:
                     if distributed.is_primary() and not run_files.has_files(path):
                         (path / RECORD_FILE).unlink(missing_ok=True)
@@ -168,7 +168,7 @@ class RunFolder:
     def _claim(self) -> None:
         """Make the folder a run's, as it was before a run that was killed replaced its data."""
         run_files.claim(self.path)
-        store.put_back_earlier(self.path)
+        prepared_folder.put_back_earlier(self.path)
 
     def begin(self, settings: dict[str, Any], checkpoint: Checkpoint | None) -> None:
         """Write `args.yaml`, and delete what an earlier run wrote after the checkpoint, if any;
@@ -183,7 +183,7 @@ class RunFolder:
         else:
             remove_files(run_files.trained_files(self.path))
         write_text(self._args, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
-        store.forget_earlier(self.path)
+        prepared_folder.forget_earlier(self.path)
 
     def checkpoint(self, resume: str, *, overwrite: bool = False) -> Checkpoint | None:
         """Find a checkpoint on rank 0 and load it on every rank.

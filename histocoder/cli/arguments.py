@@ -10,8 +10,8 @@ import yaml
 
 from histocoder import __version__
 from histocoder.config import RECIPES, STARTS, Settings, settings_of
-from histocoder.data.languages import HELP
 from histocoder.errors import UserError
+from histocoder.text.languages import HELP
 
 _Config = TypeVar("_Config", bound=Settings)
 _REMOVED = (  # flags that histocoder no longer has, and `args.yaml` of earlier runs may name

@@ -14,10 +14,9 @@ from histocoder.cli.flags import AgreementFlags, AuditFlags, CodedTableFlags
 from histocoder.config import PrepareConfig, settings_of
 from histocoder.data.cells import read_code
 from histocoder.data.codes import column_of
-from histocoder.data.example_files import CHECKED_COL, other_cells
 from histocoder.data.examples import LANG_COL
 from histocoder.data.key import read_key
-from histocoder.data.normalize import description_keys
+from histocoder.data.labelled_files import CHECKED_COL, other_cells
 from histocoder.data.prepare import table_files
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.scores import agreement, code_sets, to_settle
@@ -25,6 +24,7 @@ from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.formatters import CodeSystem
 from histocoder.log import log
 from histocoder.tables.output import Form, check_output, write_frame
+from histocoder.text.normalize import description_keys
 
 _LABEL = ["key", "lang", "codes"]
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from histocoder.classes.class_columns import classes_of
+from histocoder.classes.crosswalk import CODE_COL
 from histocoder.cli.flags import ClassesFlags
 from histocoder.config.prediction import QUALIFIERS
-from histocoder.data.crosswalk import CODE_COL, classes_of
-from histocoder.data.provenance import provenance_file, write_provenance
 from histocoder.errors import UserError
+from histocoder.inference.provenance import provenance_file, write_provenance
 from histocoder.log import log
 from histocoder.tables.header import plain
 from histocoder.tables.output import Form, check_kept, check_new_columns, check_output, write_table

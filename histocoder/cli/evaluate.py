@@ -20,11 +20,9 @@ from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.cli.flags import CompareFlags, EvaluateFlags, KnownCodesFlags, ReviewFlags
 from histocoder.config import ModelConfig
 from histocoder.data.codes import rules_of
-from histocoder.data.example_files import other_cells
 from histocoder.data.examples import HELD_OUT, TRAIN, VAL, Examples
 from histocoder.data.hashes import are_among
-from histocoder.data.languages import chosen_language
-from histocoder.data.normalize import description_keys
+from histocoder.data.labelled_files import other_cells
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.baselines import Baselines, run_rows
 from histocoder.evaluation.checked_file import DecidedCodes, read_decisions, write_checked
@@ -37,6 +35,8 @@ from histocoder.inference.known import Known, files_of, training_files
 from histocoder.log import log
 from histocoder.tables.output import Form, check_output, write_frame
 from histocoder.tables.table import open_table
+from histocoder.text.languages import chosen_language
+from histocoder.text.normalize import description_keys
 
 
 def run_evaluate(config: EvaluateFlags) -> None:

@@ -8,7 +8,7 @@ from histocoder.cli import flags
 from histocoder.cli.arguments import Parser, add_flags, config_of
 from histocoder.cli.script import importing, run_script
 from histocoder.config import Settings
-from histocoder.data.languages import HELP
+from histocoder.text.languages import HELP
 
 # commands whose modules have a parser of their own, which has `--config`
 _SCRIPTS = {

@@ -15,18 +15,18 @@ from histocoder.cli.flags import PredictFlags
 from histocoder.config import PredictConfig
 from histocoder.data.codes import rules_of
 from histocoder.data.examples import HELD_OUT
-from histocoder.data.languages import chosen_language
 from histocoder.data.prepare import SPLIT_FILES, TRAIN_FILE
-from histocoder.data.provenance import provenance_file, write_provenance
 from histocoder.errors import UserError
 from histocoder.files import is_same_file
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, training_files
 from histocoder.inference.predict_file import facts_of, predict_file
+from histocoder.inference.provenance import provenance_file, write_provenance
 from histocoder.inference.table_coder import TableCoder
 from histocoder.log import log
 from histocoder.tables.output import check_output
 from histocoder.tables.table import fingerprint
+from histocoder.text.languages import chosen_language
 
 
 def run_predict(config: PredictFlags) -> None:

@@ -72,7 +72,7 @@ class ModelConfig:
     )
     mask_memory: bool = True  # whether the decoder ignores padded positions
     pad_to: int | None = None  # positions that every input is padded to; None trims each batch
-    text_normalization: str = "none"  # see `data.normalize`
+    text_normalization: str = "none"  # see `text.normalize`
     # Of Hugging Face's encoders: "mean", or "auto", the first token if it stands for the text
     pooling: str = "auto"
     flat_loss: str = (

@@ -15,7 +15,7 @@ NORMALIZATIONS = (
     "nfc",
     "lower",
     "lower_ascii",
-)  # see `data.normalize`
+)  # see `text.normalize`
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")  # see `model.devices`
 AUTO = "auto"
 PRETRAINED_ENCODER = (

@@ -9,29 +9,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from histocoder.formatters import MISSING, CodeSystem
+from histocoder.text.characters import is_missing, with_ascii_marks
 
-_MISSING_MARKS = frozenset(
-    {
-        "NA",
-        "NaN",
-        "nan",
-        "NaT",
-        "<NA>",
-        "None",
-        "NULL",
-        "null",
-        "(null)",
-        "\\N",
-        "N/A",
-        "n/a",
-        "#N/A",
-        "#NV",
-    }
-)
-"""Marks of missing values: R writes NA; pandas NaN, nan, NaT, <NA> or None; databases NULL or \\N;
-spreadsheets N/A. Lower case "na" and "none" are left out, since people write them as words.
-"""
-_NOTHING = re.compile(r"[-.?_…· ]+")  # as people leave a cell out; Stata and SAS write a dot
 _MISSING_AMONG_NUMBERS = frozenset(
     {
         *(
@@ -57,18 +36,6 @@ _MISSING_AMONG_NUMBERS = frozenset(
 be codes.
 """
 
-_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d"
-_BLANKS = "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000"
-_SAME = str.maketrans(
-    {
-        **dict.fromkeys(_DASHES, "-"),
-        **dict.fromkeys(_BLANKS, " "),
-        **dict.fromkeys("\u2018\u2019\u201a\u201b\u00b4`", "'"),
-        **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"'),
-        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
-    }
-)
-"""Dashes, blanks, quotation marks and digits of one meaning, as ASCII has them."""
 _FORMULA = re.compile(r'="(.*)"|=(-?[0-9].*)')  # as spreadsheets keep digits as text
 _QUOTED = re.compile(r"""(["'])(.*)\1""")
 _KEPT_AS_TEXT = re.compile(r"'(-?[0-9=].*)")
@@ -123,17 +90,6 @@ class Cell(NamedTuple):
     is_short: bool = False  # whether that is because leading zeros may be lost
 
 
-def is_missing(text: str) -> bool:
-    """Return whether a text, without blanks around it, is a mark of a missing value in any column.
-
-    Examples
-    --------
-    >>> [text for text in ("NA", "–", "--", "?", "..", "#N/A", "na", "none", "0", "") if is_missing(text)]
-    ['NA', '–', '--', '?', '..', '#N/A']
-    """
-    return text in _MISSING_MARKS or _NOTHING.fullmatch(text.translate(_SAME)) is not None
-
-
 def bare(cell: str) -> str:
     """Return what is in a cell without what programs put around it; dashes, blanks and marks are
     those of ASCII.
@@ -145,7 +101,7 @@ def bare(cell: str) -> str:
     """
     text = cell.strip()
     if not text.isascii():
-        text = _visible(text).translate(_SAME).strip()
+        text = with_ascii_marks(_visible(text)).strip()
     if text.startswith("=") and (match := _FORMULA.fullmatch(text)) is not None:
         text = (match[1] or match[2] or "").strip()
     if (match := _QUOTED.fullmatch(text)) is not None:
@@ -332,7 +288,7 @@ class CodeColumn:
         # a word is left as it stands: what was made of it to compare it with numbers is not the
         # person's
         is_word = not any(map(str.isdigit, code))
-        if text is not None and is_word and not _QUOTED.fullmatch(text.translate(_SAME)):
+        if text is not None and is_word and not _QUOTED.fullmatch(with_ascii_marks(text)):
             code = _visible(text)
         change = FORMATTED if text is not None and code != text else ""
         spelling = self.spellings.get(self.spelling_key(code), code)

@@ -22,7 +22,6 @@ from histocoder.data.cells import (
     bare,
     has_own_decimals,
     has_thousands,
-    is_missing,
     is_short,
     loose_hisco,
     means_blank_among_numbers,
@@ -30,11 +29,12 @@ from histocoder.data.cells import (
     separators_in,
     spoilt,
 )
-from histocoder.data.groups import hisco_codes, is_of_hisco_or_occ1950
 from histocoder.data.key import Key
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import MISSING, CodeSystem, Formatter, build_formatter
+from histocoder.formatters.classifications import hisco_codes, is_of_hisco_or_occ1950
 from histocoder.tables.table import Table, TableFile
+from histocoder.text.characters import is_missing
 
 _NUM_EXAMPLES = 3
 HISCO_DIGITS = 5

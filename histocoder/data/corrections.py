@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config import PrepareConfig
-from histocoder.data.example_files import CHECKED_COL, ExampleFiles
 from histocoder.data.examples import ATTRIBUTES, LANG_COL, is_codes
-from histocoder.data.languages import Language
-from histocoder.data.normalize import description_keys
+from histocoder.data.labelled_files import CHECKED_COL, LabelledFiles
 from histocoder.errors import counted
 from histocoder.formatters import MISSING
-from histocoder.formatters.tokenizers import UNKNOWN
 from histocoder.log import log
 from histocoder.tables.table import open_table
+from histocoder.text.languages import Language
+from histocoder.text.normalize import description_keys
+from histocoder.text.tokenizers import UNKNOWN
 
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 200
 _FEWEST = 20  # number of corrections from which some are held out: a fifth of fewer shows nothing
@@ -128,14 +128,14 @@ class Corrections:
 
 
 def read_corrections(
-    config: PrepareConfig, table: ExampleFiles, known: Collection[str] = ()
+    config: PrepareConfig, table: LabelledFiles, known: Collection[str] = ()
 ) -> Corrections:
     """Read the files of `--corrections`, as `histocoder review` writes them and a person fills them
     in.
 
     A checked row without a code is a decision as well: its description has no occupation. One
     without a language counts for every language. Codes are read as those of the `table` that is
-    corrected; for `known` see `ExampleFiles`.
+    corrected; for `known` see `LabelledFiles`.
 
     Raises UserError if a file lacks a column, a checked code does not fit, or nothing is checked.
     """
@@ -150,7 +150,7 @@ def read_corrections(
                 f"{path} has no column {config.column_of_languages!r}; its codes apply to "
                 "all languages."
             )
-        files = ExampleFiles(
+        files = LabelledFiles(
             (path,),
             config.target_cols,
             table.formatter,

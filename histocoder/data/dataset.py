@@ -1,17 +1,7 @@
-"""Batches of `examples.arrow`, from worker processes; one that is killed or hangs ends the run with
-its name.
-"""
+"""The data set of a run: its examples as batches of tensors."""
 
-import itertools
-import signal
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -20,16 +10,16 @@ import pyarrow.compute as pc
 import torch
 from pandas.util import hash_array
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import Dataset
 
-from histocoder.config import LANG_SEP, MachineConfig
+from histocoder.config import LANG_SEP
 from histocoder.data.augment import Augmenter
 from histocoder.data.examples import TITLES, Examples
-from histocoder.data.samplers import BucketSampler, Share
+from histocoder.data.samplers import BatchIndices
 from histocoder.data.titles import WEIGHT
-from histocoder.errors import MachineError, ignore_stop_signals, in_main_thread
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
-from histocoder.formatters.tokenizers import (
+from histocoder.model.ngram import Lookup
+from histocoder.text.tokenizers import (
     CHARACTERS,
     CLS_ID,
     SEP_ID,
@@ -38,13 +28,8 @@ from histocoder.formatters.tokenizers import (
     join_language,
     tokenize,
 )
-from histocoder.model.ngram import Lookup, NgramConfig
 
 _ROWS_AT_ONCE = 1 << 18
-_GPU_WORKERS = (
-    2  # processes that load data for a GPU, which one process with noise does not keep busy
-)
-_END_SECONDS = 0.3  # between the end of a process' pipes and its own
 _ROWS_MULTIPLE = (
     16  # rows that a merged batch keeps a multiple of: processors compile code for each shape
 )
@@ -62,9 +47,7 @@ class Batch:
     attribute_ids: (
         Tensor  # categories of the attributes, of shape (B, A), int64; 0 is none, -1 not known
     )
-    num_rows: (
-        int  # number of rows of the global batch; see `samplers.Share` for this and the next two
-    )
+    num_rows: int  # number of rows of the global batch; see `samplers.BatchIndices` for this and the next two
     num_target_blocks: int
     weight: float
     rows: Tensor  # indices of the rows in the dataset, of shape (B,)
@@ -111,7 +94,7 @@ class Batch:
 
 @dataclass(eq=False)
 class OccupationDataset(Dataset):
-    """Descriptions with their codes; indexed by a `Share`, gives a `Batch`.
+    """Descriptions with their codes; indexed by a `BatchIndices`, gives a `Batch`.
 
     Raises ValueError if a code does not fit the formatter, or is no class.
     """
@@ -246,7 +229,7 @@ class OccupationDataset(Dataset):
         """Return normalised descriptions, without their languages."""
         return [text.partition(LANG_SEP)[2] for text in self.examples.inputs(rows)]
 
-    def __getitem__(self, share: Share) -> Batch:
+    def __getitem__(self, share: BatchIndices) -> Batch:
         rows, input_ids = share.rows, self._input_ids(share)
         codes = self.examples.code_index[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
@@ -264,7 +247,7 @@ class OccupationDataset(Dataset):
             counts=torch.from_numpy(self.weights[rows]),
         )
 
-    def _input_ids(self, share: Share) -> np.ndarray:
+    def _input_ids(self, share: BatchIndices) -> np.ndarray:
         """Return token ids, of shape (B, S)."""
         if self.augmenter is None and self.tokenizer.reads_characters:
             return self._characters(share.rows)
@@ -303,126 +286,3 @@ def category_ids(column: pa.ChunkedArray, categories: Sequence[str]) -> np.ndarr
         .to_numpy()
         .copy()
     )
-
-
-class BatchLoader:
-    """Loads the batches of a sampler, in its order, merged (see `Batch`); each iteration starts
-    over.
-
-    Batches are for a GPU if `on_gpu`, which sets the defaults of workers and of pinned memory.
-    `ngrams` are the sizes of an n-gram encoder whose lookups are to be prepared.
-    """
-
-    def __init__(
-        self,
-        data: OccupationDataset,
-        sampler: BucketSampler,
-        config: MachineConfig,
-        *,
-        on_gpu: bool = False,
-        ngrams: NgramConfig | None = None,
-    ) -> None:
-        default = _GPU_WORKERS if on_gpu else 0
-        self.num_workers = default if config.num_workers is None else config.num_workers
-        self._timeout = config.worker_timeout
-        self._workers: list[BaseProcess] = []
-        self._late: int | None = None
-        self._loader = DataLoader(
-            data,
-            sampler=sampler,
-            batch_size=None,
-            collate_fn=partial(_collated, ngrams=ngrams),  # it gets a batch, not a list of rows
-            num_workers=self.num_workers,
-            prefetch_factor=config.prefetch_factor if self.num_workers else None,
-            persistent_workers=config.persistent_workers and self.num_workers > 0,
-            pin_memory=on_gpu if config.pin_memory is None else config.pin_memory,
-            worker_init_fn=ignore_stop_signals,
-            # its own, so that loading leaves the run's random state alone
-            generator=torch.Generator(),
-        )
-
-    def __iter__(self) -> Iterator[Batch]:
-        batches = iter(self._loader)
-        self._workers = getattr(
-            batches, "_workers", []
-        )  # torch says nowhere else which processes are its
-        if not self._workers:
-            yield from batches
-        for i in itertools.cycle(
-            range(len(self._workers))
-        ):  # torch's timeout would not end reading from a stopped one
-            timer = threading.Timer(self._timeout, self._end_late_worker, [i])
-            timer.start()
-            try:
-                batch = next(batches, None)
-            finally:
-                timer.cancel()
-            if batch is None:
-                return
-            yield batch
-
-    def _end_late_worker(self, i: int) -> None:
-        self._late = i
-        self._workers[i].kill()
-
-    @contextmanager
-    def naming_workers(self) -> Iterator[None]:
-        """Turn the failure of a worker, which may come up at any point within, into a MachineError
-        that names it.
-
-        All workers are killed at the end: they ignore signals, and this process would wait for
-        them.
-        """
-        try:
-            yield
-        except (RuntimeError, OSError, EOFError) as error:  # torch's own, or a broken pipe's
-            _expect_ends()
-            if (what := self._failure(str(error))) is None:
-                raise
-            raise MachineError(
-                f"{what} Run the same command again to resume from the last checkpoint; "
-                "--num-workers 0 loads data "
-                "without such processes."
-            ) from error
-        finally:
-            _expect_ends()
-            for worker in self._workers:
-                worker.kill()  # the only signal that ends a stopped process
-
-    def _failure(self, error: str) -> str | None:
-        """Return which worker failed and how; None if none did."""
-        time.sleep(_END_SECONDS)
-        if (i := self._late) is not None:
-            return (
-                f"Loader worker {i} (process {self._workers[i].pid}) has returned no batch for "
-                f"{self._timeout:g} s."
-            )
-        for i, worker in enumerate(self._workers):
-            if worker.exitcode:  # the others are ended by torch, with 0
-                return (
-                    f"Loader worker {i} (process {worker.pid}) was killed, perhaps because "
-                    "memory ran out."
-                )
-        if "No space left" not in error:
-            return None
-        sys.unraisablehook = lambda _: None  # torch's own, when its half-made workers are deleted
-        return (
-            "/dev/shm, which workers pass batches through, is full; make it larger, in a "
-            "container by --shm-size 1g."
-        )
-
-
-def _collated(batch: Batch, *, ngrams: NgramConfig | None) -> Batch:
-    """Merge a batch, and in a worker move it to shared memory, since a failure is hidden if torch
-    does so later.
-    """
-    merged = batch.merged()
-    if ngrams is not None:
-        merged = replace(merged, lookup=Lookup.of(merged.input_ids, ngrams))
-    return merged if get_worker_info() is None else merged.mapped(Tensor.share_memory_)
-
-
-def _expect_ends() -> None:
-    """Ignore the ends of workers from now on, which torch takes as errors."""
-    if hasattr(signal, "SIGCHLD") and in_main_thread():  # Windows lacks it
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.formatters import MISSING
-from histocoder.formatters.tokenizers import ragged
+from histocoder.text.tokenizers import ragged
 
 TEXT_COL, LANG_COL = "occ1", "lang"
 TRAIN, VAL, HELD_OUT, TITLES, SEEN = SPLITS = ("train", "validation", "held out", "titles", "seen")

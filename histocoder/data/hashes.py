@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.data.examples import Examples
-from histocoder.data.normalize import description_keys
+from histocoder.text.normalize import description_keys
 
 
 def cell_hashes(column: pa.Array) -> np.ndarray:

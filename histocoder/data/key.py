@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from histocoder.data.cells import bare, is_missing
+from histocoder.data.cells import bare
 from histocoder.errors import UserError, shown
 from histocoder.tables.output import write_table
 from histocoder.tables.table import open_table
+from histocoder.text.characters import is_missing
 
 _INDEX_COLUMNS = ("code", "index")
 _CODE_COLUMNS = ("system_code", "hisco", "occ1950")

@@ -15,10 +15,16 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.config import FinetuneConfig, PrepareConfig, settings_of
-from histocoder.data import store
+from histocoder.data import prepared_folder
 from histocoder.data.codes import LabelRules, column_of, count_codes, fit_codes, rules_of
 from histocoder.data.corrections import Corrections, read_corrections
-from histocoder.data.example_files import ExampleFiles
+from histocoder.data.example_writer import (
+    EXAMPLES_FILE,
+    NO_SPLIT,
+    ExampleWriter,
+    examples_record,
+    made_from,
+)
 from histocoder.data.examples import (
     CODES,
     HELD_OUT,
@@ -33,8 +39,7 @@ from histocoder.data.examples import (
 )
 from histocoder.data.hashes import cell_hashes, key_hashes
 from histocoder.data.key import Key, read_key, write_key
-from histocoder.data.languages import Language, chosen_language, own_languages
-from histocoder.data.normalize import description_keys, spellings
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.problems import conflicts, joined_spellings, rejected_rows
 from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
@@ -43,6 +48,8 @@ from histocoder.formatters import MISSING, Formatter, build_formatter
 from histocoder.log import log, sending_lines
 from histocoder.tables.output import write_table
 from histocoder.tables.table import open_table
+from histocoder.text.languages import Language, chosen_language, own_languages
+from histocoder.text.normalize import description_keys, spellings
 
 SPLIT_FILES = {
     TRAIN: "data_train.csv",
@@ -56,7 +63,7 @@ before.
 TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
 REJECTED_FILE, CONFLICTS_FILE = "rejected.csv", "conflicts.csv"
 PREPARED_TABLES = (
-    store.EXAMPLES_FILE,
+    EXAMPLES_FILE,
     *SPLIT_FILES.values(),
     KEY_FILE,
     REJECTED_FILE,
@@ -93,14 +100,14 @@ def formatter_of(record: dict[str, Any], key: Key) -> Formatter:
     )
 
 
-def prepared_files(folder: Path, record: dict[str, Any], key: Key) -> dict[str, ExampleFiles]:
+def prepared_files(folder: Path, record: dict[str, Any], key: Key) -> dict[str, LabelledFiles]:
     """Return the tables of prepared data by the names of their splits."""
     paths = {name: folder / file for name, file in SPLIT_FILES.items()}
     columns, formatter = tuple(record["settings"]["target_cols"]), formatter_of(record, key)
     attributes = tuple(record["settings"].get("attribute_cols") or ())
     how: dict[str, Any] = {"key": key, "rules": PREPARED_RULES, "attribute_cols": attributes}
     return {
-        name: ExampleFiles((path,), columns, formatter, **how)
+        name: LabelledFiles((path,), columns, formatter, **how)
         for name, path in paths.items()
         if path.is_file()
     }
@@ -115,7 +122,9 @@ def with_language_column(config: _Config) -> _Config:
     """
     if config.language_col is not None or config.language != "unk":
         return config
-    settings = {} if config.overwrite else store.read_prepared(config.folder).get("settings", {})
+    settings = (
+        {} if config.overwrite else prepared_folder.read_prepared(config.folder).get("settings", {})
+    )
     if "language_col" in settings:
         return replace(config, language_col=settings["language_col"])
     try:
@@ -158,16 +167,16 @@ def prepare(
 
     `known` are the codes of the model that is trained further, which come first in the key, whether
     or not they occur. With `overwrite`, other data that were prepared in the folder before are set
-    aside, from where `store.put_back_earlier` can put them back. `text_normalization` is how the
+    aside, from where `prepared_folder.put_back_earlier` can put them back. `text_normalization` is how the
     model reads descriptions; see `normalize`. Descriptions that the model was `trained_on` (see
     `key_hashes`) are not validated on while there are enough others.
 
     Raises UserError if the table or the settings can't be used; no half-prepared files are left.
     """
-    record = store.record_of(config)
+    record = prepared_folder.record_of(config)
     make_folder(folder)
     remove_leftovers(folder)  # of a run that was killed while it prepared
-    existing = None if overwrite else store.prepared_before(folder, record)
+    existing = None if overwrite else prepared_folder.prepared_before(folder, record)
     if existing is not None:
         log.info(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing
@@ -175,7 +184,7 @@ def prepare(
         _prepare(config, folder, record, known, text_normalization, trained_on)
     except UserError as error:
         raise _all_problems(error, config, folder, known) from error
-    store.write_record(folder, record)
+    prepared_folder.write_record(folder, record)
     if num_rejected := record["rows"]["rejected"]:
         log.info(
             f"{folder / REJECTED_FILE} lists "
@@ -208,7 +217,7 @@ def _all_problems(
             fixed = fixed.corrected(error)
             # what is tried is not told
             with sending_lines(lambda _: None), temporary_folder(folder / "tried") as scratch:
-                _prepare(fixed, scratch, store.record_of(fixed), known, "none", None)
+                _prepare(fixed, scratch, prepared_folder.record_of(fixed), known, "none", None)
             break
         except UserError as other:
             error = other if str(other) not in problems else UserError("")
@@ -278,7 +287,7 @@ def _prepare(
 
         # the rows as the model reads them, and the tables that people read
         form: dict[str, Any] = {"text_normalization": text_normalization, "trained_on": trained_on}
-        writer = store.ExampleWriter(scratch / store.EXAMPLES_FILE, files, **form)
+        writer = ExampleWriter(scratch / EXAMPLES_FILE, files, **form)
         is_val = _to_validate_on(rows, config, trained_on)
         num_rows = _write_split(
             scratch, rows, is_val, config, writer, corrections=corrections, titles=titles
@@ -286,8 +295,8 @@ def _prepare(
         left_out = [rows] if corrections is None else [rows, corrections.rejected]
         num_rows["rejected"] = sum(len(part) - part["reason"].null_count for part in left_out)
         record |= {"rows": num_rows, "codes": len(key.codes)}
-        source = store.made_from(prepared_files(scratch, record, key), **form)
-        record["examples"] = store.examples_record(writer.path, source)
+        source = made_from(prepared_files(scratch, record, key), **form)
+        record["examples"] = examples_record(writer.path, source)
         write_table(scratch / REJECTED_FILE, rejected_rows(left_out, config))
         table, number = conflicts(rows, config)
         if number:
@@ -300,9 +309,9 @@ def _prepare(
 
         # only now is anything in the folder replaced
         del rows, left_out, table  # which keep their file open
-        store.set_aside(folder, (*PREPARED_TABLES, store.PREPARED_FILE))
+        prepared_folder.set_aside(folder, (*PREPARED_TABLES, prepared_folder.PREPARED_FILE))
         # so that half a folder is not taken as prepared
-        store.write_record(folder, {"format_version": store.PREPARED_VERSION})
+        prepared_folder.write_record(folder, {"format_version": prepared_folder.PREPARED_VERSION})
         for name in PREPARED_TABLES:
             if (scratch / name).exists():
                 os.replace(scratch / name, folder / name)
@@ -335,7 +344,7 @@ def identifiers_notice(num_codes: int, num_rows: int, column: str) -> str | None
     )
 
 
-def _screen(files: ExampleFiles, config: PrepareConfig, path: Path) -> pa.Table:
+def _screen(files: LabelledFiles, config: PrepareConfig, path: Path) -> pa.Table:
     """Check all rows of a table, write them to `path`, a chunk at a time, and return that file,
     mapped into memory.
 
@@ -417,7 +426,7 @@ def _write_split(
     rows: pa.Table,
     is_val: np.ndarray,
     config: PrepareConfig,
-    writer: store.ExampleWriter,
+    writer: ExampleWriter,
     *,
     corrections: Corrections | None,
     titles: pa.RecordBatch | None,
@@ -437,9 +446,9 @@ def _write_split(
             batch, split = checked, np.where(is_val[start:end], val, train)
             if corrections is not None:
                 batch, is_corrected, is_known, is_held_out = corrections.apply(checked)
-                split[is_known], split[is_held_out] = train, store.NO_SPLIT
+                split[is_known], split[is_held_out] = train, NO_SPLIT
                 num_corrected += int(is_corrected.sum())
-            split[checked["reason"].is_valid()] = store.NO_SPLIT
+            split[checked["reason"].is_valid()] = NO_SPLIT
             writer.write(batch, split)
         if titles is not None:
             writer.write(titles, np.full(len(titles), SPLITS.index(TITLES)))
@@ -475,7 +484,7 @@ def table_files(
     key: Key | None = None,
     known: Key | None = None,
     codes: Collection[str] = (),
-) -> ExampleFiles:
+) -> LabelledFiles:
     """Return the table with the formatter that its codes, and those of a key and of a model, need;
     see `fit_codes`.
     """
@@ -490,7 +499,7 @@ def table_files(
     needed |= dict.fromkeys(
         config.target_cols[:1] if config.code_sep else config.target_cols, "target_cols"
     )
-    files = ExampleFiles(
+    files = LabelledFiles(
         (Path(config.dataset),),
         config.target_cols,
         build_formatter(

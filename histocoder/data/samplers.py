@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Share(NamedTuple):
+class BatchIndices(NamedTuple):
     """One rank's rows of a global batch, or a part of them."""
 
     rows: (
@@ -76,11 +76,11 @@ class BucketSampler:
         for i in order[np.cumsum(np.diff(bounds)[order]) > consumed]:
             yield rows[bounds[i] : bounds[i + 1]]
 
-    def __iter__(self) -> Iterator[Share]:
+    def __iter__(self) -> Iterator[BatchIndices]:
         for batch in self.global_batches(self._epoch, consumed=self._consumed):
             num_target_blocks = int(self.num_target_blocks[batch].max())
             for mine in np.array_split(batch[self.rank :: self.num_replicas], self.num_parts):
-                yield Share(
+                yield BatchIndices(
                     rows=mine if len(mine) else batch[:1],
                     epoch=self._epoch,
                     num_rows=len(batch),
@@ -102,7 +102,9 @@ class SequentialSampler:
         self._rows = np.argsort(lengths, kind="stable")[rank::num_replicas]
         self._batch_size = batch_size
 
-    def __iter__(self) -> Iterator[Share]:
+    def __iter__(self) -> Iterator[BatchIndices]:
         for start in range(0, len(self._rows), self._batch_size):
             rows = self._rows[start : start + self._batch_size]
-            yield Share(rows=rows, epoch=0, num_rows=len(rows), num_target_blocks=0, weight=1.0)
+            yield BatchIndices(
+                rows=rows, epoch=0, num_rows=len(rows), num_target_blocks=0, weight=1.0
+            )

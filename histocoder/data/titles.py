@@ -10,15 +10,15 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.config import PrepareConfig
-from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import CODES, is_codes
-from histocoder.data.groups import HISCO
 from histocoder.data.key import Key
-from histocoder.data.languages import Language
-from histocoder.data.normalize import description_keys
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.errors import UserError, counted
+from histocoder.formatters.classifications import HISCO_TITLES
 from histocoder.log import log
 from histocoder.tables.table import open_table
+from histocoder.text.languages import Language
+from histocoder.text.normalize import description_keys
 
 WEIGHT = np.float32(0.3)
 """Weight of a title in training, where that of a row is 1; from 0.2 to 0.5 the accuracy is the
@@ -32,7 +32,7 @@ _LEAST_KNOWN, _LEAST_AGREEING = 1 / 3, 1 / 2
 def titles_to_learn(
     config: PrepareConfig,
     rows: pa.Table,
-    files: ExampleFiles,
+    files: LabelledFiles,
     *,
     key: Key | None,
     beside: Collection[str],
@@ -81,7 +81,7 @@ def titles_to_learn(
 
 def _read(config: PrepareConfig) -> pd.DataFrame:
     """Read titles as a DataFrame with the columns text, lang, code and key."""
-    path = HISCO if config.titles == "auto" else Path(config.titles)
+    path = HISCO_TITLES if config.titles == "auto" else Path(config.titles)
     file = open_table(path, ("title",), optional=["lang", *_CODE_COLUMNS, *config.target_cols])
     code_column = next(filter(file.has, (*config.target_cols, *_CODE_COLUMNS)), None)
     if code_column is None:
@@ -102,7 +102,7 @@ def _read(config: PrepareConfig) -> pd.DataFrame:
     return found.assign(key=description_keys(found["text"].tolist()))
 
 
-def _checked_rows(files: ExampleFiles, titles: pd.DataFrame) -> pa.RecordBatch:
+def _checked_rows(files: LabelledFiles, titles: pd.DataFrame) -> pa.RecordBatch:
     nothing = [None] * len(titles)
     columns = {
         "text": titles["text"].tolist(),

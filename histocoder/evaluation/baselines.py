@@ -18,14 +18,15 @@ import numpy as np
 import pandas as pd
 
 from histocoder.data.codes import LabelRules
+from histocoder.data.example_writer import EXAMPLES_FILE, EXAMPLES_VERSION
 from histocoder.data.examples import SEEN, VAL, Examples
-from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import SPLIT_FILES
-from histocoder.data.store import EXAMPLES_FILE, EXAMPLES_VERSION, read_prepared
+from histocoder.data.prepared_folder import read_prepared
 from histocoder.evaluation.scores import code_sets, score_sets
 from histocoder.files import sha256
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, files_of
+from histocoder.text.normalize import description_keys
 
 MAX_ROWS = 200_000  # maximum number of training rows that the linear model is fitted on
 AFTER_TRAINING = 6_000_000  # training rows × codes up to which it is fitted unasked, within seconds

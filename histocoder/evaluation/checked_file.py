@@ -12,16 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from histocoder.classes.class_columns import Classes
 from histocoder.data.codes import column_of
-from histocoder.data.crosswalk import Classes
-from histocoder.data.example_files import CHECKED_COL, checked_tables
-from histocoder.data.languages import Language
-from histocoder.data.normalize import description_keys
+from histocoder.data.labelled_files import CHECKED_COL, checked_tables
 from histocoder.errors import UserError, shown
 from histocoder.evaluation.review_file import Columns, answer_columns, language_column, open_coded
 from histocoder.log import log
 from histocoder.tables.output import Form, check_kept, check_output, write_table
 from histocoder.tables.table import CHUNK_ROWS, TableFile, open_table, strings
+from histocoder.text.languages import Language
+from histocoder.text.normalize import description_keys
 
 ANY_LANGUAGE = ""  # language of a decision that counts for a description in all languages
 Decided: TypeAlias = Mapping[

@@ -14,7 +14,6 @@ import pandas as pd
 from histocoder.config import PredictOptions
 from histocoder.data.examples import Examples
 from histocoder.data.hashes import are_among
-from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError
 from histocoder.evaluation import scores
 from histocoder.evaluation.baselines import Baselines, difference_interval, shares
@@ -27,6 +26,7 @@ from histocoder.evaluation.scores import (
 )
 from histocoder.inference.coder import Coder
 from histocoder.inference.predictions import Prediction
+from histocoder.text.normalize import description_keys
 
 _MAX_DIGITS = 5
 _TOP = 5  # maximum k of top-k accuracy

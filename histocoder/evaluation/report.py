@@ -23,7 +23,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from histocoder import __version__
 from histocoder.checkpoints.run_files import FIGURES_FOLDER, METRICS_FILE, REPORT_FILE
-from histocoder.data.languages import NAMES, Language
 from histocoder.evaluation.evaluator import Evaluation
 from histocoder.evaluation.summary import (
     Metrics,
@@ -35,6 +34,7 @@ from histocoder.evaluation.summary import (
 )
 from histocoder.files import make_folder, replacing
 from histocoder.inference.coder import Coder
+from histocoder.text.languages import NAMES, Language
 
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 _MAX_CODES, _MAX_ERRORS = 100, 30  # maximum number of rows of tables

@@ -11,15 +11,15 @@ import pandas as pd
 
 from histocoder.checkpoints.run_files import ARGS_FILE
 from histocoder.checkpoints.run_folder import run_settings
-from histocoder.data.example_files import CHECKED_COL
-from histocoder.data.languages import Language
-from histocoder.data.normalize import description_keys
+from histocoder.data.labelled_files import CHECKED_COL
 from histocoder.errors import UserError, counted, shown
 from histocoder.files import finetune_command, from_here, is_same_file
 from histocoder.inference.predictions import attribute_columns, code_columns
 from histocoder.log import log
 from histocoder.tables.output import Form, check_output, num_marked, write_frame
 from histocoder.tables.table import TableFile, open_table
+from histocoder.text.languages import Language
+from histocoder.text.normalize import description_keys
 
 _ANY_LANGUAGE = ""
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from histocoder.data.normalize import description_keys
 from histocoder.formatters import MISSING
+from histocoder.text.normalize import description_keys
 
 Sets = Sequence[tuple[str, ...]]
 Rows = Iterable[Iterable[str | None]]  # the codes of each row, as they are written

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from histocoder.config import ALL_LANGUAGES, ModelConfig, PredictOptions
-from histocoder.data.cells import is_missing, spoilt
-from histocoder.data.languages import Language, chosen_language, not_in_table, with_nearest
-from histocoder.data.normalize import normalize
+from histocoder.data.cells import spoilt
 from histocoder.errors import Notice, UserError, shown, warn_user
-from histocoder.formatters import tokenizers
-from histocoder.formatters.characters import is_blank
+from histocoder.text import tokenizers
+from histocoder.text.characters import is_blank, is_missing
+from histocoder.text.languages import Language, chosen_language, not_in_table, with_nearest
+from histocoder.text.normalize import normalize
 
 if TYPE_CHECKING:
     import pyarrow as pa

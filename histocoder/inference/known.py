@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from histocoder.data.codes import LabelRules
-from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import LANG_COL, TEXT_COL, Examples
-from histocoder.data.languages import Language
-from histocoder.data.normalize import description_keys
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.formatters import MISSING
-from histocoder.formatters.tokenizers import UNKNOWN
 from histocoder.inference.coder import Coder
 from histocoder.log import log
 from histocoder.tables.header import descriptions_in
 from histocoder.tables.table import open_table
+from histocoder.text.languages import Language
+from histocoder.text.normalize import description_keys
+from histocoder.text.tokenizers import UNKNOWN
 
 
 class KnownCodes(NamedTuple):
@@ -97,21 +97,21 @@ class Known:
         return answers
 
 
-def files_of(coder: Coder, *paths: Path, **options: Any) -> ExampleFiles:
+def files_of(coder: Coder, *paths: Path, **options: Any) -> LabelledFiles:
     """Return files with codes and attributes of a model; options are other fields of
-    `ExampleFiles`.
+    `LabelledFiles`.
     """
     own = {
         "target_cols": coder.model.config.target_cols,
         "formatter": coder.formatter,
         "known": coder.codes,
     }
-    return ExampleFiles(paths, **{**own, "attribute_cols": tuple(coder.attributes), **options})
+    return LabelledFiles(paths, **{**own, "attribute_cols": tuple(coder.attributes), **options})
 
 
 def training_files(
     path: Path, coder: Coder, rules: LabelRules, *, input_col: str, language_col: str | None
-) -> tuple[ExampleFiles, bool]:
+) -> tuple[LabelledFiles, bool]:
     """Return a file of training data, and whether it has a column of languages.
 
     A column that is missing under the given name is read under that of prepared data, or a usual

@@ -13,9 +13,9 @@ import pandas as pd
 from histocoder.config import ModelConfig, PredictOptions
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
-from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer
 from histocoder.inference.descriptions import Descriptions, Langs, Texts, readings
 from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Prediction, join_rows
+from histocoder.text.tokenizers import CHARACTERS, PretrainedTokenizer
 
 CONFIG_FILE, TOKENIZER_FOLDER = "config.json", "tokenizer"
 ENCODER_FILE, NGRAMS_FILE = "encoder.onnx", "linear_ngrams.onnx"

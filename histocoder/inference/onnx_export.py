@@ -17,7 +17,6 @@ from torch.export import Dim
 from histocoder.checkpoints.model_files import CARD_FILE, save_config
 from histocoder.errors import UserError
 from histocoder.files import make_folder, temporary_folder, write_text
-from histocoder.formatters.tokenizers import join_language, lower_characters, tokenize
 from histocoder.inference.coder import Coder
 from histocoder.inference.onnx_coder import (
     ENCODER_FILE,
@@ -28,6 +27,7 @@ from histocoder.inference.onnx_coder import (
 )
 from histocoder.model import MixerModel
 from histocoder.model.ngram import NgramEncoder, Ngrams, linear_ngrams
+from histocoder.text.tokenizers import join_language, lower_characters, tokenize
 
 _OPSET = 20
 _SAMPLE = (

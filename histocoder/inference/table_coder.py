@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.checkpoints.model_files import local_folder
+from histocoder.classes.class_columns import LIKELY, SHARE, classes_of
+from histocoder.classes.crosswalk import CODE_COL
 from histocoder.config import SOURCE_COL, PredictConfig
-from histocoder.data.crosswalk import CODE_COL, LIKELY, SHARE, classes_of
-from histocoder.data.languages import Language, chosen_language
 from histocoder.errors import UserError
 from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.descriptions import Descriptions, DistinctDescriptions
@@ -23,6 +23,7 @@ from histocoder.inference.known import Known, KnownCodes
 from histocoder.inference.predictions import code_columns
 from histocoder.tables.output import check_new_columns
 from histocoder.tables.table import strings
+from histocoder.text.languages import Language, chosen_language
 
 REMEMBERED, REMEMBERED_CELLS = (
     500_000,

@@ -1,11 +1,5 @@
 """Encoders, decoder, and the model that holds both."""
 
-from histocoder.formatters.tokenizers import (
-    CHARACTERS,
-    PretrainedTokenizer,
-    Tokenizer,
-    trimmed_length,
-)
 from histocoder.model.decoder import Decoder, Prior
 from histocoder.model.encoder import (
     PRESETS,
@@ -17,3 +11,9 @@ from histocoder.model.encoder import (
 )
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.ngram import NgramEncoder
+from histocoder.text.tokenizers import (
+    CHARACTERS,
+    PretrainedTokenizer,
+    Tokenizer,
+    trimmed_length,
+)

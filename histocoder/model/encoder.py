@@ -26,16 +26,16 @@ from torch import Tensor, nn
 
 from histocoder.config.model import MODEL_TYPE
 from histocoder.errors import UserError
-from histocoder.formatters.tokenizers import (
+from histocoder.model.canine import Canine, CanineConfig
+from histocoder.model.layers import Dropout, mean_pooled
+from histocoder.model.ngram import NgramConfig, NgramEncoder
+from histocoder.text.tokenizers import (
     CHARACTERS,
     PretrainedTokenizer,
     Tokenizer,
     auto_tokenizer,
     contents,
 )
-from histocoder.model.canine import Canine, CanineConfig
-from histocoder.model.layers import Dropout, mean_pooled
-from histocoder.model.ngram import NgramConfig, NgramEncoder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

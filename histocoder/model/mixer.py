@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.compiler import is_exporting
 
 from histocoder.config import ModelConfig
-from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer
 from histocoder.model.canine import Canine, CanineLayer
 from histocoder.model.decoder import Decoder, Prior, class_blocks
 from histocoder.model.encoder import Encoder, encode_pretrained, encoder_from_config
 from histocoder.model.layers import Dropout, TransformerLayer, WithoutInit, linear
 from histocoder.model.nearest import NearestExpert
 from histocoder.model.ngram import LinearExpert, Lookup, NgramEncoder
+from histocoder.text.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer
 
 
 class MixerOutput(NamedTuple):

@@ -13,10 +13,10 @@ import pyarrow.dataset
 
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
-from histocoder.formatters.characters import without_blanks
 from histocoder.tables.csv_file import CsvFile
 from histocoder.tables.header import named, nearest
 from histocoder.tables.stata import StataFile
+from histocoder.text.characters import without_blanks
 
 CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at once
 PARQUET, EXCEL, STATA = (".parquet", ".pq"), (".xlsx", ".xlsm", ".xls", ".ods"), (".dta", ".sav")

@@ -37,17 +37,17 @@ from histocoder.config import (
     ModelConfig,
     RunConfig,
 )
-from histocoder.data.example_files import ExampleFiles
+from histocoder.data.example_writer import EXAMPLES_FILE
 from histocoder.data.examples import SPLITS, TITLES, TRAIN, Examples
-from histocoder.data.groups import titles_of
 from histocoder.data.hashes import hashes_of
 from histocoder.data.key import Key
-from histocoder.data.store import EXAMPLES_FILE
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
-from histocoder.formatters.tokenizers import UNKNOWN, tokenize
+from histocoder.formatters.classifications import titles_of
 from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, encoder_type
 from histocoder.model.encoder import can_be_fetched, check_positions, load_encoder, load_tokenizer
+from histocoder.text.tokenizers import UNKNOWN, tokenize
 from histocoder.training.learner import is_table
 
 _Config = TypeVar("_Config", bound=RunConfig)
@@ -202,7 +202,7 @@ def _own_config(path: str | None) -> ModelConfig | None:
 
 
 def seeded_model(
-    config: RunConfig, files: ExampleFiles, checkpoint: Checkpoint | None, **of_data: Any
+    config: RunConfig, files: LabelledFiles, checkpoint: Checkpoint | None, **of_data: Any
 ) -> MixerModel:
     """Build a new model, or one of a checkpoint's configuration; later draws differ between ranks,
     for dropout.
@@ -250,7 +250,7 @@ def _freeze_unused(model: MixerModel) -> None:
 
 def build_model(
     config: RunConfig,
-    files: ExampleFiles,
+    files: LabelledFiles,
     *,
     key: Key,
     languages: tuple[str, ...],

@@ -27,17 +27,18 @@ from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cells import CodeColumn
 from histocoder.data.codes import LabelRules, column_of, count_codes, fit_codes, rules_of
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.example_files import ExampleFiles
+from histocoder.data.example_writer import EXAMPLES_FILE, store_examples
 from histocoder.data.examples import SEEN, TRAIN, VAL, Examples
 from histocoder.data.key import read_key
-from histocoder.data.normalize import normalize
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.prepare import KEY_FILE, prepare, prepared_files
-from histocoder.data.store import EXAMPLES_FILE, PREPARED_FILE, store_examples
+from histocoder.data.prepared_folder import PREPARED_FILE
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import Formatter, build_formatter
 from histocoder.log import log
 from histocoder.model import PRESETS
 from histocoder.tables.table import open_table
+from histocoder.text.normalize import normalize
 from histocoder.training.building import initial_key, trained_before
 
 FEWEST_NEW = (
@@ -52,7 +53,7 @@ class RunData:
     """Data of a run: `examples.arrow`, and the files that its rows come from."""
 
     path: Path
-    files: ExampleFiles  # those to train on
+    files: LabelledFiles  # those to train on
     record: dict[str, Any]  # see `store_examples`
 
     def open(self, *splits: str) -> Examples:
@@ -84,7 +85,7 @@ class RunData:
         return self.open(VAL) if self.has_new else self.open(VAL, SEEN)
 
 
-def example_files(config: FinetuneConfig | MixerConfig) -> dict[str, ExampleFiles]:
+def example_files(config: FinetuneConfig | MixerConfig) -> dict[str, LabelledFiles]:
     """Return the files of each split; those of a `FinetuneConfig` are prepared first if needed, on
     rank 0.
 
@@ -93,7 +94,7 @@ def example_files(config: FinetuneConfig | MixerConfig) -> dict[str, ExampleFile
     if isinstance(config, MixerConfig):
         return _given_files(config)
 
-    def prepared() -> dict[str, ExampleFiles]:
+    def prepared() -> dict[str, LabelledFiles]:
         known = initial_key(config) if config.corrections else None
         record = prepare(
             config,
@@ -108,7 +109,7 @@ def example_files(config: FinetuneConfig | MixerConfig) -> dict[str, ExampleFile
     return distributed.broadcast_from_primary(prepared, doing="preparing the data")
 
 
-def _given_files(config: MixerConfig) -> dict[str, ExampleFiles]:
+def _given_files(config: MixerConfig) -> dict[str, LabelledFiles]:
     columns, rules = config.columns, rules_of(config)
     num_blocks, sep = NUM_CODES.get(config.formatter, len(columns)), config.use_within_block_sep
     formatter = build_formatter(
@@ -132,7 +133,7 @@ def _given_files(config: MixerConfig) -> dict[str, ExampleFiles]:
     num_digits = 0 if not config.zero_pad_codes else None if is_fitted else formatter.block_size
     key = read_key(config.key, num_digits=num_digits) if config.key else None
     rules = replace(rules, needs_code=formatter.system.missing_block is None)
-    given = ExampleFiles(
+    given = LabelledFiles(
         tuple(map(Path, config.train_data + config.val_data)),
         columns,
         formatter,
@@ -165,7 +166,7 @@ def _given_files(config: MixerConfig) -> dict[str, ExampleFiles]:
     return {name: replace(given, paths=tuple(map(Path, some))) for name, some in paths.items()}
 
 
-def open_data(config: RunConfig, files: dict[str, ExampleFiles], run: RunFolder) -> RunData:
+def open_data(config: RunConfig, files: dict[str, LabelledFiles], run: RunFolder) -> RunData:
     """Open `examples.arrow` in the run's folder, which rank 0 writes if it is missing.
 
     Raises a UserError on every rank if the data or the settings can't be used.

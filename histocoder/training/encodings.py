@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from histocoder.data.dataset import OccupationDataset
-from histocoder.formatters.tokenizers import end_characters, tokenize
 from histocoder.model import MixerModel
 from histocoder.model.mixer import CosineClassifier
 from histocoder.model.nearest import NearestExpert
+from histocoder.text.tokenizers import end_characters, tokenize
 
 _DIRECTION_ROWS = 20_000  # rows that a new head's directions are computed from
 _MOST_ROWS = 200_000  # rows that the nearest-neighbour expert remembers

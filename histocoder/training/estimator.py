@@ -17,9 +17,9 @@ from sklearn.utils.validation import check_is_fitted, check_random_state, column
 from histocoder.config import AUTO, FinetuneConfig
 from histocoder.data.key import Key, write_key
 from histocoder.formatters import MISSING
-from histocoder.formatters.characters import is_blank
 from histocoder.inference.coder import Coder
 from histocoder.log import sending_lines
+from histocoder.text.characters import is_blank
 from histocoder.training.train import train
 
 

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from histocoder import distributed
 from histocoder.data.dataset import Batch, OccupationDataset
-from histocoder.formatters.tokenizers import tokenize
 from histocoder.log import log
 from histocoder.model import MixerModel, NgramEncoder
 from histocoder.model.devices import total_bytes
+from histocoder.text.tokenizers import tokenize
 
 _SHARE_OF_MEMORY = (
     0.25  # share of the machine's memory, or of a GPU's free memory, that outputs may take

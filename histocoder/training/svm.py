@@ -8,11 +8,11 @@ from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import TfidfTransformer
 
 from histocoder.data.dataset import OccupationDataset
-from histocoder.formatters.tokenizers import lower_characters
 from histocoder.log import log
 from histocoder.model.ngram import NGRAM_WEIGHTS, LinearExpert, linear_ngrams
 from histocoder.ops import kernels
 from histocoder.ops.linear_svm import fit_machines
+from histocoder.text.tokenizers import lower_characters
 
 # Without the kernels, rows times classes up to which there is an expert: 35 s of one core
 _MAX_COST = 12_000_000

@@ -25,11 +25,10 @@ from histocoder.config import (
     without_effect,
 )
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import SEEN, TITLES, TRAIN, VAL, Examples
 from histocoder.data.hashes import hashes_of
 from histocoder.data.key import Key, write_key
-from histocoder.data.languages import own_languages
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.prepare import KEY_FILE, identifiers_notice, with_language_column
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.summary import FEW_TEXTS, too_few
@@ -44,6 +43,7 @@ from histocoder.model.devices import (
     precision_name,
 )
 from histocoder.tables.table import fingerprint
+from histocoder.text.languages import own_languages
 from histocoder.training.building import choose_encoder, fill_in, seeded_model, trained_before
 from histocoder.training.data import (
     RunData,
@@ -144,7 +144,7 @@ def start(config: RunConfig) -> torch.device:
 
 def fit(
     config: FinetuneConfig | MixerConfig,
-    files: dict[str, ExampleFiles],
+    files: dict[str, LabelledFiles],
     *,
     run: RunFolder,
     device: torch.device,
@@ -362,7 +362,7 @@ def attribute_categories(parts: Sequence[Examples]) -> dict[str, tuple[str, ...]
     return found
 
 
-def settings_to_compare(config: RunConfig, files: ExampleFiles, key: Key) -> dict[str, Any]:
+def settings_to_compare(config: RunConfig, files: LabelledFiles, key: Key) -> dict[str, Any]:
     """Return what a resumed run must agree on beside its rows: form of the data, `fixed` settings,
     rows of a step.
 

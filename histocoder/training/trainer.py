@@ -16,7 +16,8 @@ from histocoder.checkpoints.model_files import model_card, save_model
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint, TrainState
 from histocoder.config import TrainConfig
-from histocoder.data.dataset import BatchLoader, OccupationDataset
+from histocoder.data.dataset import OccupationDataset
+from histocoder.data.loader import BatchLoader
 from histocoder.data.samplers import BucketSampler
 from histocoder.errors import Interrupted, StopRequest, UserError, handling_stop_signals
 from histocoder.log import log

@@ -12,7 +12,7 @@ from jobs import finetune, training
 from histocoder.checkpoints.run_files import FIGURES, RECORD_FILE
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import list_checkpoints
-from histocoder.data.store import set_aside
+from histocoder.data.prepared_folder import set_aside
 from histocoder.errors import UserError
 from histocoder.evaluation.report import _GROUPS
 

@@ -9,7 +9,7 @@ from archives import read
 from conftest import ROOT, mistake, run, write
 
 from histocoder.cli.main import main
-from histocoder.data.example_files import ExampleFiles
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded
 from histocoder.formatters import build_formatter
 
@@ -79,7 +79,8 @@ def test_the_desk_and_training_read_an_audit(audited: tuple[Path, str], tmp_path
     read(path).assign(checked="x").to_csv(tmp_path / "audit.csv", index=False)
     formatter = build_formatter("general", num_blocks=2)
     assert (
-        len(ExampleFiles((tmp_path / "audit.csv",), ("hisco_1", "hisco_2"), formatter).read()) == 40
+        len(LabelledFiles((tmp_path / "audit.csv",), ("hisco_1", "hisco_2"), formatter).read())
+        == 40
     )
 
 

@@ -26,8 +26,8 @@ from histocoder.cli.flags import AgreementFlags
 from histocoder.config import MixerConfig, PrepareConfig
 from histocoder.data.codes import LabelRules
 from histocoder.data.corrections import read_corrections
-from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import TRAIN
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.prepare import prepare
 from histocoder.desk.domain.coding import Coding
 from histocoder.errors import UserError
@@ -106,7 +106,7 @@ def corrected(path: Path, coder: Coder) -> dict[str, list[str]]:
     lines = path.read_text(encoding="utf-8").replace(",note", ",checked").splitlines()
     checked = write(path.with_name("checked.csv"), lines[0], *(f"{line}x" for line in lines[1:]))
     config = PrepareConfig("t.csv", COLUMNS, language="en", corrections=(str(checked),))
-    table = ExampleFiles((), COLUMNS, build_formatter("general", num_blocks=2))
+    table = LabelledFiles((), COLUMNS, build_formatter("general", num_blocks=2))
     corrections = read_corrections(config, table, coder.codes)
     batch, _ = corrections.rest()
     rows = batch.to_pandas()

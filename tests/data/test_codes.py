@@ -9,8 +9,8 @@ import pytest
 from conftest import cases
 
 from histocoder.data.codes import LabelRules
-from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import Key
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 
@@ -22,7 +22,7 @@ def codes_of(path: Path, cells: list[str], *, formatter=GENERAL, key=None, **rul
     texts = [f"title {i}" for i in range(len(cells))]
     pd.DataFrame({"occ1": texts, "lang": "en", "h": cells}).to_csv(path, index=False)
     return (
-        ExampleFiles((path,), ("h",), formatter, key=key, rules=LabelRules(**rules))
+        LabelledFiles((path,), ("h",), formatter, key=key, rules=LabelRules(**rules))
         .read()
         .codes["h"]
         .tolist()

@@ -14,12 +14,12 @@ from transformers import CanineTokenizer
 
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset, category_ids
-from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import Examples
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.prepare import PREPARED_RULES
-from histocoder.data.samplers import BucketSampler, SequentialSampler, Share
+from histocoder.data.samplers import BatchIndices, BucketSampler, SequentialSampler
 from histocoder.formatters import build_formatter
-from histocoder.formatters.tokenizers import tokenize
+from histocoder.text.tokenizers import tokenize
 
 TOKENIZER = CanineTokenizer()
 FORMATTER = build_formatter("general", num_blocks=2)
@@ -45,7 +45,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Examples:
         folder / "rows.csv", index=False
     )
     return stored(
-        folder, ExampleFiles((folder / "rows.csv",), ("a", "b"), FORMATTER, rules=PREPARED_RULES)
+        folder, LabelledFiles((folder / "rows.csv",), ("a", "b"), FORMATTER, rules=PREPARED_RULES)
     )
 
 
@@ -89,7 +89,7 @@ def test_plain_batches_hold_their_texts_tokens(
 ):
     data = dataset(examples, max_len=max_len, pad_to=pad_to)
     for rows in (np.arange(6), np.array([3, 1]), np.array([0])):
-        batch = data[Share(rows, epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
+        batch = data[BatchIndices(rows, epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
         tokens = tokenize(examples.inputs(rows), max_len=max_len)
         expected = tokens.pad(np.arange(len(rows)), max_len=max_len, num_positions=pad_to)
         assert torch.equal(batch.input_ids, torch.from_numpy(expected))
@@ -97,7 +97,7 @@ def test_plain_batches_hold_their_texts_tokens(
 
 def test_labels_of_a_batch(examples: Examples):
     data = dataset(examples)
-    batch = data[Share(np.arange(6), epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
+    batch = data[BatchIndices(np.arange(6), epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
     assert batch.class_ids.tolist() == [[1, -1], [2, 4], [3, -1], [-1, -1], [0, -1], [5, -1]]
     assert data.num_target_blocks.tolist() == [1, 2, 1, 1, 1, 1]
     assert np.array_equal(

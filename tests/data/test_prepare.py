@@ -14,15 +14,15 @@ from models import tiny_coder
 from histocoder.config import NORMALIZATIONS, FinetuneConfig, PrepareConfig
 from histocoder.data.codes import LabelRules
 from histocoder.data.corrections import read_corrections
-from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import Examples
 from histocoder.data.key import read_key
-from histocoder.data.normalize import description_keys, normalize
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.prepare import PREPARED_RULES, formatter_of, prepare, with_language_column
 from histocoder.errors import UserError
 from histocoder.evaluation.baselines import Baselines
 from histocoder.formatters import Formatter, build_formatter
 from histocoder.inference.known import Known
+from histocoder.text.normalize import description_keys, normalize
 
 
 def config(table: Path, **changes) -> PrepareConfig:
@@ -45,7 +45,7 @@ def prepared(table: Path, folder: Path, **changes) -> dict[str, pd.DataFrame]:
 
 
 def read(path: Path, columns: list[str], formatter: Formatter, **options) -> Examples:
-    return ExampleFiles((path,), tuple(columns), formatter, **options).read()
+    return LabelledFiles((path,), tuple(columns), formatter, **options).read()
 
 
 def test_split_is_by_distinct_description_and_seeded(tmp_path: Path):
@@ -156,7 +156,7 @@ def test_checked_rows_alone_count_in_every_file(tmp_path: Path, logged: list[str
         f"a {c},{m},{c}".format(i, i) for c, of_code in marks.items() for i, m in enumerate(of_code)
     ]
     checked = write(tmp_path / "review.csv", "occ1,checked,hisco_1", *rows)
-    files = ExampleFiles((checked,), ("hisco_1",), build_formatter("general", num_blocks=1))
+    files = LabelledFiles((checked,), ("hisco_1",), build_formatter("general", num_blocks=1))
     assert (
         len(
             read_corrections(config(checked, language_col=None, corrections=(str(checked),)), files)
@@ -435,7 +435,7 @@ def test_codes_outside_the_key_are_refused_or_dropped(tmp_path: Path):
     with pytest.raises(UserError, match=r"line 3, hisco_1: '99999' is not in the key"):
         read(table, ["hisco_1"], **how)
     files, heard = (
-        ExampleFiles((table,), ("hisco_1",), **how, rules=LabelRules(drop_bad=True)),
+        LabelledFiles((table,), ("hisco_1",), **how, rules=LabelRules(drop_bad=True)),
         list[str](),
     )
     assert len(files.read(say=heard.append)) == 1 and "1 row is left out" in heard[-1]

@@ -6,8 +6,8 @@ import pandas as pd
 from archives import read
 from conftest import ROOT, SHARED, run
 
-from histocoder.data.groups import HISCO
 from histocoder.data.key import read_key
+from histocoder.formatters.classifications import HISCO_TITLES
 
 DATA = ROOT / "data"
 REFERENCE = SHARED / "reference" / "hisco_codes.csv"
@@ -17,7 +17,7 @@ LANGUAGES = {"en", "da", "se", "nl", "fr", "ge", "no", "is", "es", "it", "pt", "
 
 
 def test_sample_titles_are_unique_by_language():
-    titles, key = read(HISCO), read_key(DATA / "key.csv")
+    titles, key = read(HISCO_TITLES), read_key(DATA / "key.csv")
     counts, codes = titles["lang"].value_counts(), {*titles["hisco"]}
     assert (
         len(titles) >= 800

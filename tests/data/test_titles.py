@@ -12,20 +12,20 @@ from conftest import ROOT, cases, run, shared, write
 from jobs import finetune
 
 from histocoder.checkpoints.model_files import read_model_config
+from histocoder.classes.groups import Groups, system_of
 from histocoder.config import PrepareConfig
-from histocoder.data.crosswalk import Groups
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import TITLES, TRAIN, VAL, Examples
-from histocoder.data.groups import GROUPS, HISCO, system_of, titles_of
-from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import prepare
-from histocoder.data.samplers import Share
+from histocoder.data.samplers import BatchIndices
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
+from histocoder.formatters.classifications import GROUPS, HISCO_TITLES, titles_of
+from histocoder.text.normalize import description_keys
 
 
 def titled(lang: str) -> pd.DataFrame:
-    titles = pd.read_csv(HISCO, dtype=str)
+    titles = pd.read_csv(HISCO_TITLES, dtype=str)
     return titles[titles["lang"] == lang]
 
 
@@ -113,7 +113,9 @@ def test_titles_weigh_less_than_rows(tmp_path: Path):
     formatter = build_formatter("general", num_blocks=1)
     data = OccupationDataset(examples, formatter=formatter, classes=examples.code_table, max_len=64)
     batch = data[
-        Share(np.arange(len(data)), epoch=0, num_rows=len(data), num_target_blocks=1, weight=1.0)
+        BatchIndices(
+            np.arange(len(data)), epoch=0, num_rows=len(data), num_target_blocks=1, weight=1.0
+        )
     ]
     assert batch.counts.tolist() == pytest.approx(
         [1.0] * len(found[TRAIN]) + [0.3] * len(found[TITLES])

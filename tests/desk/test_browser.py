@@ -21,8 +21,8 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import Select  # noqa: E402
 
-from histocoder.data.groups import HISCO  # noqa: E402
 from histocoder.desk.web.users import Users  # noqa: E402
+from histocoder.formatters.classifications import HISCO_TITLES  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 CHROMIUM, DRIVER = (
@@ -261,7 +261,7 @@ def test_an_empty_workspace_leads_to_classes(tmp_path: Path, width: int, dark: b
             "installs them"
         )
     classes = tmp_path / "classes.csv"
-    codes = pd.read_csv(HISCO, dtype=str)["hisco"].unique()
+    codes = pd.read_csv(HISCO_TITLES, dtype=str)["hisco"].unique()
     pd.DataFrame({"hisco": codes, "hisclass": range(len(codes))}).to_csv(classes, index=False)
     flags = ("--workspace", tmp_path / "desk", "--port", 0, "--double-share", 0.3)
     with (

@@ -35,7 +35,7 @@ from starlette.testclient import TestClient
 
 from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.corrections import read_corrections
-from histocoder.data.example_files import ExampleFiles
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.desk.domain.coding import surety_of
 from histocoder.desk.domain.trust import order_of_review, share_right
 from histocoder.desk.web import app, guard
@@ -391,7 +391,9 @@ def test_corrections_are_those_that_training_reads(
     config = PrepareConfig(
         "my.csv", ("hisco_1", "hisco_2"), language_col="lang", corrections=(str(exported),)
     )
-    found = read_corrections(config, ExampleFiles((), (), build_formatter("general", num_blocks=2)))
+    found = read_corrections(
+        config, LabelledFiles((), (), build_formatter("general", num_blocks=2))
+    )
     assert (
         len(found) == 3
         and found.codes == {"61115", "77610", "95410"}

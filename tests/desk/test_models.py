@@ -13,9 +13,9 @@ pytest.importorskip("fastapi")
 from desks import HEADERS, TOKEN, send, served
 from starlette.testclient import TestClient
 
-from histocoder.data.groups import HISCO
 from histocoder.desk.domain.checks import guess_language
 from histocoder.desk.web.users import Users
+from histocoder.formatters.classifications import HISCO_TITLES
 
 OPTIONS = {
     "input_col": "beruf",
@@ -179,7 +179,7 @@ def test_titles_are_a_table_to_begin_with(tmp_path: Path):
         file["use"] == "train" and preview["target_cols"] == ["hisco_1"] and not checked["problems"]
     )
     assert len(pd.read_csv(tmp_path / "files" / file["id"] / file["name"])) == len(
-        pd.read_csv(HISCO)
+        pd.read_csv(HISCO_TITLES)
     )
 
 

@@ -7,9 +7,9 @@ from archives import read
 from conftest import mistake, write
 from models import save_tiny_model
 
+from histocoder.classes.class_columns import classes_of
 from histocoder.cli.main import main
 from histocoder.config.prediction import ClassOptions
-from histocoder.data.crosswalk import classes_of
 from histocoder.errors import UserError
 from histocoder.evaluation.checked_file import (
     ANY_LANGUAGE,

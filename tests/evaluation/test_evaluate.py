@@ -17,7 +17,6 @@ from sklearn.preprocessing import MultiLabelBinarizer
 from sklearn.svm import LinearSVC
 
 from histocoder.data.examples import Examples
-from histocoder.data.normalize import description_keys
 from histocoder.errors import UserError
 from histocoder.evaluation import scores
 from histocoder.evaluation.baselines import Baselines, difference_interval, linear_codes
@@ -26,6 +25,7 @@ from histocoder.evaluation.report import write_report
 from histocoder.evaluation.scores import code_sets
 from histocoder.evaluation.summary import gain_in_words, points
 from histocoder.inference.known import Known
+from histocoder.text.normalize import description_keys
 
 ROWS = st.tuples(*[st.sampled_from([None, "?", "-1", "61110", "61115", "80110"])] * 3)
 TABLES = st.integers(1, 12).flatmap(

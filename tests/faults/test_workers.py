@@ -15,7 +15,7 @@ from jobs import faulty, finetune, is_alive
 from trainers import dataset
 
 from histocoder.config import MachineConfig
-from histocoder.data.dataset import BatchLoader
+from histocoder.data.loader import BatchLoader
 from histocoder.data.samplers import BucketSampler
 from histocoder.errors import MachineError
 

@@ -21,12 +21,12 @@ pytest.importorskip("onnxruntime")
 from histocoder import Coder
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
-from histocoder.formatters.tokenizers import end_characters, join_language, lower_characters
 from histocoder.inference import onnx_export
 from histocoder.inference.onnx_coder import MODES, OnnxCoder
 from histocoder.model import MixerModel, ngram
 from histocoder.model.nearest import NearestExpert
 from histocoder.model.ngram import NgramConfig, NgramEncoder, ngram_rows
+from histocoder.text.tokenizers import end_characters, join_language, lower_characters
 
 ODD = [
     "γεωργός",

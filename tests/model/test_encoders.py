@@ -27,9 +27,9 @@ from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.samplers import SequentialSampler
 from histocoder.errors import DamagedError, UserError
-from histocoder.formatters.tokenizers import tokenize
 from histocoder.model import CHARACTERS, Tokenizer, load_encoder, load_tokenizer
 from histocoder.model.encoder import encoder_from_config
+from histocoder.text.tokenizers import tokenize
 
 
 def training(table: Path, out: Path, encoder: Path, *extra: object) -> list[str]:

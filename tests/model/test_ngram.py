@@ -5,9 +5,9 @@ import pytest
 import torch
 from conftest import spied
 
-from histocoder.formatters.tokenizers import join_language, tokenize
 from histocoder.model import canine
 from histocoder.model.ngram import Lookup, NgramConfig, NgramEncoder, hashed_ngrams
+from histocoder.text.tokenizers import join_language, tokenize
 
 CONFIG = NgramConfig(num_buckets=4096, hidden_size=16, num_attention_heads=2, intermediate_size=16)
 TEXTS = [

@@ -9,11 +9,11 @@ from scipy import sparse
 from sklearn.svm import LinearSVC
 from torch import Tensor
 
-from histocoder.formatters.tokenizers import lower_characters
 from histocoder.model.layers import attend_to_paths, attention, dropout
 from histocoder.model.ngram import NgramConfig, hashed_ngrams
 from histocoder.ops import kernels, linear_svm
 from histocoder.ops.linear_svm import fit_machines
+from histocoder.text.tokenizers import lower_characters
 
 CAPABILITIES = ["AVX512", "AVX2", ""]
 HERE = CAPABILITIES[CAPABILITIES.index(kernels.kind_of_cpu()) :]

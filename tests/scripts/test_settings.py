@@ -22,8 +22,8 @@ from histocoder.checkpoints.training_state import list_checkpoints, load_checkpo
 from histocoder.cli.arguments import build_parser, parse
 from histocoder.config import RECIPES, ModelConfig, RunConfig, recorded, settings_of, without_effect
 from histocoder.config.settings import fixed
-from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import Key
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel
@@ -358,7 +358,7 @@ def test_a_continued_run_reads_as_its_model(table: Path, tmp_path: Path):
 def begun(formatter: str, codes: tuple[str, ...], *columns: str, **settings: object) -> MixerModel:
     """The model that a run with these settings begins with."""
     config = on_a_cpu(FinetuneConfig("t.csv", columns, **settings))
-    files = ExampleFiles((), columns, build_formatter(formatter, num_blocks=len(columns)))
+    files = LabelledFiles((), columns, build_formatter(formatter, num_blocks=len(columns)))
     return build_model(config, files, key=Key(codes), languages=("en", "unk"), attributes={})
 
 

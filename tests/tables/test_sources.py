@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from histocoder.cli.main import main
 from histocoder.config import FinetuneConfig, PrepareConfig
 from histocoder.data.corrections import read_corrections
-from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import read_key
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.prepare import prepare
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import review
@@ -190,7 +190,9 @@ def test_sheets_that_no_flag_names(model: Path, tmp_path: Path, capsys: pytest.C
     )
     assert (
         len(
-            read_corrections(settings, ExampleFiles((), (), build_formatter("hisco", num_blocks=1)))
+            read_corrections(
+                settings, LabelledFiles((), (), build_formatter("hisco", num_blocks=1))
+            )
         )
         == 1
     )

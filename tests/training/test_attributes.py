@@ -16,9 +16,9 @@ from histocoder import Coder
 from histocoder.checkpoints.model_files import read_model_config
 from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.config import FinetuneConfig
+from histocoder.data.example_writer import EXAMPLES_FILE
 from histocoder.data.examples import TITLES, TRAIN, VAL, Examples
 from histocoder.data.prepare import prepare
-from histocoder.data.store import EXAMPLES_FILE
 from histocoder.evaluation.scores import attribute_scores
 
 STATUS = {"'s apprentice": "23", " master": "21", ", journeyman": "22"}

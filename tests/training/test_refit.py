@@ -18,10 +18,10 @@ from pretended_gpu import Log
 from trainers import begin, dataset
 
 from histocoder.data.examples import Examples
-from histocoder.data.samplers import Share
-from histocoder.formatters.tokenizers import lower_characters
+from histocoder.data.samplers import BatchIndices
 from histocoder.inference.coder import Coder
 from histocoder.ops import kernels
+from histocoder.text.tokenizers import lower_characters
 from histocoder.training import svm
 from histocoder.training.experts import fit_weights, least_probability, votes_on
 from histocoder.training.svm import fit_linear_expert
@@ -124,7 +124,9 @@ def test_restarted_learners_step_as_new_ones(table: Path, tmp_path: Path):
     data = dataset(tmp_path / "cache", table)
     ours, new = (begin(tmp_path, data).learner for _ in range(2))
     start = {name: weight.clone() for name, weight in ours.weights().items()}
-    batch = data[Share(rows=np.arange(8), epoch=0, num_rows=8, num_target_blocks=1, weight=1.0)]
+    batch = data[
+        BatchIndices(rows=np.arange(8), epoch=0, num_rows=8, num_target_blocks=1, weight=1.0)
+    ]
     for _ in range(3):
         ours.train_step([batch])
     for learner in (ours, new):

@@ -13,7 +13,7 @@ from trainers import CPU, MAX_LEN, begin, dataset
 
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import TrainConfig
-from histocoder.data.samplers import Share
+from histocoder.data.samplers import BatchIndices
 from histocoder.errors import UserError
 from histocoder.model import MixerModel, trimmed_length
 from histocoder.model.canine import Canine
@@ -43,7 +43,9 @@ def test_equal_rows_are_computed_once_with_equal_gradients(tmp_path: Path):
     assert (
         len(merged.rows) == 16 and merged.counts.sum() == 60
     )  # the least multiple of 16 from three distinct rows on
-    every = data[Share(rows=np.arange(60), epoch=0, num_rows=60, num_target_blocks=1, weight=1.0)]
+    every = data[
+        BatchIndices(rows=np.arange(60), epoch=0, num_rows=60, num_target_blocks=1, weight=1.0)
+    ]
     gradients = []
     for trainer, batch in zip(trainers, (merged, every), strict=True):
         loss = mixed_loss(

@@ -17,9 +17,7 @@ import pandas as pd
 from fastapi import Body, Query, Request
 from pydantic import Field
 
-from histocoder.data.example_files import CHECKED_COL
-from histocoder.data.languages import Language
-from histocoder.data.normalize import description_keys
+from histocoder.data.labelled_files import CHECKED_COL
 from histocoder.desk.domain.card import (
     AND,
     Accepted,
@@ -41,6 +39,8 @@ from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_c
 from histocoder.evaluation.scores import agreement
 from histocoder.files import sha256
 from histocoder.inference.predictions import code_columns
+from histocoder.text.languages import Language
+from histocoder.text.normalize import description_keys
 
 _CLAIM_SECONDS = 180.0  # time for which a card that one reviewer was given is not given to another
 _TABLES = Path(__file__).with_name("tables.sql")

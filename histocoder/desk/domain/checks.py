@@ -17,12 +17,12 @@ from sklearn.naive_bayes import MultinomialNB
 from sklearn.pipeline import Pipeline, make_pipeline
 
 from histocoder.config import PrepareConfig
-from histocoder.data.groups import HISCO
-from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import CONFLICTS_FILE, REJECTED_FILE, prepare
 from histocoder.errors import UserError
+from histocoder.formatters.classifications import HISCO_TITLES
 from histocoder.log import sending_lines
 from histocoder.tables.header import plain
+from histocoder.text.normalize import description_keys
 
 _CODE_COLUMN = re.compile(
     r"(.*[ _])?(hisco|occ1950|isco(58|68|88|08)?|psti|codes?|kode[nr]?|koder?)[ _]?[0-9]*"
@@ -125,7 +125,7 @@ def guess_language(texts: Sequence[str]) -> str:
 
 @cache
 def _language_model() -> tuple[Pipeline, list[str]]:
-    titles = pd.read_csv(HISCO, dtype=str, keep_default_na=False)
+    titles = pd.read_csv(HISCO_TITLES, dtype=str, keep_default_na=False)
     model = make_pipeline(
         CountVectorizer(analyzer="char_wb", ngram_range=(1, 4)), MultinomialNB(fit_prior=False)
     )

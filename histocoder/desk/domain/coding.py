@@ -21,8 +21,6 @@ from histocoder.checkpoints.run_files import METRICS_FILE
 from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.data.codes import column_of_few
 from histocoder.data.examples import HELD_OUT, TRAIN, Examples
-from histocoder.data.languages import NAMES, Language
-from histocoder.data.normalize import description_keys
 from histocoder.desk.domain.sample import TITLES
 from histocoder.errors import UserError
 from histocoder.evaluation.baselines import run_rows
@@ -32,6 +30,8 @@ from histocoder.files import sha256
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known
 from histocoder.inference.predictions import Prediction
+from histocoder.text.languages import NAMES, Language
+from histocoder.text.normalize import description_keys
 
 NO_OCCUPATION = "-1"  # HISCO's code for no occupation
 _ALTERNATIVES, _LEAST_PROBABILITY = 9, 0.005

@@ -12,9 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
 
-from histocoder.data.example_files import CHECKED_COL
-from histocoder.data.languages import NAMES, Language, chosen_language
-from histocoder.data.normalize import description_keys
+from histocoder.data.labelled_files import CHECKED_COL
 from histocoder.desk.domain.card import Source
 from histocoder.desk.domain.cards import CORRECTIONS_FILE, DECISIONS_FILE, Cards
 from histocoder.desk.domain.coding import (
@@ -31,6 +29,8 @@ from histocoder.desk.domain.uploads import Uploads
 from histocoder.evaluation.review_file import Columns, next_step
 from histocoder.files import make_folder
 from histocoder.tables.output import Form, write_frame, write_table
+from histocoder.text.languages import NAMES, Language, chosen_language
+from histocoder.text.normalize import description_keys
 
 
 class About(BaseModel):

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from histocoder.data.groups import HISCO
+from histocoder.formatters.classifications import HISCO_TITLES
 
 _LANGUAGES = ("en", "da", "nl", "se")
 _ROWS, _SHARE_TO_CODE, _PLACES = 600, 0.1, ("Northfield", "Westwick", "Southbury", "Easton")
@@ -15,7 +15,9 @@ TITLES = "hisco_titles.csv"  # the table of all titles
 
 def titles() -> pd.DataFrame:
     """Return all titles of codes, with their languages, as a coded table."""
-    return pd.read_csv(HISCO, dtype=str).rename(columns={"title": "occ1", "hisco": "hisco_1"})
+    return pd.read_csv(HISCO_TITLES, dtype=str).rename(
+        columns={"title": "occ1", "hisco": "hisco_1"}
+    )
 
 
 def sample_tables() -> Iterator[tuple[str, Literal["train", "code"], pd.DataFrame]]:

@@ -20,11 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.background import BackgroundTask
 
 from histocoder.checkpoints.run_folder import run_of
+from histocoder.classes.class_columns import Classes, classes_of
+from histocoder.classes.crosswalk import Crosswalk
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.config.prediction import ClassOptions
-from histocoder.data.crosswalk import Classes, Crosswalk, classes_of
-from histocoder.data.languages import chosen_language
-from histocoder.data.provenance import provenance_file, write_provenance
 from histocoder.desk.domain.card import Source
 from histocoder.desk.domain.cards import Cards
 from histocoder.desk.domain.checks import (
@@ -42,11 +41,13 @@ from histocoder.evaluation.checked_file import write_checked
 from histocoder.evaluation.review_file import Columns, answer_columns
 from histocoder.files import write_text
 from histocoder.inference.predict_file import facts_of, predict_file
+from histocoder.inference.provenance import provenance_file, write_provenance
 from histocoder.inference.table_coder import TableCoder
 from histocoder.log import log
 from histocoder.tables.excel import sheets_of
 from histocoder.tables.header import descriptions_in
 from histocoder.tables.table import EXCEL, kind_of, open_table, strings
+from histocoder.text.languages import chosen_language
 
 _RECORD = "file.json"  # what is known of a file, in its folder
 _PREVIEW_ROWS, _PREVIEW_CHARACTERS, _GUESS_ROWS = 8, 120, 300

@@ -11,16 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.data.cells import CodeColumn, is_missing, read_code
+from histocoder.data.cells import CodeColumn, read_code
 from histocoder.data.codes import LabelChecker, LabelRules, count_cells
 from histocoder.data.examples import LANG_COL, TEXT_COL, Examples, row_schema
 from histocoder.data.key import Key
-from histocoder.data.languages import Language
-from histocoder.data.normalize import decode_entities
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import Formatter
 from histocoder.tables.output import MARK_COL
 from histocoder.tables.table import Table, TableFile, open_table
+from histocoder.text.characters import is_missing
+from histocoder.text.languages import Language
+from histocoder.text.normalize import decode_entities
 
 _INDEX_COLS = tuple(f"code{i}" for i in range(1, 6))  # indices into a key
 CHECKED_COL = MARK_COL
@@ -31,7 +32,7 @@ _YES = {*"x ✓ ✔ 1 1.0 true y yes ok j ja já jo s sí si sì sim oui ναι 
 
 
 @dataclass(frozen=True)
-class ExampleFiles:
+class LabelledFiles:
     """Files with a description, a language and codes in each row, which are read one after the
     other.
 

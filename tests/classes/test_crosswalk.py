@@ -14,10 +14,10 @@ import pytest
 from archives import read
 from conftest import PROGRAMS, ROOT, cases, environment, mistake, program, shared, write
 
+from histocoder.classes.crosswalk import Crosswalk
 from histocoder.cli.main import main
 from histocoder.config.prediction import ClassOptions
-from histocoder.data.crosswalk import Crosswalk
-from histocoder.data.provenance import provenance_file
+from histocoder.inference.provenance import provenance_file
 from histocoder.tables.table import fingerprint
 
 HEADER = "hisco,status,relation,product,hisclass,socpo"

@@ -15,7 +15,7 @@ import numpy as np
 
 from histocoder.config import NORMALIZATIONS
 from histocoder.errors import UserError
-from histocoder.formatters.characters import with_plain_letters
+from histocoder.text.characters import with_plain_letters
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from histocoder import __version__
+from histocoder.classes.class_columns import covered
 from histocoder.config.settings import Settings, recorded, settings_of
-from histocoder.data.crosswalk import covered
 from histocoder.errors import counted
 from histocoder.files import write_text
 from histocoder.tables.table import fingerprint

@@ -11,8 +11,8 @@ import pytest
 from conftest import ROOT
 
 from histocoder.config import NORMALIZATIONS
-from histocoder.data.normalize import description_keys, normalize, normalize_column
-from histocoder.formatters.characters import is_blank, without_blanks
+from histocoder.text.characters import is_blank, without_blanks
+from histocoder.text.normalize import description_keys, normalize, normalize_column
 
 PLAIN = "schuhmacher"
 SAME = (

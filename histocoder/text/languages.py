@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from histocoder.data.cells import is_missing
 from histocoder.errors import UserError, shown
-from histocoder.formatters.tokenizers import UNKNOWN
+from histocoder.text.characters import is_missing
+from histocoder.text.tokenizers import UNKNOWN
 
 with Path(__file__).with_name("languages.csv").open(encoding="utf-8", newline="") as file:
     _ROWS = list(csv.DictReader(file))

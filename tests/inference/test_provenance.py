@@ -15,7 +15,7 @@ from models import save_tiny_model
 
 from histocoder import __version__
 from histocoder.cli.main import main
-from histocoder.data.provenance import provenance_file
+from histocoder.inference.provenance import provenance_file
 from histocoder.tables.table import fingerprint
 
 PREDICT = "predict --model model --input in.csv --language-col lang --output".split()

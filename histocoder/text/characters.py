@@ -17,6 +17,41 @@ _FILLERS = re.compile(
 """Characters of other categories than controls and format characters that show nothing: fillers,
 selectors.
 """
+_MISSING_MARKS = frozenset(
+    {
+        "NA",
+        "NaN",
+        "nan",
+        "NaT",
+        "<NA>",
+        "None",
+        "NULL",
+        "null",
+        "(null)",
+        "\\N",
+        "N/A",
+        "n/a",
+        "#N/A",
+        "#NV",
+    }
+)
+"""Marks of missing values: R writes NA; pandas NaN, nan, NaT, <NA> or None; databases NULL or \\N;
+spreadsheets N/A. Lower case "na" and "none" are left out, since people write them as words.
+"""
+_NOTHING = re.compile(r"[-.?_…· ]+")  # as people leave a cell out; Stata and SAS write a dot
+
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d"
+_BLANKS = "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000"
+_ASCII_MARKS = str.maketrans(
+    {
+        **dict.fromkeys(_DASHES, "-"),
+        **dict.fromkeys(_BLANKS, " "),
+        **dict.fromkeys("\u2018\u2019\u201a\u201b\u00b4`", "'"),
+        **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"'),
+        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
+    }
+)
+"""Dashes, blanks, quotation marks and digits of one meaning, as ASCII has them."""
 
 
 class _PlainForms(dict[int, str]):
@@ -56,6 +91,11 @@ def with_plain_letters(text: str) -> str:
     return text if text.isascii() and text.isprintable() else text.translate(_PLAIN_FORMS)
 
 
+def with_ascii_marks(text: str) -> str:
+    """Return a text with ASCII's dashes, blanks, quotation marks and digits in place of others."""
+    return text.translate(_ASCII_MARKS)
+
+
 def is_blank(text: str) -> bool:
     """Return whether a text shows nothing: it is empty, or has only white space and invisible
     characters.
@@ -66,6 +106,17 @@ def is_blank(text: str) -> bool:
     (True, False)
     """
     return not with_plain_letters(text).strip()
+
+
+def is_missing(text: str) -> bool:
+    """Return whether a text, without blanks around it, is a mark of a missing value in any column.
+
+    Examples
+    --------
+    >>> [text for text in ("NA", "–", "--", "?", "..", "#N/A", "na", "none", "0", "") if is_missing(text)]
+    ['NA', '–', '--', '?', '..', '#N/A']
+    """
+    return text in _MISSING_MARKS or _NOTHING.fullmatch(with_ascii_marks(text)) is not None
 
 
 def without_blanks(texts: pa.Array) -> pa.Array:

@@ -1,10 +1,7 @@
-"""`examples.arrow`, the checked rows of a run, and `prepared.json`, what they were made from."""
+"""Writing of `examples.arrow`, the checked rows of a run."""
 
 import hashlib
-import json
-import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -14,33 +11,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.config import LANG_SEP, PrepareConfig, settings_of
-from histocoder.data.example_files import ExampleFiles
+from histocoder.config import LANG_SEP
 from histocoder.data.examples import ROW, SEEN, SPLITS, TRAIN, VAL, Examples
 from histocoder.data.hashes import key_hashes
-from histocoder.data.normalize import description_keys, normalize_column
-from histocoder.errors import UserError
-from histocoder.files import make_folder, replacing, sha256, temporary_folder, write_text
+from histocoder.data.labelled_files import LabelledFiles
+from histocoder.data.prepared_folder import (
+    PREPARED_FILE,
+    PREPARED_VERSION,
+    read_prepared,
+    set_aside,
+    write_record,
+)
+from histocoder.files import make_folder, replacing, sha256
 from histocoder.log import log
 from histocoder.tables.table import fingerprint
+from histocoder.text.normalize import description_keys, normalize_column
 
-EXAMPLES_FILE, PREPARED_FILE = "examples.arrow", "prepared.json"
-_EARLIER_FOLDER = ".earlier"  # with prepared data that a run has replaced and not yet begun with
-_ABSENT_FILE = ".absent.json"  # in it, the names of files that the run has added
-PREPARED_VERSION = 4
-"""Version of the rules; since 2, rows without any code are dropped; since 3, the split is by
-`description_keys`; since 4, these ignore punctuation.
-"""
-_OLDEST_VERSION = 2
+EXAMPLES_FILE = "examples.arrow"
 EXAMPLES_VERSION = 2
 """Version of the form of `examples.arrow`, and of how it is read; since 2, a batch is of one
 split.
 """
 NO_SPLIT = -1  # of rows that are dropped, or left out since their correction is held out
-_NOT_OF_THE_DATA = {"dataset", "corrections", "save_path", "prepare_only"}
-_FILES = {"dataset", "key", "corrections"}  # settings whose files are compared by their content
-_NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
-"""Setting -> its name in `prepared.json`, if it differs."""
 
 
 class ExampleWriter:
@@ -61,7 +53,7 @@ class ExampleWriter:
     def __init__(
         self,
         path: Path,
-        files: ExampleFiles,
+        files: LabelledFiles,
         *,
         text_normalization: str,
         trained_on: np.ndarray | None = None,
@@ -132,7 +124,7 @@ def examples_record(path: Path, source: dict[str, Any]) -> dict[str, Any]:
 
 
 def made_from(
-    splits: Mapping[str, ExampleFiles],
+    splits: Mapping[str, LabelledFiles],
     text_normalization: str,
     trained_on: np.ndarray | None = None,
 ) -> dict[str, Any]:
@@ -160,7 +152,7 @@ def made_from(
 
 def store_examples(
     folder: Path,
-    splits: Mapping[str, ExampleFiles],
+    splits: Mapping[str, LabelledFiles],
     *,
     text_normalization: str,
     trained_on: np.ndarray | None = None,
@@ -211,124 +203,4 @@ def store_examples(
     write_record(folder, {**read_prepared(folder), "examples": record})
     names = ", ".join(path.name for files in splits.values() for path in files.paths)
     log.info(f"Read {names} into {path} ({path.stat().st_size / 1e6:,.1f} MB).")
-    return record
-
-
-def set_aside(folder: Path, names: Sequence[str]) -> None:
-    """Move prepared data that are about to be replaced into a folder, from which a run that fails
-    puts them back.
-
-    `names` are the files that will be replaced or deleted. What an earlier call has set aside
-    stays.
-    """
-    earlier = folder / _EARLIER_FOLDER
-    present = [name for name in names if (folder / name).exists()]
-    if earlier.exists() or not present:
-        return
-
-    # the folder is complete before it has the name that `put_back_earlier` looks for
-    absent = [name for name in names if name not in present]
-    with temporary_folder(earlier) as temporary:
-        write_text(temporary / _ABSENT_FILE, json.dumps(absent))
-        os.replace(temporary, earlier)
-    for name in present:
-        os.replace(folder / name, earlier / name)
-
-
-def put_back_earlier(folder: Path) -> None:
-    """Undo the replacement of prepared data by a run that has failed or was killed, if there was
-    one.
-    """
-    earlier = folder / _EARLIER_FOLDER
-    if not earlier.exists():
-        return
-    try:
-        for name in json.loads((earlier / _ABSENT_FILE).read_text(encoding="utf-8")):
-            (folder / name).unlink(missing_ok=True)
-        for path in earlier.iterdir():
-            if path.name != _ABSENT_FILE:
-                os.replace(path, folder / path.name)
-    except OSError:
-        # On Windows a file that is still mapped into memory can't be replaced; the next run tries
-        # again
-        return
-    shutil.rmtree(earlier)
-
-
-def forget_earlier(folder: Path) -> None:
-    """Delete prepared data that were replaced, once a run has begun with the new ones."""
-    shutil.rmtree(folder / _EARLIER_FOLDER, ignore_errors=True)
-
-
-def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Write `prepared.json`."""
-    write_text(folder / PREPARED_FILE, json.dumps(record, indent=2) + "\n")
-
-
-def read_prepared(folder: Path) -> dict[str, Any]:
-    """Return the content of `prepared.json`; an empty dict if it is missing or damaged."""
-    try:
-        found = json.loads((folder / PREPARED_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def record_of(config: PrepareConfig) -> dict[str, Any]:
-    """Return what `prepared.json` records of the source and the settings, before the data are
-    prepared.
-    """
-    names = [one.name for one in settings_of(PrepareConfig) if one.name not in _NOT_OF_THE_DATA]
-    settings = {_NAMES.get(name, name): getattr(config, name) for name in names}
-    lists = {
-        name: list(getattr(config, name) or ()) or None
-        for name in ("target_cols", "attribute_cols")
-    }
-    settings["language_col"] = config.column_of_languages
-    settings |= {**lists, "key": fingerprint(config.key) if config.key else None}
-    if config.titles not in ("auto", "none"):
-        settings["titles"] = fingerprint(config.titles)
-    if config.corrections:
-        settings["corrections"] = [fingerprint(path) for path in config.corrections]
-    dataset = Path(config.dataset)
-    source = {"file": dataset.name, "sha256": fingerprint(dataset), "bytes": dataset.stat().st_size}
-    return {"format_version": PREPARED_VERSION, "source": source, "settings": settings}
-
-
-def prepared_before(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the record of data that were prepared in a folder; None if there are none, or not all
-    of them yet.
-
-    Raises UserError if they were prepared from other data, with settings other than the `wanted` ones, by a newer
-    histocoder or one with other rules.
-    """
-    if not (folder / PREPARED_FILE).is_file():
-        return None
-    record, instead = (
-        read_prepared(folder),
-        "Choose another folder, or add --overwrite to prepare them again.",
-    )
-    version = record.get("format_version", 0)
-    if version and "settings" not in record:
-        return None
-    if not _OLDEST_VERSION <= version <= PREPARED_VERSION:
-        raise UserError(
-            f"{folder / PREPARED_FILE} is damaged, or of another version of histocoder. {instead}"
-        )
-    old, new = ({**r["settings"], "dataset": r["source"]["sha256"]} for r in (record, wanted))
-    if "titles" not in old:  # of an earlier version
-        new.pop("titles")
-    # without the flags, those of the data
-    new |= {name: old[name] for name in ("block_size", "share_val") if new[name] is None}
-    differences = ", ".join(
-        f"{name} has changed"
-        if name in _FILES
-        else f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
-        for name in {**new, **old}
-        if old.get(name) != new.get(name)
-    )
-    if differences:
-        raise UserError(
-            f"{folder} holds data prepared with other settings ({differences}). {instead}"
-        )
     return record

@@ -16,13 +16,13 @@ from docs.flags import PAGE
 from histocoder.checkpoints.model_files import save_config
 from histocoder.cli.main import main
 from histocoder.config import ModelConfig, PrepareConfig
-from histocoder.data.example_files import ExampleFiles
-from histocoder.data.languages import NAMES, Language
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.prepare import prepare
 from histocoder.errors import Notice, UserError
 from histocoder.formatters import build_formatter
 from histocoder.inference.descriptions import Descriptions, thresholds_of
 from histocoder.inference.table_coder import BlockCoder
+from histocoder.text.languages import NAMES, Language
 
 SWEDISH = ["se", "sv", "SV", "Swedish", " swedish ", "sv-SE", "sv_FI"]
 
@@ -67,7 +67,7 @@ def test_tables_have_one_code_for_each_language(tmp_path: Path):
     path = write(tmp_path / "t.csv", "occ1,lang,h", *lines)
     expected = ["se"] * len(SWEDISH) + ["unk", "ge"]
     assert (
-        ExampleFiles((path,), ("h",), build_formatter("hisco", num_blocks=1)).read().langs
+        LabelledFiles((path,), ("h",), build_formatter("hisco", num_blocks=1)).read().langs
         == expected
     )
     for name, changes in (("a", {"language_col": "lang"}), ("b", {"language": "Swedish"})):

@@ -5,28 +5,17 @@ from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
-from histocoder.data.cells import read_code
-from histocoder.tables.header import plain
-
 GROUPS = Path(__file__).with_name("groups.csv")
-HISCO = Path(__file__).with_name("titles.csv")
+HISCO_TITLES = Path(__file__).with_name("titles.csv")
 """Titles of HISCO's codes."""
 _DIGITS = {"unit": 3, "minor": 2}  # of HISCO's groups; a major group may have several first digits
 _LEAST_HISCO = 0.9  # least share of codes in groups of HISCO
 
 
-def code_in(cell: str | None) -> str | None:
-    """Return the code in a cell, one of digits with HISCO's leading zeros; None if there is
-    none.
-    """
-    digits = read_code(cell or "")
-    return (digits.zfill(5) if digits.isdecimal() else digits) or None
-
-
 @cache
 def hisco_codes() -> frozenset[str]:
     """Return the codes of HISCO that have titles."""
-    with HISCO.open(encoding="utf-8", newline="") as file:
+    with HISCO_TITLES.open(encoding="utf-8", newline="") as file:
         return frozenset(row["hisco"] for row in csv.DictReader(file))
 
 
@@ -77,21 +66,15 @@ def titles_of(codes: Collection[str]) -> dict[str, str]:
     {'61110': 'farmer', '78390': 'cigarette makers (unit group)', '61000': 'farmers (minor group)'}
     """
     own, found = _titles("hisco"), dict[str, str]()
-    for code in codes if system_of("", codes) else ():
+    for code in codes if are_hisco(codes) else ():
         group, title = group_of("hisco", "unit", code)
         if title := own.get(code) or (f"{title} (unit group)" if group in own else title):
             found[code] = title
     return found
 
 
-def system_of(column: str, codes: Collection[str] | None = None) -> str | None:
-    """Return the classification that has groups, by the name of a column of codes and, if given,
-    the codes.
-    """
-    if plain(column).startswith("occ1950"):
-        return "occ1950"
-    of_work = [code for code in codes or () if not code.startswith("-")]
-    are_hisco = sum(
-        group_of("hisco", "unit", code)[0] is not None for code in of_work
-    ) >= _LEAST_HISCO * len(of_work)
-    return "hisco" if codes is None or (of_work and are_hisco) else None
+def are_hisco(codes: Collection[str]) -> bool:
+    """Return whether nearly all codes of occupations are in groups of HISCO."""
+    of_work = [code for code in codes if not code.startswith("-")]
+    num_hisco = sum(group_of("hisco", "unit", code)[0] is not None for code in of_work)
+    return len(of_work) > 0 and num_hisco >= _LEAST_HISCO * len(of_work)

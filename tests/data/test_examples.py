@@ -13,21 +13,21 @@ from trainers import stored
 
 from histocoder.config import PrepareConfig
 from histocoder.data.codes import LabelRules
-from histocoder.data.example_files import ExampleFiles
+from histocoder.data.example_writer import EXAMPLES_FILE, store_examples
 from histocoder.data.examples import Examples
 from histocoder.data.key import read_key
-from histocoder.data.normalize import normalize
+from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.prepare import prepare, prepared_files
-from histocoder.data.store import EXAMPLES_FILE, store_examples
 from histocoder.formatters import build_formatter
-from histocoder.formatters.tokenizers import join_language
 from histocoder.tables import table as tables
+from histocoder.text.normalize import normalize
+from histocoder.text.tokenizers import join_language
 
 DROPPING = LabelRules(drop_bad=True)
 
 
-def example_files(*paths: Path, **options) -> ExampleFiles:
-    return ExampleFiles(
+def example_files(*paths: Path, **options) -> LabelledFiles:
+    return LabelledFiles(
         paths, ("hisco_1", "hisco_2"), build_formatter("hisco", num_blocks=2), **options
     )
 

@@ -1,0 +1,48 @@
+"""Groups of HISCO and OCC1950 on some levels, as values of codes."""
+
+from collections.abc import Collection, Sequence
+
+from histocoder.classes.crosswalk import EXACT, NO_CODE, NO_VALUE, UNKNOWN, Found, code_in
+from histocoder.errors import UserError
+from histocoder.formatters.classifications import GROUPS, are_hisco, group_of
+from histocoder.tables.header import plain
+from histocoder.tables.table import fingerprint
+
+
+class Groups:
+    """Groups of codes on some levels, with their titles, which are found as the values of a
+    `Crosswalk` are.
+    """
+
+    qualifiers = ()
+
+    def __init__(self, system: str, levels: Sequence[str]) -> None:
+        if system == "occ1950" and {*levels} != {"major"}:
+            raise UserError("OCC1950 has major groups alone; give --levels major.")
+        self._system, self.classes, self.scales, self.notices = (
+            system,
+            [*levels],
+            list[str](),
+            list[str](),
+        )
+        self.value_cols = [name for level in levels for name in (level, f"{level}_title")]
+        self.identity = {"table": f"groups of {system.upper()}", "sha256": fingerprint(GROUPS)}
+
+    def find(self, code: str | None, *_: str | None) -> list[Found]:
+        """Return the number of each level's group, and its title."""
+        known = code_in(code)
+        pairs = [
+            (None, None) if known is None else group_of(self._system, level, known)
+            for level in self.classes
+        ]
+        why = NO_CODE if known is None else NO_VALUE if known.startswith("-") else UNKNOWN
+        return [Found(value, EXACT if value else why) for pair in pairs for value in pair]
+
+
+def system_of(column: str, codes: Collection[str] | None = None) -> str | None:
+    """Return the classification that has groups, by the name of a column of codes and, if given,
+    the codes.
+    """
+    if plain(column).startswith("occ1950"):
+        return "occ1950"
+    return "hisco" if codes is None or are_hisco(codes) else None

@@ -1,0 +1,132 @@
+"""Code systems: codes of HISCO, OCC1950 and others as blocks of tokens."""
+
+import string
+from collections.abc import Sequence
+
+UNK, PAD, BOS, EOS, SEP = 0, 1, 2, 3, 4  # tokens that every code system shares
+FIRST_TOKEN = 5  # the first token of a code's symbol
+CODE_SEP = "&"  # separator of the codes of one description in one string
+MISSING = "?"  # symbol of a missing first code
+WITHIN_BLOCK_SEP = ","
+_NUMBERS = [str(number) for number in range(-999, 1000)]
+_PUNCTUATION = [c for c in string.punctuation if c not in CODE_SEP + WITHIN_BLOCK_SEP]
+SYMBOLS = [*_NUMBERS, *string.ascii_letters, *_PUNCTUATION]
+CHARACTERS = [*string.digits, *string.ascii_letters, *_PUNCTUATION]
+"""Symbols of codes without a separator: without numbers of several digits a decoder has 21 times
+fewer logits.
+"""
+
+
+class CodeSystem:
+    """Codes as blocks of `block_size` tokens, one for each symbol; a shorter code is filled up with
+    EOS.
+
+    `separator` separates the tokens within a code, so that "1,10,2" is three tokens (as in PSTI);
+    by default each character is a token. `special` codes fill a block with their one token, such as
+    -1 in HISCO; `form` describes the codes, if all others have `block_size` symbols. `labels` are
+    codes of any length and any characters: each is written as its number.
+
+    Examples
+    --------
+    >>> HISCO.to_block("61110"), HISCO.to_block("-1"), OCC1950.to_block("970")
+    ([14, 9, 9, 9, 8], [7, 7, 7, 7, 7], [14, 12, 5])
+    >>> CodeSystem("general", 3, SYMBOLS).to_block("A1")
+    [2030, 1005, 3]
+    >>> CodeSystem("general", 4, SYMBOLS, separator=",").to_block("1,10")
+    [1005, 1014, 3, 3]
+    """
+
+    def __init__(
+        self,
+        name: str,
+        block_size: int,
+        symbols: Sequence[str],
+        *,
+        separator: str = "",
+        special: Sequence[str] = (),
+        form: str = "",
+        labels: Sequence[str] | None = None,
+    ) -> None:
+        if block_size < 1:
+            raise ValueError(f"a block holds one token or more, not {block_size}")
+        self.name, self.block_size, self.separator, self.labels = (
+            name,
+            block_size,
+            separator,
+            labels,
+        )
+        self.symbols, self._special, self._form = list(symbols), special, form
+        self._tokens = {symbol: FIRST_TOKEN + i for i, symbol in enumerate(self.symbols)}
+        self.vocab_size = FIRST_TOKEN + len(self.symbols)
+        numbers = {label: f"{i:0{block_size}}" for i, label in enumerate(labels or ())}
+        self._written, self._read = numbers, {number: label for label, number in numbers.items()}
+        self.missing_block = self.to_block(MISSING) if MISSING in self._tokens else None
+
+    def _split(self, code: str) -> list[str]:
+        code = self._written.get(code, code)
+        if code in self._special:
+            return [code] * self.block_size
+        return code.split(self.separator) if self.separator else list(code)
+
+    def problem(self, code: str) -> str | None:
+        """Return why `code` does not fit, or None if it does, as every label does."""
+        if self.labels is not None:
+            return None
+        symbols = self._split(code)
+        unknown = next((s for s in symbols if s not in self._tokens), None)
+        if self._form:
+            return (
+                f"is not {self._form}"
+                if unknown is not None or len(symbols) != self.block_size
+                else None
+            )
+        if unknown == WITHIN_BLOCK_SEP:
+            return "has ',' in it"
+        if unknown is not None:
+            return (
+                f"contains {unknown!r}, neither a number from -999 to 999 nor an ASCII letter "
+                "or punctuation"
+            )
+        if len(symbols) > self.block_size:
+            return (
+                f"is longer than {self.block_size} {'numbers' if self.separator else 'characters'}"
+            )
+        return None
+
+    def length(self, code: str) -> int:
+        """Return the number of tokens that `code` takes of its block."""
+        return self.block_size if self.labels is not None else len(self._split(code))
+
+    def to_block(self, code: str) -> list[int]:
+        """Return the `block_size` tokens of a valid code."""
+        tokens = [self._tokens[symbol] for symbol in self._split(code)]
+        return tokens + [EOS] * (self.block_size - len(tokens))
+
+    def from_block(self, block: Sequence[int]) -> str | None:
+        """Return the code of a block of tokens; None if they are no code's, or a missing one's."""
+        first = self.symbols[block[0] - FIRST_TOKEN] if block[0] >= FIRST_TOKEN else ""
+        if first in self._special:
+            symbols = [first]
+        else:
+            tokens = list(block)
+            tokens = tokens[: tokens.index(EOS)] if EOS in tokens else tokens
+            if not tokens or min(tokens) < FIRST_TOKEN:
+                return None
+            symbols = [self.symbols[token - FIRST_TOKEN] for token in tokens]
+            if not self.separator and any(len(symbol) > 1 for symbol in symbols):
+                # Numbers of several digits are tokens only where a separator keeps them apart
+                return None
+        code = self.separator.join(symbols)
+        if self.labels is not None:
+            return self._read.get(code)
+        return None if code == MISSING or (self._form and self.problem(code)) else code
+
+
+HISCO = CodeSystem(
+    "hisco",
+    5,
+    ["-3", "-2", "-1", *string.digits],
+    special=("-3", "-2", "-1"),
+    form="five digits, -1, -2 or -3",
+)
+OCC1950 = CodeSystem("occ1950", 3, string.digits, form="three digits")

@@ -1,0 +1,159 @@
+"""The formatter: columns of codes to target sequences of tokens and back."""
+
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from histocoder.formatters.code_system import (
+    BOS,
+    CHARACTERS,
+    CODE_SEP,
+    EOS,
+    HISCO,
+    MISSING,
+    OCC1950,
+    PAD,
+    SYMBOLS,
+    UNK,
+    WITHIN_BLOCK_SEP,
+    CodeSystem,
+)
+
+
+class Formatter:
+    """Turns code strings into target sequences and back, a column at a time.
+
+    A target is BOS, then `num_blocks` blocks of `block_size` tokens, a code each, then EOS; unused
+    blocks are all PAD.
+
+    Examples
+    --------
+    >>> formatter = build_formatter("occ1950", num_blocks=2)
+    >>> formatter.encode(["970&100"])
+    array([[ 2, 14, 12,  5,  6,  5,  5,  3]], dtype=int16)
+    >>> formatter.decode(formatter.encode(["100"])).tolist()
+    [['100', None]]
+    """
+
+    def __init__(self, system: CodeSystem, *, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a description holds one code or more, not {num_blocks}")
+        self.system, self.num_blocks = system, num_blocks
+        self.name, self.block_size, self.vocab_size = (
+            system.name,
+            system.block_size,
+            system.vocab_size,
+        )
+        self.target_len = 2 + num_blocks * system.block_size
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the arguments that `build_formatter` builds the same formatter from."""
+        system = self.system
+        form = {"name": self.name, "num_blocks": self.num_blocks, "block_size": self.block_size}
+        form["use_within_block_sep"] = bool(system.separator)
+        if system.labels is not None:
+            return {**form, "labels": list(system.labels)}
+        return (
+            form
+            if self.name != "general" or system.symbols == SYMBOLS
+            else {**form, "symbols": system.symbols}
+        )
+
+    def without_numbers(self) -> "Formatter":
+        """Return a formatter of the same codes without tokens that they never need: numbers of
+        several digits.
+        """
+        if self.system.symbols != SYMBOLS or self.system.separator:
+            return self
+        return build_formatter(
+            "general", num_blocks=self.num_blocks, block_size=self.block_size, symbols=CHARACTERS
+        )
+
+    def missing_token(self, codes: Sequence[str]) -> int | None:
+        """Return the token that a row without codes begins with; None if one of `codes` does, or
+        all rows have some.
+        """
+        block = self.system.missing_block
+        return (
+            None if block is None or any(code.startswith(MISSING) for code in codes) else block[0]
+        )
+
+    def encode(self, codes: Sequence[str | None]) -> np.ndarray:
+        """Encode n descriptions' codes, with "&" between them, as int16 of shape (n, 2 + num_blocks
+        * block_size).
+
+        Raise a ValueError if a code does not fit, or a description has more than `num_blocks`
+        codes.
+        """
+        targets = np.full((len(codes), self.target_len), PAD, dtype=np.int16)
+        targets[:, 0], targets[:, -1] = BOS, EOS
+        nothing = [] if self.system.missing_block is None else [MISSING]
+        for row, text in enumerate(codes):
+            blocks = self.blocks(nothing if text is None else text.split(CODE_SEP))
+            if len(blocks) > self.num_blocks:
+                raise ValueError(
+                    f"a description has {len(blocks)} codes, more than the {self.num_blocks} blocks"
+                )
+            targets[row, 1 : 1 + blocks.size] = blocks.ravel()
+        return targets
+
+    def blocks(self, codes: Sequence[str]) -> np.ndarray:
+        """Return the tokens of some codes, of shape (n, block_size); raise ValueError for one that
+        does not fit.
+        """
+        for code in codes:
+            if (problem := self.system.problem(code)) is not None:
+                raise ValueError(f"the code {code!r} {problem}")
+        return np.array([self.system.to_block(code) for code in codes], dtype=np.int16).reshape(
+            -1, self.block_size
+        )
+
+    def decode(self, targets: np.ndarray) -> np.ndarray:
+        """Decode target sequences (n, 2 + num_blocks * block_size), with or without EOS, into codes
+        (n, num_blocks).
+
+        A code is None for an unused block, a missing code, and tokens of no code.
+        """
+        flat = np.asarray(targets)[:, 1 : 1 + self.num_blocks * self.block_size].reshape(
+            -1, self.block_size
+        )
+        flat = np.where(flat < self.vocab_size, flat, UNK)  # a model may have tokens to spare
+        distinct, index = np.unique(flat, axis=0, return_inverse=True)
+        codes = np.empty(len(distinct), dtype=object)
+        codes[:] = [self.system.from_block(block) for block in distinct.tolist()]
+        return codes[index.ravel()].reshape(-1, self.num_blocks)
+
+
+def build_formatter(
+    name: str,
+    *,
+    num_blocks: int,
+    block_size: int | None = None,
+    use_within_block_sep: bool = False,
+    symbols: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
+) -> Formatter:
+    """Build a formatter by its name: hisco, occ1950 or general, which OccCANINE calls gpf.
+
+    The largest number of codes of one description is `num_blocks`. The other arguments are for the
+    general formatter: see `CodeSystem`; `symbols` replace `SYMBOLS`, since some of OccCANINE's
+    models have their own. By default there is room for twice as many `labels`, so that a model can
+    be trained further with new ones behind its own.
+    """
+    if name not in ("hisco", "occ1950", "general", "gpf"):
+        raise ValueError(f"no formatter {name!r}; there are hisco, occ1950 and general")
+    if name in ("hisco", "occ1950"):
+        system = HISCO if name == "hisco" else OCC1950
+    elif labels is not None:
+        block_size = block_size or len(str(2 * len(labels)))
+        if len(labels) > 10**block_size:
+            raise ValueError(f"{len(labels)} labels can't be numbered with {block_size} digits")
+        system = CodeSystem(
+            "general", block_size, [MISSING, *string.digits], special=(MISSING,), labels=labels
+        )
+    else:
+        separator = WITHIN_BLOCK_SEP if use_within_block_sep else ""
+        system = CodeSystem("general", block_size or 5, symbols or SYMBOLS, separator=separator)
+    return Formatter(system, num_blocks=num_blocks)

@@ -1,0 +1,1 @@
+"""Descriptions as text: tokenizers, normalisation, characters, languages; knows no codes."""
