@@ -28,12 +28,12 @@ import pandas as pd
 
 from histocoder.config import PrepareConfig
 from histocoder.data.augment import Augmenter, WordList
-from histocoder.data.codes import LabelRules
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_writer import EXAMPLES_FILE, store_examples
 from histocoder.data.examples import TRAIN, Examples
 from histocoder.data.key import read_key
 from histocoder.data.labelled_files import LabelledFiles
+from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, prepare
 from histocoder.data.samplers import BucketSampler
 from histocoder.formatters import build_formatter

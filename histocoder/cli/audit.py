@@ -13,7 +13,7 @@ from tqdm import tqdm
 from histocoder.cli.flags import AgreementFlags, AuditFlags, CodedTableFlags
 from histocoder.config import PrepareConfig, settings_of
 from histocoder.data.cells import read_code
-from histocoder.data.codes import column_of
+from histocoder.data.code_columns import column_of
 from histocoder.data.examples import LANG_COL
 from histocoder.data.key import read_key
 from histocoder.data.labelled_files import CHECKED_COL, other_cells

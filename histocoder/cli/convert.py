@@ -10,7 +10,7 @@ from histocoder.checkpoints.model_files import local_folder, read_json
 from histocoder.checkpoints.occcanine import save_occcanine
 from histocoder.checkpoints.run_folder import run_of
 from histocoder.cli.flags import ConvertFlags, ExportFlags
-from histocoder.data.codes import LabelRules
+from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import VAL_FILE
 from histocoder.errors import UserError
 from histocoder.files import make_folder

@@ -19,10 +19,10 @@ from histocoder.checkpoints.run_files import (
 from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.cli.flags import CompareFlags, EvaluateFlags, KnownCodesFlags, ReviewFlags
 from histocoder.config import ModelConfig
-from histocoder.data.codes import rules_of
 from histocoder.data.examples import HELD_OUT, TRAIN, VAL, Examples
 from histocoder.data.hashes import are_among
 from histocoder.data.labelled_files import other_cells
+from histocoder.data.labels import rules_of
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.baselines import Baselines, run_rows
 from histocoder.evaluation.checked_file import DecidedCodes, read_decisions, write_checked

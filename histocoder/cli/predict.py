@@ -13,8 +13,8 @@ from histocoder.checkpoints.run_folder import run_of
 from histocoder.cli.arguments import config_of
 from histocoder.cli.flags import PredictFlags
 from histocoder.config import PredictConfig
-from histocoder.data.codes import rules_of
 from histocoder.data.examples import HELD_OUT
+from histocoder.data.labels import rules_of
 from histocoder.data.prepare import SPLIT_FILES, TRAIN_FILE
 from histocoder.errors import UserError
 from histocoder.files import is_same_file

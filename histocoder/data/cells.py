@@ -44,6 +44,7 @@ _EDGES = re.compile(
 )  # a number, and signs around it that are not its own
 
 WHOLE_NUMBER = re.compile(r"(-?[0-9]+)([.,]0+)?")
+_ZERO = re.compile(r"0([.,]0+)?")
 _FRACTION = re.compile(
     r"-?[0-9]+[.,][0-9]+|[A-Za-z]\w*[.,][0-9]+"
 )  # decimals that belong to a code
@@ -53,6 +54,7 @@ _LOOSE_HISCO = re.compile(r"([0-9])[-. ]?([0-9]{2})[-.,]([0-9]{2})")
 _PART = r"(?:-[0-9]|[0-9]{3,}|[0-9]-[0-9]{2}\.[0-9]{2})"
 _SEVERAL_CODES = re.compile(rf"{_PART}([\s;,/|&+]+{_PART})+")
 
+_DECIMAL = re.compile(r"-?[0-9]+\.[0-9]+(e[+-]?[0-9]+)?", re.IGNORECASE)
 _MONTH = "(jan|feb|mar|mrt|apr|may|mai|maj|mei|jun|jul|aug|sep|oct|okt|nov|dec|dez)"
 _SPOILT = {
     "a number": re.compile(r"-?[0-9](\.[0-9]+)?e[+-][0-9]{2,3}", re.IGNORECASE),
@@ -65,15 +67,18 @@ _SPOILT = {
 
 FEWEST_DIGITS = 3
 """Fewest digits of codes whose zeros may be lost; shorter ones, such as HISCLASS's, have none."""
-BLANK, FORMATTED, PADDED, RESPELT, SPLIT, MAYBE_BLANK = (
-    "blank",
-    "formatted",
-    "padded",
-    "respelt",
-    "split",
-    "maybe",
-)
-"""Changes of a cell that is not taken as it stands; see `Cell.change`."""
+BLANK = "blank"
+"""Change of a cell that is not taken as it stands: a mark that means no code."""
+FORMATTED = "formatted"
+"""What a program has added is left out."""
+PADDED = "padded"
+"""Leading zeros are restored."""
+RESPELT = "respelt"
+"""The code is written as other cells write it."""
+SPLIT = "split"
+"""Several codes are separated."""
+MAYBE_BLANK = "maybe"
+"""The text is taken as a code, and may mean no code."""
 
 
 class Cell(NamedTuple):
@@ -81,13 +86,14 @@ class Cell(NamedTuple):
 
     codes: tuple[str, ...] = ()
     change: str = ""
-    """`BLANK`: a mark that means no code; `FORMATTED`: what a program has added is left out;
-    `PADDED`: leading zeros are restored; `RESPELT`: written as other cells write the code; `SPLIT`:
-    several codes are separated; `MAYBE_BLANK`: taken as a code, and may mean no code. "": none of
-    these.
-    """
-    problem: str = ""  # why it holds no code
-    is_short: bool = False  # whether that is because leading zeros may be lost
+    """`BLANK`, `FORMATTED`, `PADDED`, `RESPELT`, `SPLIT` or `MAYBE_BLANK`; "": as it stands."""
+    problem: str = ""
+    """Why the cell can't be used; its code is kept if that is because leading zeros may be lost."""
+
+    @property
+    def is_short(self) -> bool:
+        """Whether leading zeros of the code may be lost."""
+        return bool(self.problem and self.codes)
 
 
 def bare(cell: str) -> str:
@@ -114,6 +120,11 @@ def bare(cell: str) -> str:
 def _visible(text: str) -> str:
     """Return a text without characters that nobody sees, such as soft hyphens."""
     return "".join(char for char in text if unicodedata.category(char) != "Cf").strip()
+
+
+def has_digit(text: str) -> bool:
+    """Return whether a digit is in a text."""
+    return any(map(str.isdigit, text))
 
 
 def spoilt(cell: str) -> str | None:
@@ -150,12 +161,9 @@ def has_own_decimals(number: str) -> bool:
     """Return whether a cell has decimals that belong to its code, unlike those that programs add to
     whole numbers.
     """
-    is_other = (
-        WHOLE_NUMBER.fullmatch(number)
-        or _THOUSANDS.fullmatch(number)
-        or _LOOSE_HISCO.fullmatch(number)
-    )
-    return not is_other and _FRACTION.fullmatch(number) is not None
+    forms = (WHOLE_NUMBER, _THOUSANDS, _LOOSE_HISCO)
+    is_whole = any(form.fullmatch(number) for form in forms)
+    return not is_whole and _FRACTION.fullmatch(number) is not None
 
 
 def loose_hisco(number: str) -> str | None:
@@ -176,9 +184,9 @@ def means_blank_among_numbers(text: str) -> bool:
     return text.casefold() in _MISSING_AMONG_NUMBERS
 
 
-def separators_in(text: str, known: Collection[str], *, num_digits: int) -> set[str] | None:
+def separators_in(text: str, known: Collection[str], *, num_digits: int) -> set[str]:
     """Return the marks between the codes of a bare text that holds several numbers, or `known`
-    codes; else None.
+    codes; none of other texts.
 
     Three digits on both sides of a mark are one number with a mark of thousands, unless codes have
     three `num_digits`.
@@ -186,10 +194,11 @@ def separators_in(text: str, known: Collection[str], *, num_digits: int) -> set[
     if _SEVERAL_CODES.fullmatch(text) and (num_digits == 3 or not _THOUSANDS.fullmatch(text)):
         marks = re.sub(_PART, "", text)
         return set(marks.replace(" ", "")) or {" "}
-    marks_between = (sep for sep in ";/|&+," if sep in text)
-    return {
-        sep for sep in marks_between if all(part.strip() in known for part in text.split(sep))
-    } or None
+    separators = set()
+    for mark in set(";/|&+,").intersection(text):
+        if all(part.strip() in known for part in text.split(mark)):
+            separators.add(mark)
+    return separators
 
 
 def is_short(code: str, system: CodeSystem) -> bool:
@@ -287,105 +296,94 @@ class CodeColumn:
 
         # a word is left as it stands: what was made of it to compare it with numbers is not the
         # person's
-        is_word = not any(map(str.isdigit, code))
+        is_word = not has_digit(code)
         if text is not None and is_word and not _QUOTED.fullmatch(with_ascii_marks(text)):
             code = _visible(text)
         change = FORMATTED if text is not None and code != text else ""
         spelling = self.spellings.get(self.spelling_key(code), code)
         if spelling != code:
-            code, change = spelling, RESPELT
-        system = self.system
-        if (
-            self.zero_pad
-            and system is not None
-            and code.isascii()
-            and code.isdigit()
-            and is_short(code, system)
-        ):
-            code, change = code.zfill(system.block_size), PADDED
+            code = spelling
+            change = RESPELT
+        if self.zero_pad and self.system is not None and self._may_lack_zeros(code):
+            code = code.zfill(self.system.block_size)
+            change = PADDED
         if not change and means_blank_among_numbers(code) and code not in self.known:
             change = MAYBE_BLANK
-        problem, short = self._problem(code, plain)
+
+        problem = self._problem(code, plain)
         if problem is None:
             return Cell((code,), change)
-        return Cell((code,) if short else (), problem=problem, is_short=short)
+        if self._may_lack_zeros(code) and not self.allow_short:
+            return Cell((code,), problem=problem)
+        return Cell(problem=problem)
 
     def _is_blank(self, plain: str) -> bool:
+        """Return whether a bare text means that there is no code."""
         if plain == "" or is_missing(plain):
             return True
-        if (
-            self.is_numeric
-            and self.num_digits >= FEWEST_DIGITS
-            and not self.zero_is_code
-            and re.fullmatch(r"0([.,]0+)?", plain)
-        ):
+        if self.has_digits and means_blank_among_numbers(plain):
             return True
-        return self.has_digits and means_blank_among_numbers(plain)
+        has_long_codes = self.is_numeric and self.num_digits >= FEWEST_DIGITS
+        return has_long_codes and not self.zero_is_code and _ZERO.fullmatch(plain) is not None
 
     def _code(self, plain: str) -> str:
         """Return the code in a bare text: without decimals and signs that are not its own."""
         number = number_in(plain) if self.is_numeric else plain
         if number is None or number in self.known:
             return number or plain
+
+        # HISCO's codes in printed form, where the number is not a code as it stands
         form = _LOOSE_HISCO if self.is_hisco else _PRINTED_HISCO
         match = form.fullmatch(number)
         system = self.system
-        if match is not None and (
-            system is None or (system.problem(number) and system.block_size == 5)
-        ):
+        may_be_hisco = system is None or (system.block_size == 5 and system.problem(number))
+        if match is not None and may_be_hisco:
             return "".join(match.groups())
+
+        # whole numbers that a program wrote with decimals
         whole = WHOLE_NUMBER.fullmatch(number)
-        marks = "." if self.has_commas else ".,"
-        has_marks = self.has_thousands and _THOUSANDS.fullmatch(number) is not None
-        if whole is None or self.has_decimals or has_marks or (whole[2] or ".")[0] not in marks:
+        has_marks = self.has_thousands and _THOUSANDS.fullmatch(number)
+        if whole is None or self.has_decimals or has_marks or (self.has_commas and "," in number):
             return number
         return whole[1]
 
-    def _problem(self, code: str, plain: str) -> tuple[str | None, bool]:
-        """Return why a code does not fit, None if it does; and whether that is because zeros may be
-        lost.
-        """
+    def _may_lack_zeros(self, code: str) -> bool:
+        """Return whether a code is a number that does not fill its block."""
+        is_number = code.isascii() and code.isdigit()
+        return is_number and self.system is not None and is_short(code, self.system)
+
+    def _problem(self, code: str, plain: str) -> str | None:
+        """Return why a code does not fit; None if it does."""
         system = self.system
         if code in self.known:
-            return None, False
-        problem = system.problem(code) if system is not None else None
+            return None
         if self.is_numeric and not self.has_decimals and _THOUSANDS.fullmatch(code):
-            return "has a mark of thousands", False
+            return "has a mark of thousands"
         if system is not None and is_short(code, system) and not self.allow_short:
+            return f"has fewer than {system.block_size} characters"
+
+        # what a spreadsheet has made of a code
+        problem = None if system is None else system.problem(code)
+        change = spoilt(code)
+        if problem is not None and _DECIMAL.fullmatch(code):
+            change = "a number"
+        if change is not None:
             return (
-                f"has fewer than {system.block_size} characters",
-                code.isascii() and code.isdigit(),
+                f"looks like a code that a spreadsheet has turned into {change}; save the column "
+                "as text"
             )
-        is_decimal = problem is not None and re.fullmatch(
-            r"-?[0-9]+\.[0-9]+(e[+-]?[0-9]+)?", code, re.IGNORECASE
-        )
-        changed = "a number" if is_decimal else spoilt(code)
-        if changed is not None:
-            return (
-                (
-                    f"looks like a code that a spreadsheet has turned into {changed}; save the "
-                    "column as text"
-                ),
-                False,
-            )
+
         if _SEVERAL_CODES.fullmatch(plain):
             return (
-                (
-                    "holds several codes; put each in a column of its own, or name what "
-                    "separates them (--code-sep)"
-                ),
-                False,
+                "holds several codes; put each in a column of its own, or name what separates them "
+                "(--code-sep)"
             )
-        if (
-            problem is None
-            and self.is_numeric
-            and self.num_digits >= FEWEST_DIGITS
-            and not any(map(str.isdigit, code))
-        ):
+        has_long_numbers = self.is_numeric and self.num_digits >= FEWEST_DIGITS
+        if problem is None and has_long_numbers and not has_digit(code):
             problem = "has no digits, unlike most codes"
         if problem is None and self.allowed is not None and code not in self.allowed:
             problem = "is not in the key"
-        return problem, False
+        return problem
 
 
 _ANY_COLUMN = CodeColumn()

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.data.cells import CodeColumn, read_code
-from histocoder.data.codes import LabelChecker, LabelRules, count_cells
+from histocoder.data.code_columns import column_of, count_cells, count_codes, fit_codes
 from histocoder.data.examples import LANG_COL, TEXT_COL, Examples, row_schema
 from histocoder.data.key import Key
+from histocoder.data.labels import LabelChecker, LabelRules
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import Formatter
 from histocoder.tables.output import MARK_COL
@@ -108,6 +109,27 @@ class LabelledFiles:
             columns = [*self._code_columns(file).values()]
             counts += count_cells(checked_tables(file, columns, lambda _: None), columns)
         return counts
+
+    def fitted(self, codes: Collection[str] = ()) -> "LabelledFiles":
+        """Return the files with the formatter that their codes need; see `fit_codes`.
+
+        `codes` are those of the key, and of a model that is trained further.
+        """
+        cells = self.count_cells()
+        has_commas = bool(self.formatter.system.separator)
+        column = column_of(cells, known=codes, code_sep=self.rules.code_sep, has_commas=has_commas)
+        counts = Counter(codes)
+        if self.key is None:
+            counts += count_codes(cells, column)
+        fit = fit_codes(
+            counts,
+            num_blocks=self.formatter.num_blocks,
+            use_within_block_sep=has_commas,
+            are_right=self.key is not None,
+            allow_short=self.rules.allow_short,
+        )
+        rules = replace(self.rules, allow_short=fit.allow_short)
+        return replace(self, formatter=fit.formatter, rules=rules, column=column)
 
     def _open(self, path: Path) -> TableFile:
         if path not in self.opened:

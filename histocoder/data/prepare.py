@@ -3,7 +3,6 @@ use again.
 """
 
 import os
-from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -16,7 +15,6 @@ import pyarrow as pa
 
 from histocoder.config import FinetuneConfig, PrepareConfig, settings_of
 from histocoder.data import prepared_folder
-from histocoder.data.codes import LabelRules, column_of, count_codes, fit_codes, rules_of
 from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.example_writer import (
     EXAMPLES_FILE,
@@ -40,6 +38,7 @@ from histocoder.data.examples import (
 from histocoder.data.hashes import cell_hashes, key_hashes
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.labelled_files import LabelledFiles
+from histocoder.data.labels import LabelRules, rules_of
 from histocoder.data.problems import conflicts, joined_spellings, rejected_rows
 from histocoder.data.titles import titles_to_learn
 from histocoder.errors import UserError, counted
@@ -519,18 +518,7 @@ def table_files(
         sheet=config.sheet,
         encoding=config.file_encoding,
     )
-    if config.block_size is not None:
-        return files
-    cells = files.count_cells()
-    column = column_of(cells, known=codes, code_sep=config.code_sep, has_commas=sep)
-    counts = Counter(codes) if key is not None else count_codes(cells, column) + Counter(codes)
-    how: dict[str, Any] = {
-        "num_blocks": num_blocks,
-        "use_within_block_sep": sep,
-        "are_right": key is not None,
-    }
-    formatter, rules = fit_codes(counts, files.rules, **how)
-    return replace(files, formatter=formatter, rules=rules, column=column)
+    return files if config.block_size is not None else files.fitted(codes)
 
 
 def _whole_key(

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from histocoder.data.codes import LabelRules
 from histocoder.data.example_writer import EXAMPLES_FILE, EXAMPLES_VERSION
 from histocoder.data.examples import SEEN, VAL, Examples
+from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import SPLIT_FILES
 from histocoder.data.prepared_folder import read_prepared
 from histocoder.evaluation.scores import code_sets, score_sets

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.classes.class_columns import Classes
-from histocoder.data.codes import column_of
+from histocoder.data.code_columns import column_of
 from histocoder.data.labelled_files import CHECKED_COL, checked_tables
 from histocoder.errors import UserError, shown
 from histocoder.evaluation.review_file import Columns, answer_columns, language_column, open_coded

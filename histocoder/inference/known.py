@@ -6,9 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from histocoder.data.codes import LabelRules
 from histocoder.data.examples import LANG_COL, TEXT_COL, Examples
 from histocoder.data.labelled_files import LabelledFiles
+from histocoder.data.labels import LabelRules
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.log import log

@@ -3,7 +3,6 @@ memory.
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,12 +24,12 @@ from histocoder.config import (
 )
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cells import CodeColumn
-from histocoder.data.codes import LabelRules, column_of, count_codes, fit_codes, rules_of
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_writer import EXAMPLES_FILE, store_examples
 from histocoder.data.examples import SEEN, TRAIN, VAL, Examples
 from histocoder.data.key import read_key
 from histocoder.data.labelled_files import LabelledFiles
+from histocoder.data.labels import LabelRules, rules_of
 from histocoder.data.prepare import KEY_FILE, prepare, prepared_files
 from histocoder.data.prepared_folder import PREPARED_FILE
 from histocoder.errors import UserError, counted, shown
@@ -145,17 +144,9 @@ def _given_files(config: MixerConfig) -> dict[str, LabelledFiles]:
         attribute_cols=config.attribute_cols or (),
     )
 
-    def fitted() -> tuple[Formatter, LabelRules, CodeColumn]:
-        known = [] if key is None else [*filter(None, key.codes)]
-        cells = given.count_cells()
-        column = column_of(cells, known=known, code_sep=config.code_sep, has_commas=sep)
-        counts = Counter(known) if known else count_codes(cells, column)
-        how: dict[str, Any] = {
-            "num_blocks": num_blocks,
-            "use_within_block_sep": sep,
-            "are_right": key is not None,
-        }
-        return *fit_codes(counts, rules, **how), column
+    def fitted() -> tuple[Formatter, LabelRules, CodeColumn | None]:
+        files = given.fitted([] if key is None else [code for code in key.codes if code])
+        return files.formatter, files.rules, files.column
 
     if is_fitted:
         formatter, rules, column = distributed.broadcast_from_primary(

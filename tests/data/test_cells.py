@@ -24,10 +24,10 @@ from docs.cells import (
 from histocoder.cli.audit import coded_rows, run_agreement
 from histocoder.cli.flags import AgreementFlags
 from histocoder.config import MixerConfig, PrepareConfig
-from histocoder.data.codes import LabelRules
 from histocoder.data.corrections import read_corrections
 from histocoder.data.examples import TRAIN
 from histocoder.data.labelled_files import LabelledFiles
+from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import prepare
 from histocoder.desk.domain.coding import Coding
 from histocoder.errors import UserError

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from conftest import cases
 
-from histocoder.data.codes import LabelRules
 from histocoder.data.key import Key
 from histocoder.data.labelled_files import LabelledFiles
+from histocoder.data.labels import LabelRules
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 

@@ -12,11 +12,11 @@ from conftest import write, write_table
 from trainers import stored
 
 from histocoder.config import PrepareConfig
-from histocoder.data.codes import LabelRules
 from histocoder.data.example_writer import EXAMPLES_FILE, store_examples
 from histocoder.data.examples import Examples
 from histocoder.data.key import read_key
 from histocoder.data.labelled_files import LabelledFiles
+from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import prepare, prepared_files
 from histocoder.formatters import build_formatter
 from histocoder.tables import table as tables

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from models import tiny_coder
 
 from histocoder.config import NORMALIZATIONS, FinetuneConfig, PrepareConfig
-from histocoder.data.codes import LabelRules
 from histocoder.data.corrections import read_corrections
 from histocoder.data.examples import Examples
 from histocoder.data.key import read_key
 from histocoder.data.labelled_files import LabelledFiles
+from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import PREPARED_RULES, formatter_of, prepare, with_language_column
 from histocoder.errors import UserError
 from histocoder.evaluation.baselines import Baselines

@@ -19,7 +19,7 @@ from sklearn.neighbors import NearestNeighbors
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
 from histocoder.checkpoints.run_files import METRICS_FILE
 from histocoder.checkpoints.run_folder import run_of, run_settings
-from histocoder.data.codes import column_of_few
+from histocoder.data.code_columns import column_of_few
 from histocoder.data.examples import HELD_OUT, TRAIN, Examples
 from histocoder.desk.domain.sample import TITLES
 from histocoder.errors import UserError
