@@ -70,7 +70,7 @@ FEWEST_DIGITS = 3
 BLANK = "blank"
 """Change of a cell that is not taken as it stands: a mark that means no code."""
 FORMATTED = "formatted"
-"""What a program has added is left out."""
+"""Signs that a program has added are left out."""
 PADDED = "padded"
 """Leading zeros are restored."""
 RESPELT = "respelt"
