@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from histocoder.checkpoints.compact import compact, expand
 from histocoder.checkpoints.manifest import (
     MANIFEST_FILE,
     manifest_names,
@@ -67,7 +68,8 @@ def write_model(
     """Write a model's files into a new folder, the manifest of all files there, and the model's
     card, if given.
 
-    The manifest leaves out the card, which people edit. Raises an OSError if the disk is full.
+    The weights are written as they are given. The manifest leaves out the card, which people edit.
+    Raises an OSError if the disk is full.
     """
     tokenizer.save(folder / TOKENIZER_FOLDER)
     write_tensors(weights, folder / WEIGHTS_FILE)
@@ -91,14 +93,15 @@ def save_model(
     tokenizer: Tokenizer,
     card: str | None = None,
 ) -> None:
-    """Write a model aside; then replace its folder whole, or move its files into one with others,
-    such as a run's.
+    """Write a model in its compact form aside; then replace its folder whole, or move its files
+    into one with others, such as a run's.
 
     There, others' files stay, and `config.json`, without which there is no model, is deleted first
     and moved last: wherever the process is killed, the folder holds the files of one model, or none
     that can be loaded.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    weights = compact(weights)
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     if not folder.exists() or {CONFIG_FILE} <= names <= {*model_names(folder)}:
         with replacing_folder(folder) as new:
@@ -170,9 +173,11 @@ def load_model(folder: Path) -> MixerModel:
         raise UserError(f"There is no model folder {folder}.")
     config = read_model_config(folder)  # without one, it is no model, rather than a damaged one
     verify_manifest(folder)
-    tokenizer, weights = read_tokenizer(folder), read_tensors(folder / WEIGHTS_FILE)
+    tokenizer = read_tokenizer(folder)
+    parts = read_tensors(folder / WEIGHTS_FILE)
     try:
         build_formatter(**config.formatter)
+        weights = expand(parts, config)
         model = MixerModel.from_weights(config, weights, tokenizer=tokenizer)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
@@ -182,6 +187,12 @@ def load_model(folder: Path) -> MixerModel:
             f"{folder / CONFIG_FILE} does not match the model's weights ({reason})."
         ) from error
     return model.eval()
+
+
+def as_saved(model: MixerModel) -> MixerModel:
+    """Return a model as `load_model` returns it once it is saved, in evaluation mode."""
+    weights = expand(compact(model.state_dict()), model.config)
+    return MixerModel.from_weights(model.config, weights, tokenizer=model.tokenizer).eval()
 
 
 def is_own_model(path: Path) -> bool:

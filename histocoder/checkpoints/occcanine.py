@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.checkpoints import model_files
+from histocoder.checkpoints.compact import expand
 from histocoder.checkpoints.manifest import verify_manifest
 from histocoder.config import NUM_CODES, ModelConfig
 from histocoder.data.key import Key, read_key
@@ -33,9 +34,9 @@ def initial_weights(path: Path) -> tuple[dict[str, Tensor], Codes]:
     """
     if model_files.is_own_model(path):
         verify_manifest(path)
-        return model_files.read_tensors(
-            path / model_files.WEIGHTS_FILE
-        ), model_files.read_model_config(path).codes
+        config = model_files.read_model_config(path)
+        parts = model_files.read_tensors(path / model_files.WEIGHTS_FILE)
+        return expand(parts, config), config.codes
     return read_published(path)[:2]
 
 

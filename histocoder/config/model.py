@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from histocoder.config.settings import require
 
 MODEL_TYPE = "histocoder"
-FORMAT_VERSION = 1  # of the files of models; a newer one is refused by name
+FORMAT_VERSION = 2  # of the files of models; a newer one is refused by name
 MAX_TARGET_LEN = 128  # positions of the decoder
 LANG_SEP = "[SEP]"  # between language and description, as these five characters
 FLAT_LOSSES = ("softmax", "bce", "bce-mean")
@@ -89,8 +89,12 @@ class ModelConfig:
         default_factory=dict
     )  # their weights, by column
     num_linear_features: int = 0  # n-grams of the linear expert; 0: there is none
+    num_linear_weights: int = 0  # its weights, which are not zero
+    linear_threshold: float = 0.0  # smaller ones were left out, which validation did not show
     num_nearest_rows: int = 0  # rows that the nearest-neighbour expert remembers; 0: there is none
-    num_attribute_features: int = 0  # those of the linear expert on attributes
+    num_attribute_features: int = 0  # n-grams of the linear expert on attributes
+    num_attribute_weights: int = 0
+    attribute_threshold: float = 0.0
     num_trained_on: int = (
         0  # descriptions that it was trained on, of which it has hashes; see `key_hashes`
     )

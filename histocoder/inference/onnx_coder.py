@@ -25,6 +25,7 @@ EXPERT_FILES = {
     "nearest_expert": "nearest.npz",
 }
 MODES = ("combined", "flat")
+_MAX_LEVEL = 7  # see `checkpoints.compact.quantize`, which needs torch
 _AT_LEAST = 64  # number of descriptions of a batch, even if their lengths differ
 
 
@@ -77,9 +78,7 @@ class OnnxCoder:
             numbers["attribute_expert"] = self._config.num_attribute_features
             numbers["nearest_expert"] = self._config.num_nearest_rows
             self._experts = {
-                name: dict(np.load(folder / EXPERT_FILES[name]))
-                for name in numbers
-                if numbers[name]
+                name: _read_expert(folder / EXPERT_FILES[name]) for name in numbers if numbers[name]
             }
             if self._experts.keys() - {"nearest_expert"}:
                 self._ngrams = onnxruntime.InferenceSession(folder / NGRAMS_FILE, **how)
@@ -207,7 +206,7 @@ class OnnxCoder:
         """
         assert characters is not None
         expert = self._experts[name]
-        known, idf, weight, bias = (expert[part] for part in ("buckets", "idf", "weight", "bias"))
+        known, bias = expert["buckets"], expert["bias"]
         buckets = _run(self._ngrams, characters)[0].reshape(len(characters), -1)
         row, at = (buckets >= 0).nonzero()
         bucket = buckets[row, at]
@@ -215,14 +214,19 @@ class OnnxCoder:
         found = known[index] == bucket
         pairs, counts = np.unique(row[found] * len(known) + index[found], return_counts=True)
         row, index = np.divmod(pairs, len(known))
-        tfidf = (1 + np.log(counts.astype(np.float32))) * idf[index]
+        tfidf = (1 + np.log(counts.astype(np.float32))) * expert["idf"][index]
         norm = np.sqrt(np.bincount(row, tfidf**2, minlength=len(characters)).astype(np.float32))
-        shares, starts = tfidf / norm[row], np.searchsorted(row, np.arange(len(characters) + 1))
-        sums = [
-            shares[a:b] @ weight[index[a:b]].astype(np.float32)
-            for a, b in itertools.pairwise(starts)
-        ]
-        return float(expert["sharpness"]) * (np.stack(sums) + bias)
+        shares = tfidf / norm[row]
+
+        # The weights of all n-grams, one n-gram of a text after the other.
+        num_weights, starts = expert["counts"][index], expert["starts"][index]
+        pair = np.repeat(np.arange(len(index)), num_weights)
+        weight = (starts - num_weights.cumsum() + num_weights)[pair] + np.arange(len(pair))
+        cell = row[pair] * len(bias) + expert["classes"][weight]
+        products = shares[pair] * expert["values"][weight].astype(np.float32)
+        sums = np.bincount(cell, products, minlength=len(characters) * len(bias))
+        log_odds = sums.astype(np.float32).reshape(len(characters), len(bias)) + bias
+        return float(expert["sharpness"]) * log_odds
 
     def _nearest(
         self, queries: np.ndarray, ends: np.ndarray, codes: np.ndarray
@@ -244,6 +248,24 @@ class OnnxCoder:
         same = (expert["ends"][row] == ends[:, None]) & (row >= 0)[..., None]
         nearest = np.log(np.exp(float(expert["sharpness"]) * (cosine - 1)) + float(expert["least"]))
         return {"nearest": nearest, "begins": same[..., 0], "ends": same[..., 1]}
+
+
+def _read_expert(path: Path) -> dict[str, np.ndarray]:
+    """Return the parts of an expert by their names; those of earlier exports become today's."""
+    parts = dict(np.load(path))
+    if "rows.levels" in parts:
+        pairs = parts.pop("rows.levels")
+        levels = np.hstack([pairs & 15, pairs >> 4]).astype(np.float32) - _MAX_LEVEL
+        parts["rows"] = levels * parts.pop("rows.scales")[:, None]
+    if "weight" in parts:
+        matrix = parts.pop("weight")
+        parts["counts"] = (matrix != 0).sum(1)
+        parts["classes"] = matrix.nonzero()[1]
+        parts["values"] = matrix[matrix != 0]
+    if "counts" in parts:
+        parts["counts"] = parts["counts"].astype(np.int64)
+        parts["starts"] = parts["counts"].cumsum() - parts["counts"]
+    return parts
 
 
 def _run(session: Any, values: np.ndarray) -> list[np.ndarray]:

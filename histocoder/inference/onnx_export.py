@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 
-from histocoder.checkpoints.model_files import CARD_FILE, save_config
+from histocoder.checkpoints.compact import MAX_LEVEL, compact, quantize
+from histocoder.checkpoints.model_files import CARD_FILE, as_saved, save_config
 from histocoder.errors import UserError
 from histocoder.files import make_folder, temporary_folder, write_text
 from histocoder.inference.coder import Coder
@@ -50,15 +51,17 @@ def check_installed() -> None:
 def export(coder: Coder, folder: Path, texts: list[str], langs: list[str]) -> None:
     """Write a model in fp32 on the CPU as ONNX graphs, whole or not at all; `OnnxCoder` runs them.
 
-    `folder` must not exist. The graphs are compared with the model on descriptions in some
+    The graphs have the weights in the compact form that models are saved in. `folder` must not exist. The graphs are compared with the model on descriptions in some
     languages, (n,) each.
     """
     make_folder(folder.absolute().parent)
+    card = coder.card
+    coder = Coder(as_saved(coder.model), "cpu")
     with temporary_folder(folder) as temporary:
         export_graphs(coder.model, temporary)
         save_config(temporary, coder.model.config)
         coder.model.tokenizer.save(temporary / TOKENIZER_FOLDER)
-        write_text(temporary / CARD_FILE, coder.card)
+        write_text(temporary / CARD_FILE, card)
         model, graphs = (
             one.predict(texts, langs, mode="flat") for one in (coder, OnnxCoder(temporary))
         )
@@ -93,15 +96,11 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
         characters = torch.from_numpy(lower_characters(texts)).long()
         _write(NgramsGraph(), characters, Dim("characters"), folder / NGRAMS_FILE, ["buckets"])
     for name, expert in experts.items():
-        halves = {
-            part: x.half() if x.dtype == torch.bfloat16 else x
-            for part, x in expert.state_dict().items()
-        }
-        np.savez(
-            folder / EXPERT_FILES[name],
-            **expert.constants,
-            **{part: x.numpy() for part, x in halves.items()},
-        )
+        arrays: dict[str, Any] = dict(expert.constants)
+        for part, tensor in compact(expert.state_dict(prefix=f"{name}.")).items():
+            in_fp32 = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+            arrays[part.removeprefix(f"{name}.")] = in_fp32.numpy()
+        np.savez(folder / EXPERT_FILES[name], **arrays)
 
 
 class EncoderGraph(nn.Module):
@@ -126,26 +125,45 @@ class EncoderGraph(nn.Module):
 
 
 class _DenseNgrams(NgramEncoder):
-    """An n-gram encoder of operators whose output sizes follow from input sizes; its last n-gram is
-    zeros, for none.
+    """An n-gram encoder of operators whose output sizes follow from input sizes.
+
+    Its table is in the compact form of model files; n-grams without a row have the last one, zeros.
     """
+
+    place: Tensor  # index of each n-gram among the rows, and of none, of shape (num_buckets + 1,)
+    levels: Tensor  # see `quantize`, of shape (num_rows + 1, dim / 2)
+    scales: Tensor  # in fp32, of shape (num_rows + 1,)
 
     def __init__(self, encoder: NgramEncoder) -> None:
         super().__init__(encoder.config)
         self.load_state_dict(encoder.state_dict())
-        self.table = nn.Parameter(F.pad(encoder.table, (0, 0, 0, 1)))
+        is_row = encoder.table.any(1)
+        levels, scales = quantize(encoder.table[is_row])
+        num_rows = len(scales)
+        place = torch.full((len(is_row) + 1,), num_rows, dtype=torch.int32)
+        place[:-1][is_row] = torch.arange(num_rows, dtype=torch.int32)
+        self.register_buffer("place", place)
+        self.register_buffer("levels", F.pad(levels, (0, 0, 0, 1)))
+        self.register_buffer("scales", F.pad(scales.float(), (0, 1)))
+        del self.table
 
     def _words(self, ngrams: Ngrams, num_words: int) -> tuple[Tensor, Tensor]:
         torch._check(num_words >= 1)
         torch._check(num_words <= self.config.max_words + 1)
         real, number = ngrams.buckets >= 0, torch.arange(num_words)
         buckets = torch.where(real, ngrams.buckets, self.config.num_buckets)
-        total = F.embedding(buckets, self.table).sum(2)  # (B, S, dim)
+
+        # `dequantize`, with operators that every runtime has.
+        place = self.place[buckets].long()
+        pairs = F.embedding(place, self.levels).float()  # (B, S, K, dim / 2)
+        second = torch.floor(pairs / 16)
+        levels = torch.cat([pairs - 16 * second, second], dim=-1) - MAX_LEVEL
+        total = (levels * self.scales[place][..., None]).sum(2)  # (B, S, dim)
+
         in_word = (ngrams.words[:, None] == number[:, None]).float()  # (B, W, S)
         counts = torch.matmul(in_word, real.sum(-1, keepdim=True).float())  # (B, W, 1)
-        return torch.matmul(in_word, total) / counts.clamp(min=1), (counts[..., 0] > 0) | (
-            number == 0
-        )
+        has_ngrams = (counts[..., 0] > 0) | (number == 0)
+        return torch.matmul(in_word, total) / counts.clamp(min=1), has_ngrams
 
 
 class NgramsGraph(nn.Module):

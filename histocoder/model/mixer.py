@@ -5,7 +5,7 @@ pooled encoding.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -131,14 +131,25 @@ class MixerModel(nn.Module):
             nn.init.zeros_(self.decoder.head.bias)
         self.decoder.requires_grad_(config.decoder_learns)
         self.register_buffer("class_blocks", blocks, persistent=False)
-        num_features = config.num_linear_features
-        self.linear_expert = (
-            LinearExpert(num_features, config.num_classes) if num_features else None
-        )
+        self.linear_expert = None
+        if config.num_linear_features:
+            self.linear_expert = LinearExpert(
+                config.num_linear_features,
+                config.num_classes,
+                config.num_linear_weights,
+                threshold=config.linear_threshold,
+            )
         num_rows = config.num_nearest_rows
         self.nearest_expert = NearestExpert(num_rows, dim, config.num_classes) if num_rows else None
-        num_features, num_labels = config.num_attribute_features, len(config.attribute_labels)
-        self.attribute_expert = LinearExpert(num_features, num_labels) if num_features else None
+        num_labels = len(config.attribute_labels)
+        self.attribute_expert = None
+        if config.num_attribute_features:
+            self.attribute_expert = LinearExpert(
+                config.num_attribute_features,
+                num_labels,
+                config.num_attribute_weights,
+                threshold=config.attribute_threshold,
+            )
         self.attribute_head = nn.Linear(dim, num_labels) if num_labels else None
         num_hashes = config.num_trained_on
         self.register_buffer(
@@ -158,6 +169,16 @@ class MixerModel(nn.Module):
         """Build a model with copies of `weights`; raise a RuntimeError if names or shapes differ
         from the model's.
         """
+        # Earlier versions did not record how many weights the experts have.
+        numbers = {
+            "num_linear_weights": "linear_expert.values",
+            "num_attribute_weights": "attribute_expert.values",
+        }
+        sizes: dict[str, Any] = {
+            number: len(weights[name]) for number, name in numbers.items() if name in weights
+        }
+        config = replace(config, **sizes)
+
         with torch.device("meta"), WithoutInit():
             model = cls(config, tokenizer=tokenizer)
         empty = model.state_dict()
@@ -169,6 +190,8 @@ class MixerModel(nn.Module):
         model.load_state_dict(own, assign=True)
         for parameter, mark in zip(model.parameters(), marks, strict=True):
             vars(parameter).update(mark)
+        if isinstance(model.encoder, NgramEncoder):
+            model.encoder.has_drawn_rows = False
         return model
 
     def has_learned(self, hashes: Tensor) -> None:

@@ -107,12 +107,18 @@ class NgramEncoder(nn.Module):
     its batch.
     """
 
+    has_drawn_rows: bool
+    """Whether the table's rows that no step has changed have their first, random values; a saved
+    model has zeros there.
+    """
+
     def __init__(self, config: NgramConfig) -> None:
         super().__init__()
         self.config = config
         layer = CanineConfig.from_dict(asdict(config))
         self.table = nn.Parameter(torch.empty(config.num_buckets, config.hidden_size))
         self.table.is_sparse_table = True  # type: ignore[attr-defined]
+        self.has_drawn_rows = True
         self.word_norm = nn.LayerNorm(config.hidden_size)
         self.position_embeddings = nn.Embedding(config.max_words + 1, config.hidden_size)
         self.layer = nn.ModuleList(CanineLayer(layer) for _ in range(config.num_hidden_layers))
@@ -160,6 +166,12 @@ class NgramEncoder(nn.Module):
         described = mask.clone()
         described[:, 0] = ~mask[:, 1:].any(1)  # the language is pooled only if there are no words
         return x, mean_pooled(x, described).to(dtype), mask
+
+    @torch.no_grad()
+    def clear_table(self) -> None:
+        """Set the table to zeros, as rows are of n-grams that a saved model never saw."""
+        self.table.zero_()
+        self.has_drawn_rows = False
 
     def _words(self, ngrams: Ngrams, num_words: int) -> tuple[Tensor, Tensor]:
         """Return the means of embeddings (B, W, dim), and a mask (B, W) that is False for
@@ -246,6 +258,9 @@ SHARPNESS = (
 class LinearExpert(nn.Module):
     """TF-IDF of n-grams times the weights of a linear support vector machine, which helps on small
     tables.
+
+    Most weights are zero, or so small that they decide nothing; the others are stored by their
+    n-grams, as in a sparse matrix of rows.
     """
 
     constants: ClassVar[dict[str, float]] = {"sharpness": SHARPNESS}
@@ -253,16 +268,49 @@ class LinearExpert(nn.Module):
         Tensor  # hashes of the known n-grams in ascending order, int64 of shape (num_features,)
     )
     idf: Tensor  # inverse document frequencies, of shape (num_features,)
-    weight: Tensor  # weights, fp16 of shape (num_features, num_classes)
+    counts: Tensor  # number of weights of each n-gram, int32 of shape (num_features,)
+    classes: Tensor  # class of each weight, n-gram after n-gram, int32 of shape (num_weights,)
+    values: Tensor  # the weights, fp16 of shape (num_weights,)
     bias: Tensor  # biases, of shape (num_classes,)
 
-    def __init__(self, num_features: int, num_classes: int) -> None:
+    def __init__(
+        self, num_features: int, num_classes: int, num_weights: int, *, threshold: float = 0.0
+    ) -> None:
         super().__init__()
+        self.threshold = threshold  # smaller weights were left out
         self.register_buffer("buckets", torch.zeros(num_features, dtype=torch.int64))
         self.register_buffer("idf", torch.zeros(num_features))
-        self.register_buffer("weight", torch.zeros(num_features, num_classes, dtype=torch.float16))
+        self.register_buffer("counts", torch.zeros(num_features, dtype=torch.int32))
+        self.register_buffer("classes", torch.zeros(num_weights, dtype=torch.int32))
+        self.register_buffer("values", torch.zeros(num_weights, dtype=torch.float16))
         self.register_buffer("bias", torch.zeros(num_classes))
-        self._index: Tensor | None = None  # made when it is first used
+        self._index: _FeatureIndex | None = None  # made when it is first used
+
+    @classmethod
+    def of(cls, buckets: Tensor, idf: Tensor, matrix: Tensor, bias: Tensor) -> "LinearExpert":
+        """Return an expert with the weights of a matrix (num_features, num_classes)."""
+        parts = sparse_parts(matrix)
+        num_features, num_classes = matrix.shape
+        expert = cls(num_features, num_classes, len(parts["values"]))
+        for name, values in {"buckets": buckets, "idf": idf, "bias": bias, **parts}.items():
+            getattr(expert, name).copy_(values)
+        return expert
+
+    def pruned(self, threshold: float) -> "LinearExpert":
+        """Return an expert without the weights whose size is below a threshold."""
+        is_large = self.values.abs() >= threshold
+        num_features = len(self.buckets)
+        feature = torch.arange(num_features, device=is_large.device)
+        feature = feature.repeat_interleave(self.counts)[is_large]
+
+        expert = LinearExpert(
+            num_features, len(self.bias), int(is_large.sum()), threshold=threshold
+        ).to(is_large.device)
+        expert.buckets, expert.idf, expert.bias = self.buckets, self.idf, self.bias
+        expert.counts.copy_(feature.bincount(minlength=num_features))
+        expert.classes.copy_(self.classes[is_large])
+        expert.values.copy_(self.values[is_large])
+        return expert
 
     @torch.no_grad()
     def forward(self, characters: Tensor) -> Tensor:
@@ -272,37 +320,62 @@ class LinearExpert(nn.Module):
         N-grams are counted where the texts are; if that is the CPU, the host does not wait for a
         GPU to count them.
         """
+        index = self._feature_index(characters.device)
         row, bucket = ngram_rows(characters)
-        feature = self._features(characters.device)[bucket]
+        feature = index.of_bucket[bucket]
         known = feature >= 0
         pairs, counts = (row[known] * len(self.buckets) + feature[known]).unique(return_counts=True)
         row, feature = pairs // len(self.buckets), pairs % len(self.buckets)
-        first = torch.searchsorted(row, torch.arange(len(characters), device=row.device))
 
-        row, feature, counts, first = (
-            moved(x, self.weight.device) for x in (row, feature, counts, first)
+        # The weights of all n-grams, one n-gram of a text after the other.
+        num_weights = index.starts[feature + 1] - index.starts[feature]
+        pair = torch.arange(len(feature), device=row.device).repeat_interleave(num_weights)
+        skipped = index.starts[feature] - (num_weights.cumsum(0) - num_weights)
+        weight = skipped[pair] + torch.arange(len(pair), device=row.device)
+        row, feature, counts, pair, weight = (
+            moved(x, self.values.device) for x in (row, feature, counts, pair, weight)
         )
+
+        # TF-IDF of each text, with a norm of 1.
         tfidf = (1 + counts.float().log()) * self.idf[feature]
-        norm = (
-            torch.zeros(len(characters), device=tfidf.device)
-            .index_add_(0, row, tfidf.square())
-            .sqrt()
-        )
-        shares = (tfidf / norm[row]).to(self.weight.dtype)
-        found = F.embedding_bag(
-            feature, self.weight, first, mode="sum", per_sample_weights=shares
-        ).float()
-        return SHARPNESS * (found + self.bias)
+        squares = torch.zeros(len(characters), device=tfidf.device)
+        norm = squares.index_add_(0, row, tfidf.square()).sqrt()
+        shares = tfidf / norm[row]
 
-    def _features(self, device: torch.device) -> Tensor:
-        """Return the index of each hash among the known n-grams, of shape (num_buckets,); -1 for
-        others.
-        """
-        if self._index is None or self._index.device != device:
-            index = torch.full((_NGRAMS.num_buckets,), -1, device=device)
-            index[self.buckets.to(device)] = torch.arange(len(self.buckets), device=device)
-            self._index = index  # whole, since other threads may be waiting for it
+        num_classes = len(self.bias)
+        cell = row[pair] * num_classes + self.classes[weight]
+        sums = torch.zeros(len(characters) * num_classes, device=tfidf.device)
+        sums.index_add_(0, cell, shares[pair] * self.values[weight].float())
+        return SHARPNESS * (sums.view(-1, num_classes) + self.bias)
+
+    def _feature_index(self, device: torch.device) -> "_FeatureIndex":
+        """Return where n-grams and their weights are, on a device."""
+        if self._index is None or self._index.starts.device != device:
+            of_bucket = torch.full((_NGRAMS.num_buckets,), -1, device=device)
+            of_bucket[self.buckets.to(device)] = torch.arange(len(self.buckets), device=device)
+            starts = F.pad(self.counts.to(device).long().cumsum(0), (1, 0))
+            # whole, since other threads may be waiting for it
+            self._index = _FeatureIndex(of_bucket, starts)
         return self._index
+
+
+class _FeatureIndex(NamedTuple):
+    """Where the n-grams that a linear expert knows, and their weights, are."""
+
+    of_bucket: Tensor  # index of each hash among the known n-grams, (num_buckets,); -1 for others
+    starts: Tensor  # the first weight of each n-gram, and their number, (num_features + 1,)
+
+
+def sparse_parts(matrix: Tensor) -> dict[str, Tensor]:
+    """Return the weights of a matrix (num_features, num_classes) that are not zero, by the names of
+    `LinearExpert`'s parts.
+    """
+    is_weight = matrix != 0
+    return {
+        "counts": is_weight.sum(1, dtype=torch.int32),
+        "classes": is_weight.nonzero()[:, 1].int(),
+        "values": matrix[is_weight].half(),
+    }
 
 
 def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,14 @@ from histocoder.data.labelled_files import LabelledFiles
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
 from histocoder.formatters.classifications import titles_of
-from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, encoder_type
+from histocoder.model import (
+    CHARACTERS,
+    PRESETS,
+    Encoder,
+    MixerModel,
+    NgramEncoder,
+    encoder_type,
+)
 from histocoder.model.encoder import can_be_fetched, check_positions, load_encoder, load_tokenizer
 from histocoder.text.tokenizers import UNKNOWN, tokenize
 from histocoder.training.learner import is_table
@@ -386,6 +393,8 @@ def _from_initial_checkpoint(
     try:
         if config.only_encoder:
             model = MixerModel(_as_needed(model_config), tokenizer=tokenizer)
+            if isinstance(model.encoder, NgramEncoder):
+                model.encoder.has_drawn_rows = False
             rest = {
                 name: tensor
                 for name, tensor in model.state_dict().items()

@@ -2,9 +2,10 @@
 
 import filecmp
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,7 @@ from histocoder.config import NUM_GREEDY, PredictOptions
 from histocoder.data.dataset import category_ids
 from histocoder.data.examples import Examples
 from histocoder.evaluation.scores import code_sets, score_sets
+from histocoder.text.tokenizers import lower_characters
 from histocoder.inference.coder import Coder
 from histocoder.inference.combined import CombinedSearch
 from histocoder.inference.decoding import Inputs
@@ -53,6 +55,10 @@ _HALF_GROWN = dict.fromkeys(_USUAL_WEIGHTS, 500) | {
 """Training rows at which an expert has half of its usual weight: the denser the rows, the nearer is
 the nearest one.
 """
+_SHARES_OF_WEIGHTS = (0.02, 0.05, 0.1)
+"""Shares of a linear expert's weights, zeros included, that are tried, the smallest first."""
+_BATCH = 128  # descriptions that a linear expert reads at once, since many weights are looked up
+_MIN_WEIGHTS = 100_000  # of a linear expert, which has all of its weights if they are fewer
 _TRUST, _TRUST_OTHER = (
     50.0,
     2.0,
@@ -230,13 +236,20 @@ def fit_experts(trainer: Trainer) -> None:
     """
     run = trainer.run
     data = trainer.train_data
-    experts = (
-        fit_linear_expert(data, num_classes=trainer.model.config.num_classes),
-        fit_attribute_expert(data),
-    )
     examples = trainer.val_data.examples.sample(NUM_GREEDY, seed=0)
     texts = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
     examples = examples.take(np.flatnonzero(~texts.duplicated()))
+
+    model_config = trainer.model.config
+    linear = fit_linear_expert(data, num_classes=model_config.num_classes)
+    if linear is not None:
+        linear = without_small_weights(linear, examples, code_truth(examples, model_config.codes))
+    of_attributes = fit_attribute_expert(data)
+    if of_attributes is not None:
+        truth = attribute_truth(examples, model_config.attributes)
+        of_attributes = without_small_weights(of_attributes, examples, truth)
+    experts = (linear, of_attributes)
+
     is_done = read_model_config(run.best).fitted_to_validation  # by an earlier start of the run
     is_last = not is_done and filecmp.cmp(
         run.path / WEIGHTS_FILE, run.best / WEIGHTS_FILE, shallow=False
@@ -246,6 +259,63 @@ def fit_experts(trainer: Trainer) -> None:
     if not is_done:
         said = _fit_to([run.best, run.path] if is_last else [run.best], trainer, experts, examples)
         log.info(f"{BEST_FOLDER}/: {said}")
+
+
+def code_truth(examples: Examples, codes: Sequence[str]) -> list[Tensor]:
+    """Return which codes are true of each row, bool (n, num_codes), as the one part of a linear
+    expert's outputs.
+    """
+    class_of = {code: i for i, code in enumerate(codes)}
+    is_true = np.zeros((len(examples), len(codes)), dtype=bool)
+    for row, row_codes in enumerate(examples.codes.to_numpy(dtype=object)):
+        for code in row_codes:
+            if code in class_of:
+                is_true[row, class_of[code]] = True
+    return [torch.from_numpy(is_true)]
+
+
+def attribute_truth(examples: Examples, attributes: Mapping[str, tuple[str, ...]]) -> list[Tensor]:
+    """Return which categories of each attribute are true of each row, bool (n, 1 + num_categories)
+    each.
+    """
+    parts = []
+    for name, categories in attributes.items():
+        ids = torch.from_numpy(category_ids(examples.attributes[name], categories))
+        parts.append(ids[:, None] == torch.arange(1 + len(categories)))
+    return parts
+
+
+def without_small_weights(
+    expert: LinearExpert, examples: Examples, truth: Sequence[Tensor]
+) -> LinearExpert:
+    """Return an expert with as few of its weights, the largest, as validation allows.
+
+    The share of right first choices may not fall by more than a standard error of the difference.
+    `truth` says what is true of each row, bool (n, k), by parts of the expert's outputs.
+    """
+    inputs = examples.table["input"].to_pylist()
+    batches = torch.from_numpy(lower_characters(inputs)).split(_BATCH)
+
+    def right_choices(candidate: LinearExpert) -> Tensor:
+        log_odds = torch.cat([candidate(batch) for batch in batches])
+        parts = log_odds.split([part.shape[1] for part in truth], dim=1)
+        choices = [part.argmax(1, keepdim=True) for part in parts]
+        right = [part.gather(1, choice) for part, choice in zip(truth, choices, strict=True)]
+        return torch.cat(right, dim=1).double().mean(1)
+
+    right_of_all = right_choices(expert)
+    num_cells = len(expert.buckets) * len(expert.bias)
+    sizes = expert.values.abs().float().sort(descending=True).values
+    for share in _SHARES_OF_WEIGHTS:
+        num_weights = max(round(share * num_cells), _MIN_WEIGHTS)
+        if num_weights >= len(sizes):
+            break
+        candidate = expert.pruned(float(sizes[num_weights]))
+        change = right_choices(candidate) - right_of_all
+        standard_error = float(change.square().mean().sqrt()) / math.sqrt(len(change))
+        if float(change.mean()) >= -standard_error:
+            return candidate
+    return expert
 
 
 def _fit_to(
@@ -316,14 +386,15 @@ def set_experts(
         nearest,
     )
     model.to(next(model.parameters()).device)
-    numbers = [0 if expert is None else len(expert.buckets) for expert in (linear, of_attributes)]
+    for kind, expert in (("linear", linear), ("attribute", of_attributes)):
+        sizes: dict[str, Any] = {
+            f"num_{kind}_features": 0 if expert is None else len(expert.buckets),
+            f"num_{kind}_weights": 0 if expert is None else len(expert.values),
+            f"{kind}_threshold": 0.0 if expert is None else expert.threshold,
+        }
+        model.config = replace(model.config, **sizes)
     num_rows = 0 if nearest is None else len(nearest.rows)
-    model.config = replace(
-        model.config,
-        num_linear_features=numbers[0],
-        num_attribute_features=numbers[1],
-        num_nearest_rows=num_rows,
-    )
+    model.config = replace(model.config, num_nearest_rows=num_rows)
 
 
 def rewrite_model(folder: Path, model: MixerModel, *, remark: str = "") -> None:

@@ -192,12 +192,16 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
         model.to(trainer.device).load_state_dict(weights)
         model.has_learned(torch.from_numpy(hashes_of(data.examples)))
         votes = model.config.experts
-        linear = (
-            fit_linear_expert(data, num_classes=model.config.num_classes)
-            if "linear" in votes
-            else None
-        )
-        of_attributes = fit_attribute_expert(data) if model.config.attribute_experts else None
+        linear = None
+        if "linear" in votes:
+            linear = fit_linear_expert(data, num_classes=model.config.num_classes)
+        if linear is not None:
+            linear = linear.pruned(model.config.linear_threshold)
+        of_attributes = None
+        if model.config.attribute_experts:
+            of_attributes = fit_attribute_expert(data)
+        if of_attributes is not None:
+            of_attributes = of_attributes.pruned(model.config.attribute_threshold)
         nearest = fit_nearest_expert(model, data) if "nearest" in votes else None
         set_experts(model, linear, of_attributes, nearest)
         model.config = replace(model.config, fitted_to_validation=True)

@@ -19,7 +19,7 @@ from histocoder import distributed
 from histocoder.checkpoints.training_state import LearnerState
 from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
-from histocoder.model import MixerModel, MixerOutput
+from histocoder.model import MixerModel, MixerOutput, NgramEncoder
 from histocoder.model.devices import computing_dtype
 from histocoder.ops import kernels
 from histocoder.training.compiling import check_compiler
@@ -167,6 +167,31 @@ class Learner:
         """Return the model's state dict, whole on rank 0; a collective call."""
         return self.model.state_dict()
 
+    @torch.no_grad()
+    def trained_weights(self) -> dict[str, Tensor]:
+        """Return `weights` with zeros for the rows of a table that no step has changed; a
+        collective call.
+        """
+        weights = self.weights()
+        for name, parameter in self.model.named_parameters():
+            if is_table(parameter):
+                weights[name] = weights[name] * self.trained_rows(parameter)[:, None]
+        return weights
+
+    def trained_rows(self, table: nn.Parameter) -> Tensor:
+        """Return whether each row of a table was trained, by this run or before, bool (num_rows,).
+
+        Rows that were not are to be zeros in a saved model, as they are where this run began with
+        such a model.
+        """
+        state = self.optimizer.state.get(table)
+        is_trained = torch.zeros(len(table), dtype=torch.bool, device=table.device)
+        if state:
+            is_trained = state["exp_avg"].any(1) | state["exp_avg_sq"].any(1)
+        if not self.model.encoder.has_drawn_rows:
+            is_trained = is_trained | table.any(1)
+        return is_trained
+
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state dict in the form of one process, whole on rank 0; a
         collective call.
@@ -193,6 +218,8 @@ class Learner:
         to 0.
         """
         self.load(weights)
+        if isinstance(self.model.encoder, NgramEncoder):
+            self.model.encoder.has_drawn_rows = False
         self.optimizer.state.clear()  # moments of the gradients of other weights
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"]

@@ -75,19 +75,17 @@ def _expert(
     tfidf = TfidfTransformer(sublinear_tf=True).fit(counts)
     tfidf.idf_ = tfidf.idf_ * weights
     features = tfidf.transform(counts)
-    expert = LinearExpert(len(buckets), sum(sizes))
-    expert.buckets.copy_(torch.from_numpy(buckets))
-    expert.idf.copy_(torch.from_numpy(tfidf.idf_))
-    expert.bias.fill_(-1.0)  # for codes that only the key has
+    matrix = torch.zeros(len(buckets), sum(sizes), dtype=torch.float16)
+    bias = torch.full((sum(sizes),), -1.0)  # for codes that only the key has
     for (rows, class_ids), first in zip(labels, np.cumsum([0, *sizes]), strict=False):
         labelled, index = np.unique(rows, return_inverse=True)
         classes, *fitted = fit_machines(
             features[labelled], index, class_ids, data.weights[labelled]
         )
         coefficients, intercepts = map(torch.from_numpy, fitted)
-        expert.weight[:, first + classes] = coefficients.half()
-        expert.bias[first + classes] = intercepts.float()
-    return expert
+        matrix[:, first + classes] = coefficients.half()
+        bias[first + classes] = intercepts.float()
+    return LinearExpert.of(torch.from_numpy(buckets), torch.from_numpy(tfidf.idf_), matrix, bias)
 
 
 def _ngram_counts(

@@ -230,7 +230,7 @@ class Trainer:
 
     def save_model(self, folder: Path, *, doing: str) -> None:
         """Write the model and its card."""
-        weights, model = self.learner.weights(), self.model
+        weights, model = self.learner.trained_weights(), self.model
         facts: dict[str, Any] = {"num_train": len(self.train_data), "num_val": len(self.val_data)}
         card = model_card(model.config, **facts, metrics=self.state.results)
         distributed.run_on_primary(

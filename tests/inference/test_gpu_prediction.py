@@ -9,6 +9,7 @@ from pretended_gpu import pretended_gpu
 from histocoder import Coder
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder
+from histocoder.model.ngram import LinearExpert
 
 TEXTS = ["farmer", "husmand og væver", "miner", "a", "weaver of the parish", "baker (deceased)"] * 3
 MODES = {"combined": 1, "greedy": 2, "flat": 1, "topk": 2, "full": 1}
@@ -23,13 +24,14 @@ def ngram_model(num_blocks: int) -> MixerModel:
         load_encoder("ngram", max_len=64),
         build_formatter("hisco", num_blocks=num_blocks),
     )
-    model = MixerModel(
-        config_of(encoder, formatter, CODES, target_cols=("hisco_1",), num_linear_features=40),
-        encoder,
+    config = config_of(encoder, formatter, CODES, target_cols=("hisco_1",), num_linear_features=40)
+    model = MixerModel(config, encoder)
+    model.linear_expert = LinearExpert.of(
+        torch.arange(40) * 20_000,
+        torch.ones(40),
+        torch.randn(40, len(CODES)),
+        torch.zeros(len(CODES)),
     )
-    model.linear_expert.buckets.copy_(torch.arange(40) * 20_000)
-    model.linear_expert.idf.fill_(1.0)
-    model.linear_expert.weight.normal_()
     torch.nn.init.normal_(model.linear_decoder.weight, std=0.3)
     return model.eval()
 

@@ -19,14 +19,19 @@ from models import CODES, config_of, few_examples, save_tiny_model, tiny_model
 
 pytest.importorskip("onnxruntime")
 from histocoder import Coder
+from histocoder.checkpoints.model_files import as_saved
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.inference import onnx_export
 from histocoder.inference.onnx_coder import MODES, OnnxCoder
 from histocoder.model import MixerModel, ngram
 from histocoder.model.nearest import NearestExpert
+<<<<<<< HEAD
 from histocoder.model.ngram import NgramConfig, NgramEncoder, ngram_rows
 from histocoder.text.tokenizers import end_characters, join_language, lower_characters
+=======
+from histocoder.model.ngram import LinearExpert, NgramConfig, NgramEncoder, ngram_rows
+>>>>>>> b8c34629 (A model's file has the trained rows of its table alone, in 4 bits, and sparse linear weights)
 
 ODD = [
     "γεωργός",
@@ -82,10 +87,15 @@ def ngram_model() -> MixerModel:
     encodings = torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
     ends = torch.from_numpy(end_characters(join_language((TEXTS * 3)[:40], ["en"] * 40)))
     model.nearest_expert = NearestExpert.of(encodings, ends, class_ids, num_classes=len(CODES))
-    for expert in filter(None, (model.linear_expert, model.attribute_expert)):
-        expert.buckets = known_ngrams()
-        expert.idf = torch.rand(len(known_ngrams())) + 1
-        expert.weight = torch.randn(expert.weight.shape).half()
+    model.linear_expert, model.attribute_expert = (
+        LinearExpert.of(
+            known_ngrams(),
+            torch.rand(len(known_ngrams())) + 1,
+            torch.randn(len(known_ngrams()), num_outputs).half(),
+            torch.zeros(num_outputs),
+        )
+        for num_outputs in (len(CODES), 5)
+    )
     return model.eval()
 
 
@@ -106,7 +116,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
     @cache
     def of(kind: str) -> tuple[Coder, Path]:
         folder = tmp_path_factory.mktemp(kind) / "onnx"
-        coder = Coder({"canine": tiny_model, "ngram": ngram_model}[kind](), "cpu")
+        model = {"canine": tiny_model, "ngram": ngram_model}[kind]()
+        coder = Coder(as_saved(model), "cpu")
         ngram.character_kinds.cache_clear()  # as in a process of its own
         onnx_export.export(coder, folder, TEXTS, ["en", *["unk"] * (len(TEXTS) - 1)])
         return coder, folder
