@@ -1,6 +1,5 @@
 """Coding with an exported model, with numpy, pandas and onnxruntime, without torch."""
 
-import itertools
 import json
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -51,8 +51,8 @@ def check_installed() -> None:
 def export(coder: Coder, folder: Path, texts: list[str], langs: list[str]) -> None:
     """Write a model in fp32 on the CPU as ONNX graphs, whole or not at all; `OnnxCoder` runs them.
 
-    The graphs have the weights in the compact form that models are saved in. `folder` must not exist. The graphs are compared with the model on descriptions in some
-    languages, (n,) each.
+    The graphs have the weights in the compact form that models are saved in. `folder` must not
+    exist. The graphs are compared with the model on descriptions in some languages, (n,) each.
     """
     make_folder(folder.absolute().parent)
     card = coder.card
