@@ -25,7 +25,6 @@ from histocoder.config import NUM_GREEDY, PredictOptions
 from histocoder.data.dataset import category_ids
 from histocoder.data.examples import Examples
 from histocoder.evaluation.scores import code_sets, score_sets
-from histocoder.text.tokenizers import lower_characters
 from histocoder.inference.coder import Coder
 from histocoder.inference.combined import CombinedSearch
 from histocoder.inference.decoding import Inputs
@@ -36,6 +35,7 @@ from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.nearest import NearestExpert
 from histocoder.model.ngram import LinearExpert
+from histocoder.text.tokenizers import lower_characters
 from histocoder.training.encodings import fit_nearest_expert
 from histocoder.training.svm import fit_attribute_expert, fit_linear_expert
 from histocoder.training.trainer import Trainer

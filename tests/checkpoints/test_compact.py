@@ -19,10 +19,10 @@ from histocoder.checkpoints.compact import (
 )
 from histocoder.checkpoints.model_files import load_model, read_tensors, save_model
 from histocoder.formatters import build_formatter
-from histocoder.text.tokenizers import lower_characters
 from histocoder.model import MixerModel
 from histocoder.model.nearest import NearestExpert
 from histocoder.model.ngram import LinearExpert, NgramConfig, NgramEncoder, ngram_rows
+from histocoder.text.tokenizers import lower_characters
 
 TRAINED = [3, 17, 40, 499]
 TEXTS = ["wine merchant", "farmer", "baker's man", ""]

@@ -26,12 +26,8 @@ from histocoder.inference import onnx_export
 from histocoder.inference.onnx_coder import MODES, OnnxCoder
 from histocoder.model import MixerModel, ngram
 from histocoder.model.nearest import NearestExpert
-<<<<<<< HEAD
-from histocoder.model.ngram import NgramConfig, NgramEncoder, ngram_rows
-from histocoder.text.tokenizers import end_characters, join_language, lower_characters
-=======
 from histocoder.model.ngram import LinearExpert, NgramConfig, NgramEncoder, ngram_rows
->>>>>>> b8c34629 (A model's file has the trained rows of its table alone, in 4 bits, and sparse linear weights)
+from histocoder.text.tokenizers import end_characters, join_language, lower_characters
 
 ODD = [
     "γεωργός",
