@@ -24,8 +24,8 @@ import pandas as pd
 from accuracy import CODE, ROOT, TEXT, read
 from sklearn.metrics import average_precision_score
 
+from histocoder.evaluation import audit
 from histocoder.text.normalize import description_keys
-from histocoder.training import label_errors
 
 
 def planted(table: pd.DataFrame, share: float, how: str, rng: np.random.Generator) -> pd.DataFrame:
@@ -52,16 +52,7 @@ def planted(table: pd.DataFrame, share: float, how: str, rng: np.random.Generato
 
 def orders(rows: pd.DataFrame, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the names of orders, and how suspect each label is in them."""
-    kept: list[np.ndarray] = []
-    own = label_errors._doubts
-
-    def keep(decisions: np.ndarray, logs: np.ndarray, *pairs: np.ndarray) -> np.ndarray:
-        kept.append(np.exp(logs))
-        return own(decisions, logs, *pairs)
-
-    label_errors._doubts = keep
-    found = label_errors.suspects(rows, seed=seed)
-    label_errors._doubts = own
+    found = audit.suspects(rows, seed=seed)
     yield (
         f"histocoder, {100 * (1 - found['conf']).mean():.1f} % estimated",
         found["doubt"].to_numpy(),
@@ -73,16 +64,11 @@ def orders(rows: pd.DataFrame, seed: int) -> Iterator[tuple[str, np.ndarray]]:
         from cleanlab.rank import get_label_quality_scores
     except ImportError:
         return
-    groups, keys = pd.factorize(rows["key"])
-    fold = (
-        np.random.default_rng(seed).permutation(len(keys))[groups] % label_errors.NUM_FOLDS
-    )  # as in `suspects`
-    probs, classes = (
-        np.empty((len(rows), kept[0].shape[1]), np.float32),
-        pd.factorize(rows["codes"], sort=True)[0],
-    )
-    for number, part in enumerate(kept[::2]):
-        probs[fold == number] = part
+    labels = audit.Labels.of(rows)
+    classes = labels.class_id
+    probs = np.empty((len(rows), len(labels.codes)), np.float32)
+    for fold in audit.held_out_folds(rows, seed=seed):
+        probs[fold.rows] = np.exp(fold.log_probs)
     for method in ("self_confidence", "normalized_margin", "confidence_weighted_entropy"):
         for adjusts in (False, True) if method != "confidence_weighted_entropy" else (False,):
             score = get_label_quality_scores(

@@ -23,7 +23,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
 from histocoder.ops import kernels
-from histocoder.training.svm import MAX_WEIGHTS
+from histocoder.ops.linear_svm import MAX_WEIGHTS
 
 
 def main() -> None:

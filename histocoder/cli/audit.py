@@ -49,13 +49,11 @@ def run_audit(config: AuditFlags) -> None:
             f"{config.dataset} has one code or description; there is nothing to compare "
             "labels with."
         )
-    from histocoder.training.label_errors import (
-        neighbours,
-        suspects,
-    )  # here, since it takes a second to import
+    # here, since it takes a second to import
+    from histocoder.evaluation.audit import nearest_with_other_codes, suspects
 
     with tqdm(total=len(labels), unit="label", disable=None, leave=False) as bar:
-        labels = labels.join(suspects(labels, tell=bar.update))
+        labels = labels.join(suspects(labels, on_progress=bar.update))
     num_digits = None if config.zero_pad_codes else 0
     key = set(
         read_key(config.key, num_digits=num_digits).codes if config.key else rows["codes"].explode()
@@ -73,7 +71,10 @@ def run_audit(config: AuditFlags) -> None:
             f"alt_code_{number}": chosen["alt"].str[i],
             f"alt_prob_{number}": chosen["alt_probs"].str[i],
         }
-    near = [labels.iloc[some].itertuples() for some in neighbours(labels, chosen.index.to_numpy())]
+    near = [
+        labels.iloc[some].itertuples()
+        for some in nearest_with_other_codes(labels, chosen.index.to_numpy())
+    ]
     extra["note"] = chosen["note"]
     extra["near"] = ["; ".join(f"{n.text} ({' '.join(n.codes)})" for n in some) for some in near]
     extra["lines"] = [" ".join(map(str, lines[:10])) for lines in chosen["line"]]

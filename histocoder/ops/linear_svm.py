@@ -6,10 +6,11 @@ from sklearn.svm import LinearSVC
 
 from histocoder.ops import kernels
 
-MAX_PASSES, MIN_PASSES = 30, 6  # over the rows: 30 come close to the optimum, 6 close enough
-_MAX_VISITS = (
-    200_000_000  # rows times classes times passes, beyond which there are fewer: 8 s of two cores
-)
+MAX_PASSES = 30  # over the rows, which come close to the optimum
+MIN_PASSES = 6  # which come close enough
+# Rows times classes times passes, beyond which there are fewer passes: 8 s of two cores
+_MAX_VISITS = 200_000_000
+MAX_WEIGHTS = 1 << 26  # of all machines together, 128 MB in fp16
 
 
 def fit_machines(
@@ -41,22 +42,25 @@ def fit_machines(
         Of the classes that have rows, in ascending order.
     """
     classes, index = np.unique(class_ids, return_inverse=True)
-    members = csr_matrix(
-        (np.ones(len(rows), bool), (index, rows)), shape=(len(classes), features.shape[0])
-    )
+    num_rows, num_features = features.shape
+    is_member = np.ones(len(rows), bool)
+    members = csr_matrix((is_member, (index, rows)), shape=(len(classes), num_rows))
     if kernels.library() is not None:
-        passes = min(max(_MAX_VISITS // (len(classes) * features.shape[0]), min_passes), MAX_PASSES)
-        found = kernels.fit_machines(features, members, weights, passes=passes)
-        return classes, found[:-1], found[-1]
-    features = features.astype(np.float64)  # as liblinear computes
-    coefficients, intercepts = (
-        np.zeros((features.shape[1], len(classes)), np.float32),
-        np.ones(len(classes)),
-    )
-    for i in np.flatnonzero(
-        np.diff(members.indptr) < features.shape[0]
-    ):  # LinearSVC refuses a single class
-        machine = LinearSVC(tol=0.1 if min_passes < MAX_PASSES else 1e-4, random_state=0)
-        machine.fit(features, members[i].toarray()[0], sample_weight=weights)
-        coefficients[:, i], intercepts[i] = machine.coef_[0], machine.intercept_[0]
+        passes = min(max(_MAX_VISITS // (len(classes) * num_rows), min_passes), MAX_PASSES)
+        machines = kernels.fit_machines(features, members, weights, passes=passes)
+        return classes, machines[:-1], machines[-1]
+
+    # liblinear computes in fp64
+    features = features.astype(np.float64)
+    coefficients = np.zeros((num_features, len(classes)), np.float32)
+    intercepts = np.ones(len(classes))
+    tolerance = 1e-4 if min_passes == MAX_PASSES else 0.1
+    for i in range(len(classes)):
+        # LinearSVC refuses a class that all rows have
+        is_member = members[i].toarray()[0]
+        if not is_member.all():
+            machine = LinearSVC(tol=tolerance, random_state=0)
+            machine.fit(features, is_member, sample_weight=weights)
+            coefficients[:, i] = machine.coef_[0]
+            intercepts[i] = machine.intercept_[0]
     return classes, coefficients, intercepts

@@ -11,15 +11,12 @@ from histocoder.data.dataset import OccupationDataset
 from histocoder.log import log
 from histocoder.model.ngram import NGRAM_WEIGHTS, LinearExpert, linear_ngrams
 from histocoder.ops import kernels
-from histocoder.ops.linear_svm import fit_machines
+from histocoder.ops.linear_svm import MAX_WEIGHTS, fit_machines
 from histocoder.text.tokenizers import lower_characters
 
 # Without the kernels, rows times classes up to which there is an expert: 35 s of one core
 _MAX_COST = 12_000_000
 MAX_ROWS = 200_000  # up to which a large table has an expert
-MAX_WEIGHTS = (
-    1 << 26
-)  # weights of an expert at most, 128 MB; the n-grams of fewest descriptions are left out
 MAX_ATTRIBUTE_WEIGHTS = (
     1 << 24
 )  # those of an expert on attributes, which has fewer outputs, and needs more n-grams
