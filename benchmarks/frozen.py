@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from train_step import Data, Ours, train_config
 
-from histocoder.training.frozen import frozen_outputs
+from histocoder.training.encoded_rows import frozen_outputs
 
 
 def measure(folder: Path, device: torch.device, args: argparse.Namespace) -> dict[str, Any]:

@@ -242,7 +242,7 @@ def model_card(
     num_val: int = 0,
     metrics: Mapping[str, float] | None = None,
 ) -> str:
-    """Return the text of a model's README.md, with the results of `training.losses.validate` if
+    """Return the text of a model's README.md, with the results of `training.validation.validate` if
     they are known.
     """
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)

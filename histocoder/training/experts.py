@@ -36,7 +36,7 @@ from histocoder.model import MixerModel
 from histocoder.model.nearest import NearestExpert
 from histocoder.model.ngram import LinearExpert
 from histocoder.text.tokenizers import lower_characters
-from histocoder.training.encodings import fit_nearest_expert
+from histocoder.training.encoded_rows import fit_nearest_expert
 from histocoder.training.svm import fit_attribute_expert, fit_linear_expert
 from histocoder.training.trainer import Trainer
 

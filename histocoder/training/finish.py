@@ -27,7 +27,7 @@ from histocoder.data.hashes import hashes_of
 from histocoder.log import log
 from histocoder.model.devices import fast_products
 from histocoder.training.data import RunData, augmenter_of
-from histocoder.training.frozen import frozen_outputs
+from histocoder.training.encoded_rows import frozen_outputs
 from histocoder.training.tracking import Progress
 from histocoder.training.trainer import Trainer
 
@@ -185,7 +185,7 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
 
     def save() -> None:
         """Write the refitted model in place of the measured one, whole."""
-        from histocoder.training.encodings import fit_nearest_expert
+        from histocoder.training.encoded_rows import fit_nearest_expert
         from histocoder.training.experts import rewrite_model, set_experts
         from histocoder.training.svm import fit_attribute_expert, fit_linear_expert
 

@@ -23,7 +23,7 @@ from histocoder.model import MixerModel, MixerOutput, NgramEncoder
 from histocoder.model.devices import computing_dtype
 from histocoder.ops import kernels
 from histocoder.training.compiling import check_compiler
-from histocoder.training.frozen import FrozenOutputs
+from histocoder.training.encoded_rows import FrozenOutputs
 from histocoder.training.losses import mixed_loss
 
 _CLIP_EPS = 1e-6  # summand of a norm, as in PyTorch's `clip_grad_norm_`

@@ -53,7 +53,7 @@ from histocoder.training.data import (
     log_cut_descriptions,
     open_data,
 )
-from histocoder.training.encodings import set_directions
+from histocoder.training.encoded_rows import set_directions
 from histocoder.training.finish import finish
 from histocoder.training.tracking import open_tracker
 from histocoder.training.trainer import Trainer

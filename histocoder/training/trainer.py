@@ -23,10 +23,10 @@ from histocoder.errors import Interrupted, StopRequest, UserError, handling_stop
 from histocoder.log import log
 from histocoder.model import MixerModel, NgramEncoder
 from histocoder.model.devices import fast_products, peak_gpu_memory
-from histocoder.training.frozen import FrozenOutputs, frozen_outputs
+from histocoder.training.encoded_rows import FrozenOutputs, frozen_outputs
 from histocoder.training.learner import Learner
-from histocoder.training.losses import validate
 from histocoder.training.tracking import Meter, Progress, Tracker
+from histocoder.training.validation import validate
 
 _TIMES_SLOWER = 10  # learning rate of a run that diverged, by that of the next
 

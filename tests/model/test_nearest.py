@@ -13,7 +13,7 @@ from trainers import dataset
 
 from histocoder.model.nearest import NearestExpert
 from histocoder.ops import kernels
-from histocoder.training.encodings import encodings, fit_nearest_expert
+from histocoder.training.encoded_rows import fit_nearest_expert, pooled_encodings
 
 NUM_CLASSES = 7
 
@@ -85,5 +85,7 @@ def test_descriptions_are_remembered_with_their_usual_codes(tmp_path: Path):
         code for code, count in zip(data.classes, counts, strict=True) for _ in range(count)
     ]
     assert remembered == ["53100", "77610", "77620", "79100"]
-    alone = encodings(model, data, np.array([2]))
-    assert torch.allclose(encodings(model, data, np.arange(len(data)))[2], alone[0], atol=1e-5)
+    alone = pooled_encodings(model, data, np.array([2]))
+    assert torch.allclose(
+        pooled_encodings(model, data, np.arange(len(data)))[2], alone[0], atol=1e-5
+    )

@@ -17,7 +17,7 @@ from histocoder.config import FLAT_LOSSES, FitConfig
 from histocoder.data.dataset import Batch
 from histocoder.formatters import PAD, build_formatter
 from histocoder.model import MixerModel
-from histocoder.training import losses
+from histocoder.training import validation
 from histocoder.training.losses import block_order_invariant, flat_loss, mixed_loss, multi_hot
 
 FORMATTER = build_formatter("hisco", num_blocks=4)
@@ -152,7 +152,7 @@ def tokens(formatter, codes: str) -> torch.Tensor:
 
 @given(CODES, CODES)
 def test_exact_set_agrees_with_sets_of_decoded_codes(truth: list[str], guess: list[str]):
-    right = losses.exact_set(
+    right = validation.exact_set(
         tokens(GENERAL, "&".join(truth)), tokens(GENERAL, "&".join(guess)), num_blocks=2
     )
     assert right.item() is (set(truth) == set(guess))
@@ -162,7 +162,7 @@ def test_token_matches_by_hand():
     def matches(truth: str, guess: str) -> list[int]:
         return [
             n.item()
-            for n in losses.token_matches(tokens(OCC, truth), tokens(OCC, guess), num_blocks=2)
+            for n in validation.token_matches(tokens(OCC, truth), tokens(OCC, guess), num_blocks=2)
         ]
 
     assert matches("100&205", "105&105") == [4, 6]
@@ -179,7 +179,7 @@ def test_flat_exact_set_needs_exactly_the_classes():
         [[0.9, 0.1, 0.8], [0.9, 0.6, 0.7], [0.9, 0.1, 0.2], [0.1, 0.1, 0.2]]
     )
     # the second: no more than two count; the last: its best class counts below the threshold too
-    assert losses.flat_exact_set(probabilities, class_ids, threshold=0.5).tolist() == [
+    assert validation.flat_exact_set(probabilities, class_ids, threshold=0.5).tolist() == [
         True,
         True,
         False,
@@ -206,6 +206,6 @@ def test_validation_does_not_depend_on_batches(
     found = []
     for number, batch_size in enumerate((1, 1 + len(data) // 4)):
         trainer = begin(tmp_path / str(number), data, batch_size=batch_size)
-        found.append(losses.validate(trainer.model, data, trainer.config))
+        found.append(validation.validate(trainer.model, data, trainer.config))
     assert sizes == [4] * (len(data) // 4) + [len(data) % 4] * (len(data) % 4 > 0) + [len(data)]
     assert found[0] == pytest.approx(found[1], rel=1e-5)

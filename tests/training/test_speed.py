@@ -18,7 +18,7 @@ from histocoder.errors import UserError
 from histocoder.model import MixerModel, trimmed_length
 from histocoder.model.canine import Canine
 from histocoder.model.devices import computing_dtype
-from histocoder.training import frozen
+from histocoder.training import encoded_rows
 from histocoder.training.losses import mixed_loss
 from histocoder.training.trainer import Trainer
 
@@ -92,7 +92,7 @@ def test_training_on_kept_outputs_is_training(
     (tmp_path / "out").mkdir()
     encoded = spied(monkeypatch, Canine, "forward", lambda _, input_ids, **__: input_ids.tolist())
     with monkeypatch.context() as patch:  # without room for outputs, they are computed in each step
-        patch.setattr(frozen, "total_bytes", lambda: 1e5)
+        patch.setattr(encoded_rows, "total_bytes", lambda: 1e5)
         model, results = frozen_run(tmp_path, precision)
     assert NUM_EPOCHS * 64 < len(encoded) - NUM_VALIDATIONS * 64 <= NUM_EPOCHS * 64 * COPIES
     encoded.clear()

@@ -17,7 +17,7 @@ from histocoder.config import TrainConfig
 from histocoder.data.dataset import OccupationDataset
 from histocoder.model import MixerModel, load_encoder
 from histocoder.model.canine import Canine, CanineConfig
-from histocoder.training.frozen import frozen_outputs
+from histocoder.training.encoded_rows import frozen_outputs
 from histocoder.training.trainer import Trainer
 
 GPU = torch.device("cuda", 0)

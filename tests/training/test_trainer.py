@@ -25,8 +25,8 @@ def test_checkpoints_hold_the_random_state_of_macs(
 
 LITTLE_MEMORY = """
 import os, runpy, sys
-from histocoder.training import frozen
-frozen.total_bytes = lambda: 0.0 if os.environ["RANK"] == "1" else float("inf")
+from histocoder.training import encoded_rows
+encoded_rows.total_bytes = lambda: 0.0 if os.environ["RANK"] == "1" else float("inf")
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
