@@ -31,7 +31,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from histocoder import Coder
-from histocoder.desk.domain.trust import order_of_review, share_right
+from histocoder.desk.domain.trust import estimate_share, order_of_review
 from histocoder.evaluation.baselines import difference_interval, shares
 
 _PATIENCE = 900.0
@@ -210,7 +210,7 @@ def coverage(
         found = []
         for seed in range(num_samples):
             _, draws = order_of_review(times, seed)
-            share = share_right([bool(right[card]) for due, card in draws if due < num_decided])
+            share = estimate_share([bool(right[card]) for due, card in draws if due < num_decided])
             found.append(
                 (share.low <= true <= share.high, abs(share.mean - true), share.high - share.low)
             )

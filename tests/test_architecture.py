@@ -116,3 +116,9 @@ def test_no_module_hooks_into_the_process():
         name: [match.group() for match in HOOKS.finditer(text)] for name, text in texts.items()
     }
     assert {name: names for name, names in hooks.items() if names} == ALLOWED_HOOKS
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "desk" / "domain").glob("*.py")), ids=name_of)
+def test_desks_domain_knows_no_http(path: Path):
+    web = ("fastapi", "starlette", "uvicorn", "histocoder.desk.web")
+    assert not [name for name in imported(path) if name.startswith(web)]

@@ -3,6 +3,7 @@ coders differ.
 """
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +128,15 @@ def run_agreement(config: AgreementFlags) -> None:
         )
     both = both.rename(columns={"codes": "first", "codes_second": "second"})
     digits = 0 if tables[0][1].labels is not None else tables[0][1].block_size - 1
-    scores = agreement(both["first"], both["second"], both["text"].tolist(), digits=digits)
+    levels = agreement(both["first"], both["second"], both["text"].tolist(), digits=digits)
     unmatched = " and ".join(f"{len(rows) - len(both):,}" for rows in (first, second))
     log.info(
         f"{len(both):,} rows have codes in both files; {unmatched} rows of {names} have no "
         "counterpart."
     )
-    log.info(table_of_shares([one | {"digits": one["digits"] or "all"} for one in scores]))
+    log.info(
+        table_of_shares([asdict(level) | {"digits": level.digits or "all"} for level in levels])
+    )
     differ = to_settle(both, digits=digits)
     others = {
         f"other_{name}": differ["second"].str.get(i) for i, name in enumerate(config.target_cols)

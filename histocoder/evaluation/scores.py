@@ -8,6 +8,7 @@ A row's set of codes is a tuple of distinct codes in the order in which they wer
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -174,47 +175,52 @@ def share_interval(right: np.ndarray, texts: Sequence[str]) -> dict[str, float]:
     return {"share": share, "low": max(float(low), 0.0), "high": min(float(high), 1.0)}
 
 
+@dataclass(frozen=True)
+class CodeAgreement:
+    """Agreement of two coders in the first digits of their codes, or in whole codes."""
+
+    digits: int | None  # number of first digits; None: whole codes
+    n: int  # number of descriptions
+    share: float  # share that agree, and its 95 % interval; see `share_interval`
+    low: float
+    high: float
+    kappa: float | None  # Cohen's (1960); None where there is one set of codes alone
+    alpha: float | None  # Krippendorff's (2011), nominal; None as kappa
+
+
 def agreement(
     first: Rows, second: Rows, texts: Sequence[str], *, digits: int = 0, separator: str = ""
-) -> list[dict[str, Any]]:
-    """Compare the sets of codes that two coders gave n descriptions, `texts`.
-
-    Return plain values, for JSON, by numbers of first digits (see `cut_codes`) and, None, by whole
-    codes: `digits`, `n`, the `share` that agree with its interval (see `share_interval`), Cohen's
-    (1960) `kappa` and Krippendorff's (2011) nominal `alpha`, both None where there is one set of
-    codes alone.
+) -> list[CodeAgreement]:
+    """Compare the sets of codes that two coders gave n descriptions, `texts`: by each number of
+    first digits up to `digits` (see `cut_codes`), and by whole codes.
 
     Examples
     --------
     >>> found = agreement([["61110"], ["77610"]], [["61110"], ["77120"]], ["farmer", "baker"], digits=2)
-    >>> [(one["digits"], one["share"]) for one in found]
+    >>> [(level.digits, level.share) for level in found]
     [(1, 1.0), (2, 1.0), (None, 0.5)]
     """
     from sklearn.metrics import cohen_kappa_score  # here, since it takes a second to import
 
-    sets, found = (code_sets(first), code_sets(second)), []
-    for number in (*range(1, digits + 1), None):
-        cut = [
-            one if number is None else cut_codes(one, number, separator=separator) for one in sets
-        ]
-        values, index = np.unique(
-            [" ".join(sorted(codes)) for one in cut for codes in one], return_inverse=True
-        )
-        one, other = index.reshape(2, -1)
-        score = {
-            "digits": number,
-            "n": len(one),
-            **share_interval(one == other, texts),
-            "kappa": None,
-            "alpha": None,
-        }
+    all_sets = code_sets(first) + code_sets(second)
+    levels = []
+    for num_digits in (*range(1, digits + 1), None):
+        sets = all_sets
+        if num_digits is not None:
+            sets = cut_codes(all_sets, num_digits, separator=separator)
+        values, index = np.unique([" ".join(sorted(codes)) for codes in sets], return_inverse=True)
+        first_index, second_index = index.reshape(2, -1)
+        is_same = first_index == second_index
+        kappa = None
+        alpha = None
         if len(values) > 1:
+            kappa = float(cohen_kappa_score(first_index, second_index))
             times = np.bincount(index)
             expected = 1 - (times * (times - 1)).sum() / (len(index) * (len(index) - 1))
-            alpha = 1 - float((one != other).mean() / expected)
-            score |= {"kappa": float(cohen_kappa_score(one, other)), "alpha": alpha}
-        found.append(score)
-    return found
+            alpha = 1 - float((~is_same).mean() / expected)
+        interval = share_interval(is_same, texts)
+        levels.append(CodeAgreement(num_digits, len(is_same), **interval, kappa=kappa, alpha=alpha))
+    return levels
 
 
 def to_settle(rows: pd.DataFrame, *, digits: int = 0) -> pd.DataFrame:

@@ -37,7 +37,7 @@ from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.corrections import read_corrections
 from histocoder.data.labelled_files import LabelledFiles
 from histocoder.desk.domain.coding import surety_of
-from histocoder.desk.domain.trust import order_of_review, share_right
+from histocoder.desk.domain.trust import estimate_share, order_of_review
 from histocoder.desk.web import app, guard
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
@@ -192,7 +192,7 @@ def test_bodies_are_limited(client: TestClient, monkeypatch: pytest.MonkeyPatch)
     )
     assert client.post("/api/code", content=b" " * (2 << 20)).status_code == 413
     assert client.post("/api/code", content=(b" " for _ in range(3))).status_code == 411
-    monkeypatch.setattr(guard, "UPLOAD_BYTES", 1 << 20)
+    monkeypatch.setattr(guard, "MAX_UPLOAD_BYTES", 1 << 20)
     assert client.post("/api/files?name=a.csv", content=b"0" * (2 << 20)).status_code == 413
     assert client.get("/api/files").json() == []
     assert client.post("/api/code", json={"texts": ["x" * 5000]}).status_code == 422
@@ -421,7 +421,7 @@ def test_the_interval_covers_the_truth():
     for seed in range(300):
         cards, draws = order_of_review(times, seed)
         assert sorted(cards) == list(range(400))
-        found = share_right([bool(right[card]) for due, card in draws if due < 120])
+        found = estimate_share([bool(right[card]) for due, card in draws if due < 120])
         covered.append(found.low <= times @ right / times.sum() <= found.high)
     assert 0.92 <= np.mean(covered) <= 0.98
 
@@ -703,6 +703,31 @@ def test_a_small_file_that_is_decided_has_its_share(client: TestClient):
     settle(client, source, "farmer", wrong)
     trust = client.get(f"/api/review/{source}/trust").json()
     assert trust["share_right"] == 0.75 and trust["right"] is None
+
+
+def test_earlier_workspaces_keep_their_decisions(coder: tuple[Coder, Path], tmp_path: Path):
+    data = write(tmp_path / "coded.csv", *CODED)
+    with served(tmp_path / "desk", coder, data=data, double_share=1) as client:
+        (card,) = cards(client, "Anna", count=1)
+        for who in ("Anna", "Bo"):
+            decide(client, card, who, codes=["61110"])
+
+    # as desks wrote it whose cards had the joined names of those who decided
+    with closing(sqlite3.connect(tmp_path / "desk" / "desk.sqlite")) as db, db:
+        db.execute("DROP VIEW own_decisions")
+        db.execute("DROP VIEW live_decisions")
+        db.execute("ALTER TABLE cards RENAME COLUMN deciders TO who")
+        db.execute("UPDATE cards SET who = 'Anna & Bo' WHERE who NOT NULL")
+        db.execute(
+            "UPDATE decisions SET before = replace(before, '\"deciders\": []', '\"by\": null')"
+        )
+
+    with served(tmp_path / "desk", coder) as client:
+        settled = client.get(f"/api/review/cards/{card['id']}").json()["card"]
+        assert (settled["status"], settled["who"]) == ("settled", "Anna & Bo")
+        assert client.post("/api/review/1/undo", json={"who": "Cy"}).status_code == 422
+        (reopened,) = client.post("/api/review/1/undo", json={"who": "Bo"}).json()
+    assert (reopened["status"], reopened["who"]) == ("open", None)
 
 
 def test_a_second_coder_gets_cards_at_once(coder: tuple[Coder, Path], tmp_path: Path):

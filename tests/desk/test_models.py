@@ -13,7 +13,7 @@ pytest.importorskip("fastapi")
 from desks import HEADERS, TOKEN, send, served
 from starlette.testclient import TestClient
 
-from histocoder.desk.domain.checks import guess_language
+from histocoder.desk.domain.preview import guess_language
 from histocoder.desk.web.users import Users
 from histocoder.formatters.classifications import HISCO_TITLES
 

@@ -2,18 +2,27 @@
 for.
 """
 
+import json
+import sqlite3
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from fastapi import Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, computed_field
 
 from histocoder.desk.domain.coding import Answer, Code
 
-Number = Annotated[int, Field(ge=-1, lt=2**63)]  # of a row, as SQLite can hold it
-Who = Annotated[str, Field(min_length=1, max_length=60)]
-_BATCH = 500  # cards that are listed or accepted
-AND = " & "  # between the names of two people
+MAX_LISTED = 500  # cards that are listed or accepted at once
+Status: TypeAlias = Literal["open", "settled", "unsure", "disputed"]
+Codes: TypeAlias = list[str] | None
+"""Codes that were decided on; None where a reviewer was unsure, or nobody has decided."""
+
+
+class Opinion(BaseModel):
+    """Decision of one of two people on a card."""
+
+    who: str
+    codes: Codes
 
 
 class Card(BaseModel):
@@ -27,53 +36,62 @@ class Card(BaseModel):
     confidence: float
     predicted: list[str]
     version: int  # number of changes so far; a decision names the one that it saw
-    status: Literal["open", "settled", "unsure", "disputed"]
-    codes: list[str] | None  # codes that were decided on; None where none were
-    who: str | None
-    at: float | None = None  # when they were
+    status: Status
+    codes: Codes
+    deciders: list[str] = Field(exclude=True)
+    at: float | None = None  # when they decided
     row: dict[str, str] = {}  # other columns of the first of its rows
     double: bool = False  # whether two people decide on it, without seeing each other's decisions
-    opinions: list["Opinion"] = []  # their decisions, once both have decided
-    carried: bool = (
-        False  # whether it was settled by a decision on the same description in another file
-    )
+    opinions: list[Opinion] = []  # their decisions, once both have decided
+    # whether it was settled by a decision on the same description in another file
+    carried: bool = False
 
-    def seen_by(self, who: str, opinions: Mapping[str, list[str] | None]) -> "Card":
-        """Let a reviewer of a card for two see their own opinion alone, or once both decided, both;
-        return it.
-        """
-        if self.status != "open":
-            self.opinions = [Opinion(who=one, codes=codes) for one, codes in opinions.items()]
-        elif who in opinions:
-            self.codes, self.who, self.status = (
-                opinions[who],
-                who,
-                "unsure" if opinions[who] is None else "settled",
-            )
-        return self
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def who(self) -> str | None:
+        """Who decided."""
+        return " & ".join(self.deciders) or None
 
-    @staticmethod
-    def together(opinions: Mapping[str, list[str] | None]) -> dict[str, Any]:
-        """Return the state of a card for two with these opinions: it is open until there are
-        two.
-        """
-        names, codes = list(opinions), list(opinions.values())
-        if len(names) < 2:
-            return {"status": "open", "codes": None, "by": None}
-        is_same = len({None if one is None else frozenset(one) for one in codes}) == 1
-        status = "disputed" if not is_same else "unsure" if codes[0] is None else "settled"
-        return {
-            "status": status,
-            "codes": codes[0] if status == "settled" else None,
-            "by": AND.join(names),
-        }
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the card waits for a decision, or for one that ends a dispute."""
+        return self.status in ("open", "disputed")
 
 
-class Opinion(BaseModel):
-    """Decision of one of two people on a card."""
+def card_of(row: sqlite3.Row) -> Card:
+    """Return the card of a row of the database."""
+    values = dict(row)
+    for name in ("predicted", "codes", "deciders", "row"):
+        values[name] = json.loads(values[name] or "null")
+    values["deciders"] = values["deciders"] or []
+    return Card(confidence=values["conf"], **values)
 
-    who: str
-    codes: list[str] | None
+
+@dataclass(frozen=True)
+class Verdict:
+    """The decision on a card, by one reviewer or by two together."""
+
+    status: Status = "open"
+    codes: Codes = None
+    deciders: tuple[str, ...] = ()
+    at: float | None = None  # None: now
+
+
+def verdict_of(codes: Codes, who: str) -> Verdict:
+    """Return the verdict of one reviewer."""
+    return Verdict("unsure" if codes is None else "settled", codes, (who,))
+
+
+def joint_verdict(opinions: Mapping[str, Codes]) -> Verdict:
+    """Return what the opinions of two reviewers make of a card: it is open until there are two."""
+    if len(opinions) < 2:
+        return Verdict()
+    deciders = tuple(opinions)
+    first, *_ = opinions.values()
+    different_sets = {None if codes is None else frozenset(codes) for codes in opinions.values()}
+    if len(different_sets) > 1:
+        return Verdict("disputed", None, deciders)
+    return Verdict("unsure" if first is None else "settled", first, deciders)
 
 
 class Evidence(BaseModel):
@@ -84,38 +102,27 @@ class Evidence(BaseModel):
     predicted: list[Code]  # codes of the file, with titles
 
 
-class Decision(BaseModel):
-    """A reviewer's decision on a card."""
-
-    who: Who = "program"  # of a server with users: who is signed in, whatever is given here
-    version: int  # version of the card that the reviewer saw
-    codes: (
-        Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20)] | None
-    )  # None: unsure
-
-
 class Filter(BaseModel):
     """Filter of a list of cards, and its order."""
 
-    who: Who = "program"
-    q: Annotated[str, Field(max_length=200)] = ""  # part of the text
-    code: Annotated[str, Field(max_length=200)] = ""  # beginning of a code
-    lang: Annotated[str, Field(max_length=100)] = ""
+    who: str = Field("program", min_length=1, max_length=60)
+    q: str = Field("", max_length=200)  # part of the text
+    code: str = Field("", max_length=200)  # beginning of a code
+    lang: str = Field("", max_length=100)
     status: Literal["", "open", "settled", "unsure", "disputed"] = ""
     low: float = 0.0  # bounds of the confidence
     high: float = 1.0
     sort: Literal["worth", "times", "conf", "text"] = "worth"
-    offset: Number = 0
-    limit: Annotated[int, Field(ge=1, le=_BATCH)] = 50
+    offset: int = Field(0, ge=-1, lt=2**63)
+    limit: int = Field(50, ge=1, le=MAX_LISTED)
 
 
-class Accepted(BaseModel):
-    """Cards whose predicted codes are accepted at once, each with the version that the reviewer
-    saw.
-    """
+class Listing(BaseModel):
+    """Cards that a filter finds, at most as many as its limit."""
 
-    who: Who = "program"
-    cards: Annotated[dict[Number, int], Field(min_length=1, max_length=_BATCH)]
+    total: int  # number of cards that the filter finds
+    cards: list[Card]
+    titles: dict[str, str]  # code -> title, where it has one
 
 
 class Source(BaseModel):
@@ -137,8 +144,3 @@ class Conflict(Exception):
             f"{card.who or 'Another reviewer'} has decided on this description in the meantime."
         )
         self.card = card
-
-
-def user_of(request: Request, given: str) -> str:
-    """Return who has signed in; of a server without users, who is `given`."""
-    return getattr(request.state, "user", None) or given

@@ -3,105 +3,73 @@ in SQLite.
 """
 
 import json
-import math
-import re
 import sqlite3
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from fastapi import Body, Query, Request
-from pydantic import Field
+from pydantic import BaseModel
 
 from histocoder.data.labelled_files import CHECKED_COL
 from histocoder.desk.domain.card import (
-    AND,
-    Accepted,
     Card,
+    Codes,
     Conflict,
-    Decision,
     Evidence,
     Filter,
-    Number,
+    Listing,
+    Opinion,
     Source,
-    Who,
-    user_of,
+    Verdict,
+    card_of,
+    joint_verdict,
+    verdict_of,
 )
+from histocoder.desk.domain.database import Database
 from histocoder.desk.domain.models import Models
-from histocoder.desk.domain.trust import FEWEST, Trust, order_of_review, share_right
+from histocoder.desk.domain.trust import Draw, Trust, order_of_review, trust_of
 from histocoder.errors import UserError
 from histocoder.evaluation import checked_file
 from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded
-from histocoder.evaluation.scores import agreement
+from histocoder.evaluation.scores import CodeAgreement, agreement
 from histocoder.files import sha256
 from histocoder.inference.predictions import code_columns
 from histocoder.text.languages import Language
 from histocoder.text.normalize import description_keys
 
+CORRECTIONS_FILE = "corrections.csv"
+DECISIONS_FILE = "decisions.csv"
 _CLAIM_SECONDS = 180.0  # time for which a card that one reviewer was given is not given to another
-_TABLES = Path(__file__).with_name("tables.sql")
-_Codes: TypeAlias = list[str] | None  # of a decision; None: unsure
-_MOST_SHOWN = 12  # columns of a row, of those before the codes
-CORRECTIONS_FILE, DECISIONS_FILE = "corrections.csv", "decisions.csv"  # the second one of 1.0.0
-CARRIED = "carried"  # action of a decision that was made on the same description in another file
-_LIVE = "undone = 0 AND action != 'undone'"
-_NEW_COLUMNS = {
-    "sources": {"file": "TEXT", "sample": "INTEGER DEFAULT 0"},
-    "cards": {"key": "TEXT"},
-}
-_SORTS = {
-    "worth": "place",
-    "times": "times DESC, place",
-    "conf": "conf, place",
-    "text": "text, place",
-}
+_MAX_COLUMNS_SHOWN = 12  # of a row, of those before the codes
+
+
+class Agreement(BaseModel):
+    """Agreement of two people on the cards for two of a file."""
+
+    cards: int
+    both: int  # number of cards on which both have decided
+    disputed: int
+    by_digits: list[CodeAgreement]  # of the cards for which both gave codes
 
 
 class Cards:
     """The cards of a desk in its database; each decision is on disk before its method returns."""
 
     def __init__(self, path: Path, models: Models, *, double_share: float = 0.0) -> None:
-        self._models, self._double_share = models, double_share
+        self._db = Database(path)
+        self._models = models
+        self._double_share = double_share
+        # files of earlier exports on the server; the second one is 1.0.0's
         self._exports = [path.with_name(name) for name in (CORRECTIONS_FILE, DECISIONS_FILE)]
-        self.lock = threading.RLock()
-        self._db = sqlite3.connect(path, check_same_thread=False)
-        self._db.row_factory = sqlite3.Row
-        self._db.create_function("casefold", 1, str.casefold)  # SQLite's own knows ASCII alone
-        self._db.executescript(
-            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA secure_delete = ON;"
-        )
-        self._add_columns()
-        self._db.executescript(_TABLES.read_text(encoding="utf-8"))
-        self._add_keys()
         self._claims: dict[int, tuple[str, float]] = {}  # card -> reviewer, and when
+        self.lock = self._db.lock
 
     def close(self) -> None:
-        with self.lock:
-            self._db.close()
+        self._db.close()
 
-    def _add_columns(self) -> None:
-        """Give the tables of a desk of 1.0.0 the columns that it lacks."""
-        for table, new_columns in _NEW_COLUMNS.items():
-            names = {row["name"] for row in self._rows(f"PRAGMA table_info({table})")}
-            for name, kind in new_columns.items():
-                if names and name not in names:
-                    self._db.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
-
-    def _add_keys(self) -> None:
-        """Give cards of a desk of 1.0.0 their keys."""
-        rows = self._rows("SELECT id, text, lang FROM cards WHERE key IS NULL")
-        keys = _keys([row["text"] for row in rows], [row["lang"] for row in rows])
-        with self._db as db:
-            ids = (row["id"] for row in rows)
-            db.executemany("UPDATE cards SET key = ? WHERE id = ?", zip(keys, ids, strict=True))
-
-    def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
-        with self.lock:
-            return self._db.execute(query, values).fetchall()
+    # ---- Files under review ----
 
     def add_source(
         self,
@@ -120,422 +88,318 @@ class Cards:
         codes are settled from the start. `file_id` is the file's under Files, and `is_sample` tells
         that it is the sample to try the desk with.
         """
-        digest, targets = sha256(path), json.dumps(list(columns.target_cols))
-        key = f"{digest} {columns.input_col} {columns.language_col} {targets}"
-        if known := self._rows(
-            "SELECT id FROM sources WHERE sha256 IN (?, ?)", key, digest
-        ):  # which 1.0.0 has
-            return next(source for source in self.sources() if source.id == known[0]["id"])
-        file = open_coded(path, columns)
-        own = file.header[
-            : file.header.index(next(iter(code_columns(file.header)), file.header[-1]))
-        ]
-        used = (columns.input_col, columns.language_col, "lang")
-        beside = [name for name in own if name not in used and own.count(name) == 1][:_MOST_SHOWN]
-        cards = in_order_of_worth(file, columns, beside=beside)
-        lang_col = cards.columns[1]
-        langs = (
-            cards[lang_col].fillna("unk").map(Language)
-            if lang_col != CHECKED_COL
-            else ["unk"] * len(cards)
-        )
-        codes = cards[list(columns.target_cols)].to_numpy(dtype=object)
-        predicted = [
-            json.dumps([code for code in row if not pd.isna(code) and code]) for row in codes
-        ]
-        texts = cards[columns.input_col].fillna("").astype(str)
-        # row by row, since pandas 2.2 makes no records of a frame without columns
-        cells_beside = cards[[f"row_{name}" for name in beside]].to_numpy(dtype=object)
-        rows = []
-        for cells in cells_beside:
-            filled = {
-                name: cell for name, cell in zip(beside, cells, strict=True) if not pd.isna(cell)
-            }
-            rows.append(json.dumps(filled))
-        doubles = np.random.default_rng(int(digest, 16) + 1).random(len(cards)) < self._double_share
-        keys = _keys(texts.tolist(), [*langs])
-        times = cards["times"].tolist()
-        columns_of_cards = (
-            texts,
-            langs,
-            predicted,
-            cards["conf"],
-            times,
-            rows,
-            doubles.tolist(),
-            keys,
-        )
-        values = list(zip(*columns_of_cards, strict=True))
-        order, draws = order_of_review(cards["times"].to_numpy(), int(digest, 16))
-        places = {card: place for place, card in enumerate(order)}
-        with self.lock, self._db as db:
-            row = (name, key, time.time(), targets, file_id, is_sample)
-            added = db.execute(
-                (
-                    "INSERT INTO sources (name, sha256, at, targets, file, sample) VALUES (?, "
-                    "?, ?, ?, ?, ?)"
-                ),
-                row,
-            ).lastrowid
-            db.executemany(
-                "INSERT INTO cards (source, place, text, lang, predicted, conf, times, "
-                "row, double, key) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                ((added, place, *values[card]) for card, place in places.items()),
-            )
-            db.executemany(
-                "INSERT INTO draws VALUES (?, ?, ?)",
-                ((added, due, places[card]) for due, card in draws),
-            )
-            self._carry("c.source = ?", added)
-        return next(source for source in self.sources() if source.id == added)
+        digest = sha256(path)
+        targets = json.dumps(list(columns.target_cols))
+        content = f"{digest} {columns.input_col} {columns.language_col} {targets}"
+        for row in self._db.rows("sources_of_content", content=content, digest=digest):
+            return self._source(row["id"])
 
-    def _carry(self, which: str, *values: Any) -> None:
-        """Settle open cards whose descriptions are settled in the same columns of codes, as the
-        last of these cards.
+        # the cards, in the order in which they are reviewed, and which of them two people decide on
+        seed = int(digest, 16)
+        cards = _read_cards(path, columns)
+        cards["double"] = np.random.default_rng(seed + 1).random(len(cards)) < self._double_share
+        order, draws = order_of_review(cards["times"].to_numpy(), seed)
+        cards["place"] = np.argsort(order)
 
-        `which` is a condition on the cards c. Call it within a transaction. A decision that is
-        carried belongs to the batch of the one that it comes from, with which it is undone.
-        """
-        query = f"""SELECT c.id, c.version, c.double, o.codes, o.who, o.at,
-                        (SELECT coalesce(d.batch, d.id) FROM decisions d WHERE d.card = o.id AND {_LIVE}
-                         ORDER BY d.id DESC LIMIT 1) AS batch
-                    FROM cards c JOIN sources s ON s.id = c.source
-                    JOIN cards o ON o.id = (
-                        SELECT e.id FROM cards e JOIN sources t ON t.id = e.source
-                        WHERE e.key = c.key AND e.status = 'settled' AND t.targets = s.targets AND t.sample = s.sample
-                        ORDER BY e.at DESC, e.id DESC LIMIT 1)
-                    WHERE c.status = 'open' AND {which}"""
-        before = json.dumps({"status": "open", "codes": None, "by": None, "at": None})
-        for row in self._rows(query, *values):
-            after = json.dumps({"status": "settled", "codes": json.loads(row["codes"])})
-            self._db.execute(
-                "UPDATE cards SET version = version + 1, status = 'settled', codes = ?, "
-                "who = ?, at = ?, double = 0 "
-                "WHERE id = ?",
-                (row["codes"], row["who"], row["at"], row["id"]),
+        with self._db.transaction():
+            source = self._db.change(
+                "add_source",
+                name=name,
+                content=content,
+                at=time.time(),
+                targets=targets,
+                file=file_id,
+                is_sample=is_sample,
             )
-            self._db.execute(
-                (
-                    "INSERT INTO decisions (card, who, at, action, before, after, batch) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?)"
-                ),
-                (row["id"], row["who"], row["at"], CARRIED, before, after, row["batch"]),
-            )
+            cards["source"] = source
+            self._db.change_many("add_card", cards.to_dict("records"))
+            for due, card in draws:
+                place = int(cards.at[card, "place"])
+                self._db.change("add_draw", source=source, due=due, place=place)
+            self._carry(source=source)
+        return self._source(source)
 
-    def remove(self, source: Number) -> list[Source]:
-        """Remove a file from the review: its cards, their other columns and all decisions on them;
-        return the others.
+    def sources(self) -> list[Source]:
+        """List the coded files that are under review, the last one first."""
+        return [Source(**dict(row)) for row in self._db.rows("sources")]
+
+    def _source(self, source_id: int) -> Source:
+        return next(source for source in self.sources() if source.id == source_id)
+
+    def remove(self, source_id: int) -> None:
+        """Remove a file from the review: its cards, their other columns and all decisions on them.
 
         Nothing of it remains in the database. Models that were trained on the decisions keep what
         they have learned.
         """
-        with self.lock:
-            if not self._rows("SELECT id FROM sources WHERE id = ?", source):
-                raise KeyError(source)
-            with self._db as db:
-                db.execute(
-                    "DELETE FROM decisions WHERE card IN (SELECT id FROM cards WHERE source = ?)",
-                    (source,),
-                )
-                for table, column in (("draws", "source"), ("cards", "source"), ("sources", "id")):
-                    db.execute(f"DELETE FROM {table} WHERE {column} = ?", (source,))
+        if source_id not in [source.id for source in self.sources()]:
+            raise KeyError(source_id)
+        with self._db.transaction():
+            for table in ("decisions", "draws", "cards", "source"):
+                self._db.change(f"remove_{table}", source=source_id)
+        self._db.forget_deleted()
+        for path in self._exports:
+            path.unlink(missing_ok=True)
 
-            # what is deleted stands in free pages, and in the write-ahead log, until both are
-            # rewritten
-            self._db.execute("VACUUM")
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            for path in self._exports:
-                path.unlink(missing_ok=True)
-        return self.sources()
-
-    def remove_file(self, file: str) -> None:
+    def remove_file(self, file_id: str) -> None:
         """Remove what was made of a file under Files from the review."""
-        for row in self._rows("SELECT id FROM sources WHERE file = ?", file):
+        for row in self._db.rows("sources_of_file", file=file_id):
             self.remove(row["id"])
 
-    def sources(self) -> list[Source]:
-        """List the coded files that are under review, the last one first."""
-        query = """SELECT s.id, s.name, s.file, count(c.id) AS cards,
-                   coalesce(sum(c.status = 'settled'), 0) AS settled,
-                   coalesce(sum(c.status != 'open'), 0) AS decided
-                   FROM sources s LEFT JOIN cards c ON c.source = s.id GROUP BY s.id ORDER BY s.id DESC"""
-        return [Source(**dict(row)) for row in self._rows(query)]
+    # ---- What reviewers see ----
 
-    def next_cards(
-        self,
-        request: Request,
-        source: Number,
-        who: Who = "program",
-        after: Number = -1,
-        count: Annotated[int, Field(ge=1, le=20)] = 5,
-    ) -> list[Evidence]:
+    def next_cards(self, source_id: int, who: str, *, after: int, count: int) -> list[Evidence]:
         """Return the next open descriptions, the most worth checking first; others do not get them
         for a while.
         """
-        who = user_of(request, who)
-        query = f"""SELECT * FROM cards c WHERE source = ? AND status = 'open' AND place > ? AND NOT (double AND EXISTS
-                    (SELECT 1 FROM decisions d WHERE d.card = c.id AND d.who = ? AND {_LIVE})) ORDER BY place LIMIT ?"""
         now = time.monotonic()
         with self.lock:
-            self._claims = {
-                card: claim
-                for card, claim in self._claims.items()
-                if now - claim[1] < _CLAIM_SECONDS
-            }
-            taken = {card for card, (other, _) in self._claims.items() if other != who}
-            rows = [
-                row
-                for row in self._rows(query, source, after, who, count + len(taken))
-                if row["id"] not in taken
-            ]
-            self._claims.update({row["id"]: (who, now) for row in rows[:count]})
-        return self._with_evidence([_card(row) for row in rows[:count]])
+            for card_id, (_, since) in list(self._claims.items()):
+                if now - since >= _CLAIM_SECONDS:
+                    del self._claims[card_id]
+            claimed = [card_id for card_id in self._claims if self._claims[card_id][0] != who]
+            rows = self._db.rows(
+                "next_cards", source=source_id, who=who, after=after, limit=count + len(claimed)
+            )
+            cards = [card_of(row) for row in rows if row["id"] not in claimed][:count]
+            for card in cards:
+                self._claims[card.id] = (who, now)
+        return self._with_evidence(cards)
 
-    def evidence(self, request: Request, card: Number, who: Who = "program") -> Evidence:
+    def evidence(self, card_id: int, who: str) -> Evidence:
         """Return a card, as this reviewer may see it, and what helps to judge it."""
-        return self._with_evidence([self._seen(self._card(card), user_of(request, who))])[0]
+        return self._with_evidence([self._seen(self._card(card_id), who)])[0]
 
-    def listing(
-        self, request: Request, source: Number, wanted: Annotated[Filter, Query()]
-    ) -> dict[str, Any]:
+    def listing(self, source_id: int, who: str, wanted: Filter) -> Listing:
         """List the cards that a filter finds, as a reviewer may see them, with the titles of their
         codes.
         """
-        where = """source = ? AND casefold(text) LIKE ? ESCAPE '\\' AND coalesce(codes, predicted) LIKE ? ESCAPE '\\'
-                   AND lang LIKE ? AND status LIKE ? AND conf BETWEEN ? AND ?"""
-        text, prefix = (
-            re.sub(r"([%_\\])", r"\\\1", one) for one in (wanted.q.casefold(), wanted.code)
-        )
-        given = (
-            f"%{text}%",
-            f'%"{prefix}%',
-            wanted.lang or "%",
-            wanted.status or "%",
-            wanted.low,
-            wanted.high,
-        )
-        order, who = (
-            f"ORDER BY {_SORTS[wanted.sort]} LIMIT ? OFFSET ?",
-            user_of(request, wanted.who),
-        )
+        values = wanted.model_dump() | {"source": source_id}
         with self.lock:
-            total = self._rows(f"SELECT count(*) AS n FROM cards WHERE {where}", source, *given)[0][
-                "n"
-            ]
-            rows = self._rows(
-                f"SELECT * FROM cards WHERE {where} {order}",
-                source,
-                *given,
-                wanted.limit,
-                wanted.offset,
-            )
-            cards = [self._seen(_card(row), who) for row in rows]
-        sets = [
-            one
-            for card in cards
-            for one in (card.predicted, card.codes, *(said.codes for said in card.opinions))
-        ]
-        codes = {code for one in sets for code in one or ()}
-        titles = {code: self._models.coding.titled(code).title for code in codes}
-        return {
-            "total": total,
-            "cards": cards,
-            "titles": {code: title for code, title in titles.items() if title},
-        }
+            total = self._db.count("matches", **values)
+            cards = [self._seen(card_of(row), who) for row in self._db.rows("matches", **values)]
+
+        # the titles of all codes that the list shows
+        codes: set[str] = set()
+        for card in cards:
+            codes.update(card.predicted, card.codes or ())
+            for opinion in card.opinions:
+                codes.update(opinion.codes or ())
+        titles = {}
+        for code in codes & self._models.coding.titles.keys():
+            titles[code] = self._models.coding.titles[code]
+        return Listing(total=total, cards=cards, titles=titles)
 
     def _with_evidence(self, cards: list[Card]) -> list[Evidence]:
-        texts, langs = [card.text for card in cards], [card.lang for card in cards]
-        answers, evidence = self._models.coding.answer(texts, langs) if cards else [], []
+        if not cards:
+            return []
+        coding = self._models.coding
+        answers = coding.answer([card.text for card in cards], [card.lang for card in cards])
+        evidence = []
         for card, answer in zip(cards, answers, strict=True):
-            known = {code.code: code for code in (*answer.codes, *answer.alternatives)}
-            predicted = [
-                known.get(code) or self._models.coding.titled(code) for code in card.predicted
-            ]
+            answer_codes = {code.code: code for code in answer.alternatives + answer.codes}
+            predicted = [answer_codes.get(code) or coding.titled(code) for code in card.predicted]
             evidence.append(Evidence(card=card, answer=answer, predicted=predicted))
         return evidence
 
-    def _card(self, card: int) -> Card:
+    def _card(self, card_id: int) -> Card:
         """Return a card; raise KeyError where there is none of that number."""
-        found = self._rows("SELECT * FROM cards WHERE id = ?", card)
-        if not found:
-            raise KeyError(card)
-        return _card(found[0])
+        for row in self._db.rows("card", card=card_id):
+            return card_of(row)
+        raise KeyError(card_id)
 
-    def _opinions(self, card: int) -> dict[str, _Codes]:
+    def _opinions(self, card_id: int) -> dict[str, Codes]:
         """Return who has which opinion on a card for two, the last of each person; not how it was
         settled.
         """
-        query = f"""SELECT who, after FROM decisions WHERE card = ? AND {_LIVE}
-                    AND action NOT IN ('settled', '{CARRIED}') ORDER BY id"""
-        return {row["who"]: json.loads(row["after"])["codes"] for row in self._rows(query, card)}
+        opinions = {}
+        for row in self._db.rows("opinions", card=card_id):
+            opinions[row["who"]] = json.loads(row["after"])["codes"]
+        return opinions
 
     def _seen(self, card: Card, who: str) -> Card:
-        """Return a card as a reviewer may see it."""
-        if card.double:
-            return card.seen_by(who, self._opinions(card.id))
-        if card.status == "settled":
-            query = (
-                f"SELECT action FROM decisions WHERE card = ? AND {_LIVE} ORDER BY id DESC LIMIT 1"
-            )
-            card.carried = any(row["action"] == CARRIED for row in self._rows(query, card.id))
+        """Return a card as a reviewer may see it: of a card for two their own opinion alone, or,
+        once both have decided, both.
+        """
+        if not card.double:
+            if card.status == "settled":
+                actions = self._db.rows("last_action", card=card.id)
+                card.carried = any(row["action"] == "carried" for row in actions)
+            return card
+        opinions = self._opinions(card.id)
+        if card.status != "open":
+            card.opinions = [Opinion(who=name, codes=codes) for name, codes in opinions.items()]
+        elif who in opinions:
+            card.codes = opinions[who]
+            card.status = "unsure" if card.codes is None else "settled"
+            card.deciders = [who]
         return card
 
-    def decide(self, request: Request, card: Number, decision: Decision) -> Card:
-        """Decide on a card. Status 409: another reviewer has in the meantime; `card` is its present
-        state.
-        """
-        self._check_targets([card])
-        codes = None if decision.codes is None else self._models.coding.check_codes(decision.codes)
-        return self._decide(card, decision.version, user_of(request, decision.who), codes)
+    # ---- Decisions ----
 
-    def accept(self, request: Request, batch: Accepted) -> list[Card]:
-        """Accept the predicted codes of several cards, all or, if another reviewer has decided on
-        one, none.
+    def decide(self, card_id: int, version: int, who: str, codes: Codes) -> Card:
+        """Decide on a card; raise Conflict if another reviewer has since that version of it."""
+        self._check_targets([card_id])
+        if codes is not None:
+            codes = self._models.coding.check_codes(codes)
+        with self._db.transaction():
+            card = self._current(card_id, version, who)
+            self._decide(card, who, codes)
+        return self._seen(self._card(card_id), who)
+
+    def accept(self, versions: Mapping[int, int], who: str) -> list[Card]:
+        """Accept the predicted codes of several cards, each with the version that the reviewer saw;
+        all or, if another reviewer has decided on one, none.
         """
-        who = user_of(request, batch.who)
-        self._check_targets([*batch.cards])
-        with self.lock:
-            before = [self._card(card) for card in batch.cards]
-            for card in before:
-                if card.version != batch.cards[card.id]:
-                    raise Conflict(self._seen(card, who))
+        self._check_targets(list(versions))
+        with self._db.transaction():
+            batch = self._db.rows("last_decision")[0]["id"] + 1
+            for card_id, version in versions.items():
+                card = self._current(card_id, version, who)
                 self._models.coding.check_codes(card.predicted)
-            last = self._rows("SELECT coalesce(max(id), 0) AS last FROM decisions")[0]["last"]
-            return [
-                self._decide(card.id, card.version, who, card.predicted, batch=last + 1)
-                for card in before
-            ]
+                self._decide(card, who, card.predicted, batch=batch)
+        return [self._seen(self._card(card_id), who) for card_id in versions]
+
+    def _current(self, card_id: int, version: int, who: str) -> Card:
+        """Return a card; raise Conflict if it is not as the reviewer saw it."""
+        card = self._card(card_id)
+        if card.version != version:
+            raise Conflict(self._seen(card, who))
+        return card
 
     def _check_targets(self, cards: Sequence[int]) -> None:
         """Raise a UserError if cards are of a file that was coded in another classification than
         that in use.
         """
-        wanted = list(self._models.coding.coder.model.config.target_cols)
-        query = """SELECT DISTINCT s.targets FROM cards c JOIN sources s ON s.id = c.source
-                   WHERE c.id IN (SELECT value FROM json_each(?))"""
-        for row in self._rows(query, json.dumps(cards)):
-            if (own := json.loads(row["targets"])) != wanted:
+        model_targets = list(self._models.coding.coder.model.config.target_cols)
+        for row in self._db.rows("targets_of_cards", cards=json.dumps(cards)):
+            targets = json.loads(row["targets"])
+            if targets != model_targets:
                 raise UserError(
-                    f"This file was coded with {', '.join(own)}, and the model in use "
-                    f"gives {', '.join(wanted)}. "
-                    "Switch to a model of this file's codes under Models first."
+                    f"This file was coded with {', '.join(targets)}, and the model in use gives "
+                    f"{', '.join(model_targets)}. Switch to a model of this file's codes under "
+                    "Models first."
                 )
 
-    def _decide(
-        self, card: int, version: int, who: str, codes: _Codes, *, batch: int | None = None
-    ) -> Card:
-        with self.lock:
-            before = self._card(card)
-            if before.version != version:
-                raise Conflict(self._seen(before, who))
-            action = (
-                "unsure"
-                if codes is None
-                else "accepted"
-                if set(codes) == set(before.predicted)
-                else "changed"
-            )
-            status = "unsure" if codes is None else "settled"
-            after: dict[str, Any] = {"status": status, "codes": codes, "by": who}
-            if before.double and before.status == "open":
-                after = Card.together(self._opinions(card) | {who: codes})
-            elif before.double:
-                action = "settled"
-            return self._seen(
-                self._write(before, after, who=who, action=action, said=codes, batch=batch), who
-            )
+    def _decide(self, card: Card, who: str, codes: Codes, *, batch: int | None = None) -> None:
+        action = "changed"
+        if codes is None:
+            action = "unsure"
+        elif set(codes) == set(card.predicted):
+            action = "accepted"
+        verdict = verdict_of(codes, who)
+        if card.double and card.status == "open":
+            verdict = joint_verdict(self._opinions(card.id) | {who: codes})
+        elif card.double:
+            action = "settled"
+        self._write(card, verdict, who=who, action=action, codes=codes, batch=batch)
 
-    def undo(
-        self, request: Request, source: Number, who: Annotated[Who, Body(embed=True)] = "program"
-    ) -> list[Card]:
-        """Undo this reviewer's last decision, or all that were made at once. Status 409: another
-        has decided since.
+    def undo(self, source_id: int, who: str) -> list[Card]:
+        """Undo this reviewer's last decision, or all that were made at once; raise Conflict if
+        another has decided on one of the cards since.
         """
-        who = user_of(request, who)
-        mine = f"""SELECT d.* FROM decisions d JOIN cards c ON c.id = d.card WHERE c.source = ? AND d.who = ?
-                   AND {_LIVE} AND action != '{CARRIED}'"""
-        with self.lock:
-            found = self._rows(f"{mine} ORDER BY d.id DESC LIMIT 1", source, who)
-            if not found:
+        with self._db.transaction():
+            decisions = self._db.rows("last_batch", source=source_id, who=who)
+            if not decisions:
                 raise UserError("There is nothing to undo.")
-            last = (found[0]["id"], found[0]["batch"])
-            undone = self._rows(
-                f"{mine} AND (d.id = ? OR d.batch = ?) ORDER BY d.id DESC", source, who, *last
-            )
-            cards = {row["card"]: self._card(row["card"]) for row in undone}
-            for card in cards.values():
-                if card.who is not None and f"{AND}{who}{AND}" not in f"{AND}{card.who}{AND}":
+            for decision in decisions:
+                card = self._card(decision["card"])
+                if card.deciders and who not in card.deciders:
                     raise Conflict(self._seen(card, who))
-            back = []
-            for row in undone:
-                card, before = cards[row["card"]], json.loads(row["before"])
-                self._db.execute("UPDATE decisions SET undone = 1 WHERE id = ?", (row["id"],))
-                after: dict[str, Any] = {**before, "by": before.get("by", who)}
-                if card.double and row["action"] != "settled":
-                    after = Card.together(self._opinions(card.id))
-                back.append(self._write(card, after, who=who, action="undone", said=after["codes"]))
-            self._undo_carried({row["batch"] or row["id"] for row in undone}, who=who)
-        return back
+            for decision in decisions:
+                self._undo(decision, who)
+            self._undo_carried({row["batch"] or row["id"] for row in decisions}, who)
+        return [self._card(decision["card"]) for decision in decisions]
 
-    def _undo_carried(self, batches: set[int], *, who: str) -> None:
+    def _undo(self, decision: sqlite3.Row, who: str) -> None:
+        self._db.change("undo_decision", decision=decision["id"])
+        card = self._card(decision["card"])
+        if card.double and decision["action"] != "settled":
+            verdict = joint_verdict(self._opinions(card.id))
+        else:
+            verdict = _verdict_before(decision, who)
+        self._write(card, verdict, who=who, action="undone", codes=verdict.codes)
+
+    def _undo_carried(self, batches: set[int], who: str) -> None:
         """Open the cards to which decisions that are undone were carried, but for those decided
         again since.
         """
-        query = f"""SELECT d.id, d.card FROM decisions d WHERE d.action = '{CARRIED}' AND d.undone = 0
-                    AND d.batch IN (SELECT value FROM json_each(?))
-                    AND NOT EXISTS (SELECT 1 FROM decisions e WHERE e.card = d.card AND e.id > d.id)"""
-        opened = {"status": "open", "codes": None, "by": None}
-        for row in self._rows(query, json.dumps([*batches])):
-            self._db.execute("UPDATE decisions SET undone = 1 WHERE id = ?", (row["id"],))
-            self._write(self._card(row["card"]), opened, who=who, action="undone", said=None)
+        for row in self._db.rows("carried_from", batches=json.dumps(list(batches))):
+            self._db.change("undo_decision", decision=row["id"])
+            self._write(self._card(row["card"]), Verdict(), who=who, action="undone", codes=None)
 
     def _write(
         self,
         card: Card,
-        after: dict[str, Any],
+        verdict: Verdict,
         *,
         who: str,
         action: str,
-        said: _Codes,
+        codes: Codes,
         batch: int | None = None,
-    ) -> Card:
-        """Give a card another status, other codes and who decided `by` them, and add what was
-        `said` as a decision.
-        """
-        now, kept, is_open = (
-            time.time(),
-            after["codes"] and json.dumps(after["codes"]),
-            after["status"] == "open",
-        )
-        before = {"status": card.status, "codes": card.codes, "by": card.who, "at": card.at}
-        is_changed = not (
-            card.double and is_open and card.status == "open"
-        )  # else it waits for a second opinion
-        by = (None, None) if is_open else (after["by"], after.get("at") or now)
-        decided = {"status": after["status"], "codes": said}
+    ) -> None:
+        """Change what is decided on a card, and add the reviewer's own `codes` as a decision."""
+        now = time.time()
+        is_open = verdict.status == "open"
+        waits_for_second = card.double and is_open and card.status == "open"
         self._claims.pop(card.id, None)  # a card for two waits for another reviewer now
-        with self._db as db:
-            db.execute(
-                (
-                    "UPDATE cards SET version = version + ?, status = ?, codes = ?, who = ?, "
-                    "at = ? WHERE id = ?"
-                ),
-                (is_changed, after["status"], kept, *by, card.id),
+        self._db.change(
+            "change_card",
+            card=card.id,
+            is_changed=not waits_for_second,
+            status=verdict.status,
+            codes=json.dumps(verdict.codes) if verdict.codes else None,
+            deciders=None if is_open else json.dumps(verdict.deciders),
+            at=None if is_open else verdict.at or now,
+        )
+        before = {
+            "status": card.status,
+            "codes": card.codes,
+            "deciders": card.deciders,
+            "at": card.at,
+        }
+        self._db.change(
+            "add_decision",
+            card=card.id,
+            who=who,
+            at=now,
+            action=action,
+            before=json.dumps(before),
+            after=json.dumps({"status": verdict.status, "codes": codes}),
+            batch=batch,
+        )
+        if verdict.status == "settled" and action != "undone":
+            # a decision is on a description: it counts in the other files that have it, too
+            self._carry(card=card.id)
+
+    def _carry(self, *, source: int | None = None, card: int | None = None) -> None:
+        """Settle the open cards of a source, or with the description of a card, as the last cards
+        of the same columns of codes with their descriptions were.
+
+        A decision that is carried belongs to the batch of the one that it comes from, with which it
+        is undone.
+        """
+        before = json.dumps({"status": "open", "codes": None, "deciders": [], "at": None})
+        for row in self._db.rows("to_carry", source=source, card=card):
+            self._db.change(
+                "carry",
+                card=row["id"],
+                codes=row["codes"],
+                deciders=row["deciders"],
+                at=row["at"],
             )
-            db.execute(
-                (
-                    "INSERT INTO decisions (card, who, at, action, before, after, batch) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?)"
-                ),
-                (card.id, who, now, action, json.dumps(before), json.dumps(decided), batch),
+            self._db.change(
+                "add_decision",
+                card=row["id"],
+                who=" & ".join(json.loads(row["deciders"])),
+                at=row["at"],
+                action="carried",
+                before=before,
+                after=json.dumps({"status": "settled", "codes": json.loads(row["codes"])}),
+                batch=row["batch"],
             )
-            if after["status"] == "settled" and action != "undone":
-                # a decision is on a description: it counts in the other files that have it, too
-                self._carry(
-                    "NOT c.double AND c.key = (SELECT key FROM cards WHERE id = ?)", card.id
-                )
-        return self._card(card.id)
+
+    # ---- What was decided ----
 
     def settled(self, target_cols: Sequence[str], *, of_sample: bool = False) -> list[Card]:
         """Return the settled cards of all files with these columns of codes, the first decision
@@ -544,9 +408,9 @@ class Cards:
         Decisions on the sample, with which a visitor tries the desk, count only for models
         `of_sample`.
         """
-        query = """SELECT c.* FROM cards c JOIN sources s ON s.id = c.source WHERE c.status = 'settled'
-                   AND s.targets = ? AND s.sample <= ? ORDER BY c.at, c.id"""
-        return [_card(row) for row in self._rows(query, json.dumps(list(target_cols)), of_sample)]
+        targets = json.dumps(list(target_cols))
+        rows = self._db.rows("settled", targets=targets, of_sample=of_sample)
+        return [card_of(row) for row in rows]
 
     def decided(
         self, target_cols: Sequence[str], *, of_sample: bool = False
@@ -558,126 +422,117 @@ class Cards:
         keys = description_keys([card.text for card in cards])
         decisions = {}
         for key, card in zip(keys, cards, strict=True):
-            at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(card.at))
-            decisions[key, card.lang] = checked_file.DecidedCodes(
-                tuple(card.codes or ()), who=card.who, at=at
-            )
+            codes = tuple(card.codes or ())
+            at = _local_time(card.at or 0.0)
+            decisions[key, card.lang] = checked_file.DecidedCodes(codes, who=card.who, at=at)
         return decisions
-
-    def settled_of(self, source: Number) -> list[Card]:
-        """Return the settled cards of a file."""
-        return [
-            _card(row)
-            for row in self._rows(
-                "SELECT * FROM cards WHERE source = ? AND status = 'settled'", source
-            )
-        ]
 
     def decisions(self) -> pd.DataFrame:
         """Return who has decided what, of all files, and what the descriptions are settled as.
 
         Of cards for two it has those on which both have decided.
         """
-        query = f"""SELECT s.name AS file, c.text, c.lang, c.double AS for_two, d.who, d.at, d.action, d.after AS codes,
-                    c.status, coalesce(c.codes, '[]') AS settled FROM decisions d JOIN cards c ON c.id = d.card
-                    JOIN sources s ON s.id = c.source WHERE {_LIVE} AND d.action != '{CARRIED}'
-                    AND NOT (c.double AND c.status = 'open')
-                    ORDER BY s.id, c.place, d.id"""
-        with self.lock:
-            found = pd.read_sql_query(query, self._db)
-        found["codes"] = [" & ".join(json.loads(one)["codes"] or []) for one in found["codes"]]
-        found["settled"] = [" & ".join(json.loads(one)) for one in found["settled"]]
-        found["at"] = [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) for at in found["at"]]
-        return found.astype(str)
+        rows = []
+        for row in self._db.rows("decisions"):
+            decision = dict(row)
+            decision["at"] = _local_time(decision["at"])
+            decision["codes"] = " & ".join(json.loads(decision["codes"])["codes"] or ())
+            decision["settled"] = " & ".join(json.loads(decision["settled"]))
+            rows.append(decision)
+        names = "file text lang for_two who at action codes status settled".split()
+        return pd.DataFrame(rows, columns=names).astype(str)
 
-    def agreement(self, source: Number) -> dict[str, Any]:
-        """Return how far two people agree on a file's cards for two: their number, and those both
-        decided on.
-        """
+    def agreement(self, source_id: int) -> Agreement:
+        """Return how far two people agree on a file's cards for two."""
+        num_both = 0
+        num_disputed = 0
+        texts: list[str] = []
+        first_codes: list[list[str]] = []
+        second_codes: list[list[str]] = []
         with self.lock:
-            cards = [
-                _card(row)
-                for row in self._rows("SELECT * FROM cards WHERE source = ? AND double", source)
-            ]
-            pairs = [
-                (card.text, self._opinions(card.id)) for card in cards if card.status != "open"
-            ]
-        by_name = [(text, *(opinions[who] for who in sorted(opinions))) for text, opinions in pairs]
-        decided = [
-            (text, one, other)
-            for text, one, other, *_ in by_name
-            if one is not None and other is not None
-        ]
-        numbers = {
-            "cards": len(cards),
-            "both": len(pairs),
-            "disputed": sum(one.status == "disputed" for one in cards),
-        }
-        if not decided:
-            return numbers | {"by_digits": []}
-        texts, firsts, seconds = zip(*decided, strict=True)
-        system = self._models.coding.coder.formatter.system
-        digits = 0 if system.labels is not None else min(system.block_size - 1, 4)
-        return numbers | {
-            "by_digits": agreement(
-                firsts, seconds, texts, digits=digits, separator=system.separator
+            cards = [card_of(row) for row in self._db.rows("cards_for_two", source=source_id)]
+            for card in cards:
+                num_disputed += card.status == "disputed"
+                if card.status == "open":
+                    continue
+                num_both += 1
+                # the coders are told apart by their names, whoever was first
+                first, second, *_ = (codes for _, codes in sorted(self._opinions(card.id).items()))
+                if first is not None and second is not None:
+                    texts.append(card.text)
+                    first_codes.append(first)
+                    second_codes.append(second)
+
+        by_digits: list[CodeAgreement] = []
+        if texts:
+            system = self._models.coding.coder.formatter.system
+            digits = 0 if system.labels is not None else min(system.block_size - 1, 4)
+            by_digits = agreement(
+                first_codes, second_codes, texts, digits=digits, separator=system.separator
             )
-        }
-
-    def trust(self, source: Number) -> Trust:
-        """Return how much of a file is settled, and how many of its rows are right.
-
-        The sample ends before the first card drawn that is not decided. Cards for two, which were
-        drawn at random as well and take longer, are a sample of their own.
-        """
-        counts = """SELECT count(*) AS cards, total(times) AS rows, total(times * (status = 'settled')) AS rows_settled,
-                    total(status = 'settled') AS cards_settled, total(status = 'unsure') AS cards_unsure,
-                    total(status IN ('open', 'disputed')) AS undecided,
-                    max(place * (status != 'open')) AS last FROM cards WHERE source = ?"""
-        drawn = (
-            "SELECT c.*, d.due FROM draws d JOIN cards c USING (source, place) WHERE source = "
-            "? ORDER BY d.due"
+        return Agreement(
+            cards=len(cards), both=num_both, disputed=num_disputed, by_digits=by_digits
         )
+
+    def trust(self, source_id: int) -> Trust:
+        """Return how much of a file is settled, and how many of its rows are right."""
         with self.lock:
-            found, draws = dict(self._rows(counts, source)[0]), self._rows(drawn, source)
-        last, undecided, ends = found.pop("last"), found.pop("undecided"), {}
-        for row in reversed(draws):
-            if row["status"] in ("open", "disputed"):
-                ends[row["double"]] = row
-        dues = {double: row["due"] for double, row in ends.items()}
-        sample = [
-            row
-            for row in draws
-            if row["status"] == "settled" and row["due"] < dues.get(row["double"], math.inf)
-        ]
-        num_random = len({row["id"] for row in sample})
-        right = [
-            set(json.loads(row["codes"])) == set(json.loads(row["predicted"])) for row in sample
-        ]
-        return Trust(
-            **found,
-            random_cards=num_random,
-            skipped=ends[0]["id"] if 0 in ends and ends[0]["place"] < last else None,
-            right=share_right(right) if num_random >= FEWEST else None,
-            share_right=self._known_share(source)
-            if not undecided and found["cards_settled"]
-            else None,
-        )
-
-    def _known_share(self, source: Number) -> float:
-        """Return the share of the settled rows of a file that are right as the model coded them."""
-        cards = self.settled_of(source)
-        num_right = sum(
-            card.times for card in cards if set(card.codes or ()) == set(card.predicted)
-        )
-        return num_right / sum(card.times for card in cards)
+            progress = dict(self._db.rows("progress", source=source_id)[0])
+            rows = self._db.rows("draws", source=source_id)
+        draws = [Draw(due=row["due"], card=card_of(row)) for row in rows]
+        return trust_of(progress, draws)
 
 
-def _card(row: sqlite3.Row) -> Card:
-    own = {name: row[name] and json.loads(row[name]) for name in ("predicted", "codes", "row")}
-    return Card(**{**dict(row), **own, "confidence": row["conf"]})
+def _verdict_before(decision: sqlite3.Row, who: str) -> Verdict:
+    """Return what was decided on a card before a decision."""
+    before = json.loads(decision["before"])
+    deciders = before.get("deciders")
+    if deciders is None:  # a record of an earlier version, which joined the names
+        names = before.get("by", who)
+        deciders = names.split(" & ") if names else []
+    return Verdict(before["status"], before["codes"], tuple(deciders), before.get("at"))
 
 
-def _keys(texts: Sequence[str], langs: Sequence[str]) -> list[str]:
-    """Return what cards have in common whose descriptions and languages are the same."""
-    return [f"{lang} {key}" for key, lang in zip(description_keys(texts), langs, strict=True)]
+def _read_cards(path: Path, columns: Columns) -> pd.DataFrame:
+    """Return the distinct descriptions of a coded file, those most worth checking first, as columns
+    of cards.
+    """
+    file = open_coded(path, columns)
+    first_code = next(iter(code_columns(file.header)), file.header[-1])
+    columns_shown = []
+    for name in file.header[: file.header.index(first_code)]:
+        is_used = name in (columns.input_col, columns.language_col, "lang")
+        if not is_used and file.header.count(name) == 1:
+            columns_shown.append(name)
+    del columns_shown[_MAX_COLUMNS_SHOWN:]
+
+    rows = in_order_of_worth(file, columns, beside=columns_shown)
+    lang_col = rows.columns[1]
+    langs = ["unk"] * len(rows)
+    if lang_col != CHECKED_COL:
+        langs = [str(Language(lang)) for lang in rows[lang_col].fillna("unk")]
+    texts = rows[columns.input_col].fillna("").astype(str)
+    keys = description_keys(texts.tolist())
+
+    # row by row, since pandas 2.2 makes no records of a frame without columns
+    codes = rows[list(columns.target_cols)].fillna("").to_numpy(dtype=object)
+    cells = rows[[f"row_{name}" for name in columns_shown]].to_numpy(dtype=object)
+    return pd.DataFrame(
+        {
+            "text": texts,
+            "lang": langs,
+            "key": [f"{lang} {key}" for lang, key in zip(langs, keys, strict=True)],
+            "predicted": [json.dumps([code for code in row if code]) for row in codes],
+            "conf": rows["conf"],
+            "times": rows["times"],
+            "row": [json.dumps(_filled(columns_shown, row)) for row in cells],
+        }
+    )
+
+
+def _filled(names: Sequence[str], cells: np.ndarray) -> dict[str, str]:
+    return {name: cell for name, cell in zip(names, cells, strict=True) if not pd.isna(cell)}
+
+
+def _local_time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))

@@ -1,37 +1,18 @@
-"""Tables of training data, before training: which columns and language they have, and all their
-problems.
-"""
+"""Tables of training data, prepared to try: all their problems, before training."""
 
-import re
-from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, TypeAlias
 
-import numpy as np
 import pandas as pd
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.naive_bayes import MultinomialNB
-from sklearn.pipeline import Pipeline, make_pipeline
 
 from histocoder.config import PrepareConfig
 from histocoder.data.prepare import CONFLICTS_FILE, REJECTED_FILE, prepare
 from histocoder.errors import UserError
-from histocoder.formatters.classifications import HISCO_TITLES
 from histocoder.log import sending_lines
-from histocoder.tables.header import plain
-from histocoder.text.normalize import description_keys
 
-_CODE_COLUMN = re.compile(
-    r"(.*[ _])?(hisco|occ1950|isco(58|68|88|08)?|psti|codes?|kode[nr]?|koder?)[ _]?[0-9]*"
-)
-_ROWS_SHOWN = 20
-CATEGORIES = (
-    2,
-    20,
-)  # least and largest number of distinct cells, blank ones among them, of an attribute
+_NUM_ROWS_SHOWN = 20
 
 
 def _value_of_flag(name: str) -> str:
@@ -83,51 +64,28 @@ def check(dataset: Path, options: TrainOptions, *, sheet: str | None = None) -> 
     lines: list[str] = []
     with TemporaryDirectory() as name, sending_lines(lines.append):
         folder = Path(name) / "prepared"
+        settings = options.model_dump(exclude={"quick"})
+        config = PrepareConfig(dataset=str(dataset), sheet=sheet, save_path=name, **settings)
         try:
-            how = options.model_dump(exclude={"quick"})
-            record = prepare(
-                PrepareConfig(dataset=str(dataset), sheet=sheet, save_path=name, **how), folder
-            )
+            record = prepare(config, folder)
         except UserError as error:
-            first, *others = str(error).split("\n- ")
-            return Check(problems=others or [first], fixes=error.settings)
-        contradicting = _rows(folder / CONFLICTS_FILE)
+            first, *problems = str(error).split("\n- ")
+            return Check(problems=problems or [first], fixes=error.settings)
+        conflicts = _rows(folder / CONFLICTS_FILE)
+        num_rows = record["rows"]
         return Check(
-            **{part: record["rows"][part] for part in ("train", "val", "rejected")},
+            train=num_rows["train"],
+            val=num_rows["val"],
+            rejected=num_rows["rejected"],
             codes=record["codes"],
-            conflicts=contradicting[contradicting.columns[:2]].drop_duplicates().shape[0],
-            rejected_rows=_rows(folder / REJECTED_FILE)[:_ROWS_SHOWN].to_dict("records"),
-            conflict_rows=contradicting[:_ROWS_SHOWN].to_dict("records"),
-            notices=[line for line in lines if name not in line],
+            conflicts=len(conflicts[conflicts.columns[:2]].drop_duplicates()),
+            rejected_rows=_rows(folder / REJECTED_FILE)[:_NUM_ROWS_SHOWN].to_dict("records"),
+            conflict_rows=conflicts[:_NUM_ROWS_SHOWN].to_dict("records"),
+            notices=[line for line in lines if name not in line],  # none that names the folder
         )
 
 
 def _rows(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, dtype=str, keep_default_na=False) if path.is_file() else pd.DataFrame()
-
-
-def code_columns(cells: pd.DataFrame) -> list[str]:
-    """Return the columns that probably hold codes, by their names; of several, those that are not
-    blank.
-    """
-    named = [name for name in cells if _CODE_COLUMN.fullmatch(plain(name))]
-    return [name for name in named if name == named[0] or cells[name].str.strip().any()]
-
-
-def guess_language(texts: Sequence[str]) -> str:
-    """Return the language in which descriptions probably are, among those of histocoder's
-    titles.
-    """
-    model, languages = _language_model()
-    keys = [key for key in description_keys(texts) if key]
-    return languages[int(np.argmax(model.predict_log_proba(keys).sum(0)))] if keys else "unk"
-
-
-@cache
-def _language_model() -> tuple[Pipeline, list[str]]:
-    titles = pd.read_csv(HISCO_TITLES, dtype=str, keep_default_na=False)
-    model = make_pipeline(
-        CountVectorizer(analyzer="char_wb", ngram_range=(1, 4)), MultinomialNB(fit_prior=False)
-    )
-    model.fit(description_keys(titles["title"]), titles["lang"])
-    return model, model.classes_.tolist()
+    if not path.is_file():
+        return pd.DataFrame()
+    return pd.read_csv(path, dtype=str, keep_default_na=False)

@@ -8,11 +8,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.neighbors import NearestNeighbors
 
@@ -101,21 +100,6 @@ class NamedLanguage(BaseModel):
 
     code: str
     name: str
-
-
-_Text: TypeAlias = Annotated[str, Field(max_length=2000)]
-
-
-def _as_list(texts: Any) -> Any:
-    return [texts] if isinstance(texts, str) else texts
-
-
-class CodeRequest(BaseModel):
-    """Descriptions to code, or one."""
-
-    # R's JSON has a vector of one description as text
-    texts: Annotated[list[_Text], Field(min_length=1, max_length=1000), BeforeValidator(_as_list)]
-    lang: Annotated[str, Field(max_length=100)] = "unk"
 
 
 class Coding:

@@ -1,16 +1,12 @@
 """A desk: its models, cards and files, and what they do together."""
 
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
 
 import pyarrow as pa
-from fastapi import FastAPI, Request, Response
-from fastapi.concurrency import run_in_threadpool
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from histocoder.data.labelled_files import CHECKED_COL
 from histocoder.desk.domain.card import Source
@@ -19,7 +15,6 @@ from histocoder.desk.domain.coding import (
     NO_OCCUPATION,
     Answer,
     Code,
-    CodeRequest,
     NamedLanguage,
     Surety,
     named_languages,
@@ -63,33 +58,35 @@ class Desk:
     ) -> None:
         make_folder(folder / "files")
         self._folder = folder
-        self.models, self._file, self.may_train = models, folder / CORRECTIONS_FILE, may_train
+        self._corrections = folder / CORRECTIONS_FILE
+        self._first_source: int | None = None  # the one to review first
+        self.may_train = may_train
+        self.models = models
         self.cards = Cards(folder / "desk.sqlite", models, double_share=double_share)
         self.uploads = Uploads(folder / "files", models, self.cards)
-        self._first: int | None = None  # source to review first
+
+    def start(self) -> None:
+        """Begin to work in the background."""
+        self.uploads.jobs.start()
+        self.models.jobs.start()
+
+    def close(self) -> None:
+        """Interrupt the work in the background, which the next server resumes."""
+        self.uploads.jobs.stop()
+        self.models.jobs.stop()
+        self.cards.close()
 
     def review(self, data: Path, *, input_col: str | None = None) -> None:
         """Make cards of a coded file, which is reviewed first; see `Columns`."""
         settings = self.models.settings
         text_col = input_col or settings.get("input_col") or "occ1"
-        targets, language_col = (
-            self.models.coding.coder.model.config.target_cols,
-            settings.get("language_col"),
-        )
         columns = Columns(
-            text_col, target_cols=targets, run_input_col=text_col, run_language_col=language_col
+            text_col,
+            target_cols=self.models.coding.coder.model.config.target_cols,
+            run_input_col=text_col,
+            run_language_col=settings.get("language_col"),
         )
-        self._first = self.cards.add_source(data, data.name, columns).id
-
-    @asynccontextmanager
-    async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
-        """Work in the background while the server runs."""
-        self.uploads.start()
-        self.models.start()
-        yield
-        await run_in_threadpool(self.uploads.stop)
-        await run_in_threadpool(self.models.stop)
-        self.cards.close()
+        self._first_source = self.cards.add_source(data, data.name, columns).id
 
     def as_sent(self, message: str) -> str:
         """Return a message that names files as the user does, without the folders in which they are
@@ -97,68 +94,62 @@ class Desk:
         """
         return self.uploads.as_sent(message).replace(f"{self._folder}{os.sep}", "")
 
-    def about(self, request: Request) -> About:
-        """Describe the model in use and this server."""
-        server: dict[str, Any] = {
-            "may_train": self.may_train,
-            "user": getattr(request.state, "user", None),
-        }
+    def about(self, user: str | None) -> About:
+        """Describe the model in use and this server, for who has signed in."""
         if self.models.in_use is None:
-            return About(model=None, languages=named_languages(map(Language, NAMES)), **server)
-        coding, coder = self.models.coding, self.models.coding.coder
-        has_none = coder.system == "hisco" or NO_OCCUPATION in coder.codes
+            languages = named_languages(map(Language, NAMES))
+            return About(model=None, languages=languages, may_train=self.may_train, user=user)
+        coding = self.models.coding
+        coder = coding.coder
+        no_occupation = None
+        if coder.system == "hisco" or NO_OCCUPATION in coder.codes:
+            no_occupation = coding.titled(NO_OCCUPATION)
+        languages = named_languages(
+            set(coder.model.config.languages) - {"unk"} or map(Language, NAMES)
+        )
         return About(
             model=coding.name,
             system=coder.system,
             num_codes=len(coder.codes),
             most_codes=coder.formatter.num_blocks,
-            no_occupation=coding.titled(NO_OCCUPATION) if has_none else None,
-            languages=named_languages(
-                set(coder.model.config.languages) - {"unk"} or map(Language, NAMES)
-            ),
+            no_occupation=no_occupation,
+            languages=languages,
             surety=coding.surety,
-            **server,
+            may_train=self.may_train,
+            user=user,
         )
 
-    def code(self, wanted: CodeRequest) -> list[Answer]:
+    def code(self, texts: list[str], lang: str) -> list[Answer]:
         """Code descriptions; blank ones get no codes."""
         coding = self.models.coding
-        lang = chosen_language(wanted.lang, coding.coder.model.config.languages)
-        return coding.answer(wanted.texts, [lang] * len(wanted.texts))
-
-    def search(
-        self,
-        q: Annotated[str, Field(max_length=200)],
-        limit: Annotated[int, Field(ge=1, le=100)] = 20,
-    ) -> list[Code]:
-        """Search the classification by code or words of the title; whole words come first."""
-        return self.models.coding.search(q, limit)
+        lang = chosen_language(lang, coding.coder.model.config.languages)
+        return coding.answer(texts, [lang] * len(texts))
 
     def sources(self) -> list[Source]:
         """List the coded files that are under review, the one to continue with first."""
-        return sorted(self.cards.sources(), key=lambda one: one.id != self._first)
+        return sorted(self.cards.sources(), key=lambda source: source.id != self._first_source)
 
     def settled(self) -> pa.Table:
         """Return the settled descriptions as `--corrections` takes them; of several decisions on
         one, the last.
         """
-        targets, settings = self.models.coding.coder.model.config.target_cols, self.models.settings
-        language_col = settings.get("language_col")
-        lang_cols = [language_col] if language_col else [] if settings else ["lang"]
-        names = [settings.get("input_col") or "occ1", *lang_cols, CHECKED_COL, *targets, "who"]
+        settings = self.models.settings
+        target_cols = self.models.coding.coder.model.config.target_cols
+        text_col = settings.get("input_col") or "occ1"
+        lang_col = settings.get("language_col") if settings else "lang"
+        names = [text_col, CHECKED_COL, *target_cols, "who"]
+        if lang_col:
+            names.insert(1, lang_col)
+
         rows = {}
-        for card in self.cards.settled(targets, of_sample=self._uses_sample()):
-            langs, codes = [card.lang] * len(lang_cols), card.codes or []
-            cells = [
-                card.text,
-                *langs,
-                "x",
-                *codes,
-                *[None] * (len(targets) - len(codes)),
-                card.who,
-            ]
-            key = description_keys([card.text])[0], *map(Language, langs)
-            rows[key] = dict(zip(names, cells, strict=True))
+        for card in self.cards.settled(target_cols, of_sample=self._uses_sample()):
+            row: dict[str, str | None] = {text_col: card.text, CHECKED_COL: "x", "who": card.who}
+            key = description_keys([card.text])[0]
+            if lang_col:
+                row[lang_col] = card.lang
+                key = f"{Language(card.lang)} {key}"
+            row.update(zip(target_cols, card.codes or (), strict=False))
+            rows[key] = row
         return pa.Table.from_pylist(
             list(rows.values()), pa.schema([(name, pa.string()) for name in names])
         )
@@ -166,52 +157,49 @@ class Desk:
     def _uses_sample(self) -> bool:
         """Return whether the model in use was trained on the sample."""
         model = self.models.in_use
-        return model is not None and any(
-            file.id == model.file and file.is_sample for file in self.uploads.all()
-        )
+        if model is None:
+            return False
+        return any(file.id == model.file and file.is_sample for file in self.uploads.jobs.all())
 
     def improve(self) -> Improvement:
         """Write the corrections on the server, with formulas as they are, and return how to train
         on them.
         """
-        number, model = self._write(self._file), self.models.in_use
-        assert model is not None  # else there are no corrections
-        next_one = next_step(str(self.models.best(model.id)), self._file, self.models.run(model.id))
+        num_corrections = self._write_corrections(self._corrections)
+        model = self.models.in_use
+        assert model is not None, "without a model there are no corrections"
+        best = self.models.best(model.id)
         return Improvement(
-            corrections=number, next_step=next_one, learned=self.models.has_learned(self._file)
+            corrections=num_corrections,
+            next_step=next_step(str(best), self._corrections, self.models.run(model.id)),
+            learned=self.models.has_learned(self._corrections),
         )
 
-    def _write(self, path: Path, *, raw: bool = True) -> int:
+    def _write_corrections(self, path: Path, *, raw: bool = True) -> int:
         """Write the settled descriptions to a file, and return their number."""
         with self.cards.lock:
             settled = self.settled()
             write_table(path, [settled], Form(raw=raw))
         return len(settled)
 
-    def correct(self, model: str) -> Model:
+    def correct(self, model_id: str) -> Model:
         """Train a model further on the settled descriptions."""
-        return self.models.correct(model, self._write)
+        return self.models.correct(model_id, self._write_corrections)
 
-    def decisions(self) -> Response:
-        """Return who has decided what, as CSV."""
-        with self.cards.lock:
-            decisions = self.cards.decisions()
-        return _download(DECISIONS_FILE, lambda path: write_frame(path, decisions))
-
-    def export(self, raw: bool = False) -> Response:
+    def corrections_csv(self, *, raw: bool) -> bytes:
         """Return settled descriptions, as CSV for `finetune.py --corrections`; `raw` leaves
         formulas as they are.
         """
-        return _download(self._file.name, lambda path: self._write(path, raw=raw))
+        return _written(CORRECTIONS_FILE, lambda path: self._write_corrections(path, raw=raw))
+
+    def decisions_csv(self) -> bytes:
+        """Return who has decided what, as CSV."""
+        return _written(DECISIONS_FILE, lambda path: write_frame(path, self.cards.decisions()))
 
 
-def _download(name: str, write: Callable[[Path], object]) -> Response:
-    """Return a CSV file that `write` writes to a path, as an answer of its own: no other request
-    changes it.
-    """
+def _written(name: str, write: Callable[[Path], object]) -> bytes:
+    """Return what a function writes to a file of its own, which no other request changes."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / name
         write(path)
-        content = path.read_bytes()
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return Response(content, media_type="text/csv; charset=utf-8", headers=headers)
+        return path.read_bytes()

@@ -4,15 +4,12 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from fastapi import Response
-from pydantic import BaseModel
+from pydantic import Field
 
 from histocoder.checkpoints.model_files import WEIGHTS_FILE
 from histocoder.checkpoints.run_files import LOG_FILE, METRICS_FILE, REPORT_FILE
@@ -20,40 +17,33 @@ from histocoder.checkpoints.run_folder import LOCK_FILE, holding, run_of, run_se
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.desk.domain.checks import TrainOptions
 from histocoder.desk.domain.coding import Coding
+from histocoder.desk.domain.jobs import Job, Jobs
 from histocoder.desk.domain.sample import TITLES
-from histocoder.errors import UserError
+from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.review_file import words_to_correct
-from histocoder.files import make_folder, sha256, write_text
+from histocoder.files import make_folder, sha256
 from histocoder.inference.coder import Coder
-from histocoder.log import log
 
-GIVEN = "given"  # the model of `serve --model`
-# What is said while the training of a server that was killed is being saved
-_BUSY = "is in use by another run"
-_PAUSE_SECONDS = 2.0  # between two tries to start it again
-_OF_REPORT = {  # so that its own styles and scripts work, and reach nothing of the desk
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src "
-    "'unsafe-inline'; "
-    "img-src data:; sandbox allow-scripts; frame-ancestors 'self'",
-    "X-Frame-Options": "SAMEORIGIN",
-}
+GIVEN = "given"  # id of the model of `serve --model`
+_BUSY_MESSAGE = "is in use by another run"  # while the run of a server that was killed is saved
+_BUSY_SECONDS = 2.0  # between two tries to start it again
+_POLL_SECONDS = 0.1  # between two looks at a process that trains
+_RUN_FILES = {"report.html": REPORT_FILE, "metrics.json": METRICS_FILE, "logs.csv": LOG_FILE}
+RunFile: TypeAlias = Literal["report.html", "metrics.json", "logs.csv", "training.log"]
 
 
-class Model(BaseModel):
+class Model(Job):
     """A model, and how it was made."""
 
-    id: str
     made: float
     file: str | None = None  # id of the table that it was trained on
     table: str  # its name
     base: str | None = None  # model that was trained further
-    of_titles: bool = (
-        False  # whether it is measured on titles of codes, which are easier than descriptions
-    )
+    # whether it is measured on titles of codes, which are easier than descriptions
+    of_titles: bool = False
     corrections: int = 0
-    words: list[str] = []  # flags of `histocoder finetune`
+    words: list[str] = Field(default_factory=list)  # flags of `histocoder finetune`
     state: Literal["queued", "running", "stopped", "failed", "done"] = "queued"
-    message: str = ""
     seconds: float = 0  # that training took
     in_use: bool = False
 
@@ -63,26 +53,19 @@ class Models:
 
     def __init__(self, folder: Path, *, device: str, precision: str) -> None:
         make_folder(folder)
-        self._folder, self._device, self._precision = folder, device, precision
-        self._lock, self._worker = threading.RLock(), ThreadPoolExecutor(1)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_stopping = False
+        self._folder = folder
+        self._device = device
+        self._precision = precision
         self._coding: Coding | None = None
-        self._given = Path()  # folder of the given model
+        self._given_folder: Path | None = None
         records = [Model.model_validate_json(path.read_bytes()) for path in folder.glob("*.json")]
-        self._models = {model.id: model for model in sorted(records, key=lambda model: model.made)}
+        records.sort(key=lambda model: model.made)
+        self.jobs: Jobs[Model] = Jobs(
+            records, path=self._record_file, work=self._train, delete=self._delete
+        )
 
-    def start(self) -> None:
-        """Resume what an earlier server has not finished."""
-        for model in self._models.values():
-            if model.state in ("queued", "running"):
-                self._queue(model)
-
-    def stop(self) -> None:
-        """Interrupt training; the next server resumes it."""
-        self._is_stopping = True
-        self._interrupt()
-        self._worker.shutdown(cancel_futures=True)
+    def _record_file(self, model: Model) -> Path | None:
+        return None if model.id == GIVEN else self._folder / f"{model.id}.json"
 
     @property
     def coding(self) -> Coding:
@@ -94,11 +77,9 @@ class Models:
     @property
     def in_use(self) -> Model | None:
         """The record of the model in use."""
-        return (
-            next((model for model in self._models.values() if model.in_use), None)
-            if self._coding
-            else None
-        )
+        if self._coding is None:
+            return None
+        return next((model for model in self.jobs.all() if model.in_use), None)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -107,252 +88,221 @@ class Models:
 
     def give(self, coder: Coder, folder: Path, *, name: str) -> None:
         """Use a model from elsewhere."""
-        self._given = folder
+        self._given_folder = folder
         made = (folder / WEIGHTS_FILE).stat().st_mtime
-        self._models = {GIVEN: Model(id=GIVEN, made=made, table=name, state="done"), **self._models}
+        self.jobs.add_oldest(Model(id=GIVEN, made=made, table=name, state="done"))
         self._use(GIVEN, coder)
 
     def use_again(self) -> None:
         """Use the model that was used last."""
-        for model in [model.id for model in self._models.values() if model.in_use]:
-            self.use(model)
+        for model in self.jobs.all():
+            if model.in_use:
+                self.use(model.id)
 
-    def use(self, model: str) -> list[Model]:
+    def use(self, model_id: str) -> None:
         """Use a model for all that is coded and reviewed from now on."""
-        if self._models[model].state != "done":
-            raise UserError(f"{model} is not trained yet.")
-        self._use(
-            model, Coder.from_pretrained(self.best(model), self._device, precision=self._precision)
-        )
-        return self.all()
+        if self.jobs[model_id].state != "done":
+            raise UserError(f"{model_id} is not trained yet.")
+        folder = self.best(model_id)
+        self._use(model_id, Coder.from_pretrained(folder, self._device, precision=self._precision))
 
-    def _use(self, model: str, coder: Coder) -> None:
-        name = self._models[model].table if model == GIVEN else model
-        self._coding = Coding(coder, self.best(model), name=name)
-        for record in self._models.values():
-            self._set(record, in_use=record.id == model)
+    def _use(self, model_id: str, coder: Coder) -> None:
+        name = self.jobs[model_id].table if model_id == GIVEN else model_id
+        self._coding = Coding(coder, self.best(model_id), name=name)
+        for model in self.jobs.all():
+            self.jobs.save(model, in_use=model.id == model_id)
 
-    def run(self, model: str) -> Path:
+    def run(self, model_id: str) -> Path:
         """Return the folder of a model's run."""
-        return run_of(self.best(model))
+        return run_of(self.best(model_id))
 
-    def best(self, model: str) -> Path:
+    def best(self, model_id: str) -> Path:
         """Return the folder of a model's files."""
-        return (
-            self._given if model == GIVEN else self._folder / self._models[model].id / BEST_FOLDER
-        )
-
-    def all(self) -> list[Model]:
-        """List the models, the last one first."""
-        return list(self._models.values())[::-1]
+        if model_id == GIVEN and self._given_folder is not None:
+            return self._given_folder
+        return self._folder / self.jobs[model_id].id / BEST_FOLDER
 
     def train(self, dataset: Path, options: TrainOptions, *, file: str, sheet: str | None) -> Model:
         """Train a new model on a table."""
-        own = options.model_dump(exclude_defaults=True, exclude={"quick"})
-        flags: dict[str, Any] = own | {"dataset": dataset, "sheet": sheet}
-        words = ["--num-epochs", "3", "--min-steps", "0"] if options.quick else []
-        for name, value in flags.items():
-            values = [] if value is True else value if isinstance(value, list) else [value]
-            words += (
-                [f"--{name.replace('_', '-')}", *map(str, values)]
-                if value not in (None, False)
-                else []
+        words = ["--dataset", str(dataset)]
+        if sheet is not None:
+            words += ["--sheet", sheet]
+        if options.quick:
+            words += ["--num-epochs", "3", "--min-steps", "0"]
+        for name, value in options.model_dump(exclude_defaults=True, exclude={"quick"}).items():
+            words.append(f"--{name.replace('_', '-')}")
+            if isinstance(value, list):
+                words += value
+            elif value is not True:
+                words.append(value)
+        with self.jobs.lock:
+            model = Model(
+                id=self._free_id(dataset.stem),
+                made=time.time(),
+                file=file,
+                table=dataset.name,
+                of_titles=dataset.name == TITLES,
+                words=words,
             )
-        of_titles = dataset.name == TITLES
-        with self._lock:
-            return self._add(
-                self._free(dataset.stem), words, file=file, table=dataset.name, of_titles=of_titles
-            )
+            return self._add(model)
 
-    def correct(self, model: str, write: Callable[[Path], int]) -> Model:
+    def correct(self, base_id: str, write: Callable[[Path], int]) -> Model:
         """Train a model further on corrections, which `write` writes to a file and counts."""
-        base, run = self._models[model], self.run(model)
+        base = self.jobs[base_id]
+        run = self.run(base_id)
         settings = run_settings(run)
         if base.state != "done" or not settings.get("dataset"):
             raise UserError(
-                f"{model} has no training data here; train it further where it was trained."
+                f"{base_id} has no training data here; train it further where it was trained."
             )
-        with self._lock:
-            name = self._free(re.sub(r"-\d+$", "", run.name))
-            path = self._corrections(name)
-            if not (number := write(path)):
+        with self.jobs.lock:
+            model_id = self._free_id(re.sub(r"-\d+$", "", run.name))
+            corrections = self._corrections(model_id)
+            num_corrections = write(corrections)
+            if not num_corrections:
                 raise UserError("Nothing is checked yet. Check codes under Review first.")
-            # the decisions of this desk are all in the new file
-            others = [
-                one for one in settings.get("corrections") or [] if Path(one).parent != self._folder
-            ]
-            words = words_to_correct(self.best(model), [*others, path], run)
-            more = {"file": base.file, "table": base.table, "of_titles": base.of_titles}
-            return self._add(name, words, **more, base=model, corrections=number)
+
+            # of earlier corrections only those from elsewhere: this desk's are all in the new file
+            paths = settings.get("corrections") or []
+            foreign = [path for path in paths if Path(path).parent != self._folder]
+            words = words_to_correct(self.best(base_id), [*foreign, corrections], run)
+            model = Model(
+                id=model_id,
+                made=time.time(),
+                file=base.file,
+                table=base.table,
+                base=base_id,
+                of_titles=base.of_titles,
+                corrections=num_corrections,
+                words=words,
+            )
+            return self._add(model)
 
     def has_learned(self, corrections: Path) -> bool:
         """Return whether the model in use, or one trained further from it, was trained on just
         these corrections.
         """
-        now = [one.id for one in self._models.values() if one.in_use]
-        files = (
-            self._corrections(one.id)
-            for one in self._models.values()
-            if one.in_use or one.base in now
-        )
-        return any(path.is_file() and sha256(path) == sha256(corrections) for path in files)
+        digest = sha256(corrections)
+        in_use = [model.id for model in self.jobs.all() if model.in_use]
+        for model in self.jobs.all():
+            path = self._corrections(model.id)
+            is_related = model.in_use or model.base in in_use
+            if is_related and path.is_file() and sha256(path) == digest:
+                return True
+        return False
 
-    def _corrections(self, model: str) -> Path:
-        return self._folder / f"{model}.corrections.csv"
+    def _corrections(self, model_id: str) -> Path:
+        return self._folder / f"{model_id}.corrections.csv"
 
-    def _free(self, stem: str) -> str:
+    def _free_id(self, stem: str) -> str:
+        """Return an id, from the name of a table or run, that no model has."""
         name = re.sub(r"[^\w-]+", "-", stem, flags=re.ASCII).strip("-")[:40] or "model"
-        return next(f"{name}-{n}" for n in range(1, 10_000) if f"{name}-{n}" not in self._models)
+        number = 1
+        while f"{name}-{number}" in self.jobs:
+            number += 1
+        return f"{name}-{number}"
 
-    def _add(self, name: str, words: Sequence[str], **more: Any) -> Model:
-        model = self._models[name] = Model(id=name, made=time.time(), words=list(words), **more)
-        self._queue(model)
+    def _add(self, model: Model) -> Model:
+        self.jobs.add(model)
+        self.jobs.queue(model)
         return model
 
-    def halt(self, model: str) -> Model:
+    def halt(self, model_id: str) -> Model:
         """Stop training; it can be resumed."""
-        with self._lock:
-            found = self._models[model]
-            if (was := found.state) in ("queued", "running"):
-                self._set(found, state="stopped")
-            if was == "running":
-                self._interrupt()
-        return found
+        with self.jobs.lock:
+            model = self.jobs[model_id]
+            if model.is_unfinished:
+                self.jobs.save(model, state="stopped")
+        return model
 
-    def resume(self, model: str) -> Model:
+    def resume(self, model_id: str) -> Model:
         """Resume training that was stopped, or has failed."""
-        if self._models[model].state in ("stopped", "failed"):
-            self._queue(self._models[model])
-        return self._models[model]
+        model = self.jobs[model_id]
+        if model.state in ("stopped", "failed"):
+            self.jobs.queue(model)
+        return model
 
-    def remove(self, model: str) -> list[Model]:
+    def remove(self, model_id: str) -> None:
         """Delete a model that is neither in use nor being trained."""
-        with self._lock:
-            if (
-                self._models[model].in_use
-                or model == GIVEN
-                or self._models[model].state == "running"
-            ):
-                raise UserError(f"{model} is in use. Stop it, or switch to another model, first.")
-            if others := [
-                one.id for one in self._models.values() if one.base == model and one.state != "done"
-            ]:
+        with self.jobs.lock:
+            model = self.jobs[model_id]
+            if model.in_use or model_id == GIVEN or model.state == "running":
                 raise UserError(
-                    f"The training of {others[0]} continues from {model}. Finish or delete "
-                    "it first."
+                    f"{model_id} is in use. Stop it, or switch to another model, first."
                 )
-            self._check_ended(model)
-            del self._models[model]
-            for suffix in (".json", ".log", ".corrections.csv"):
-                (self._folder / f"{model}{suffix}").unlink(missing_ok=True)
-            shutil.rmtree(self._folder / model, ignore_errors=True)
-        return self.all()
+            for further in self.jobs.all():
+                if further.base == model_id and further.state != "done":
+                    raise UserError(
+                        f"The training of {further.id} continues from {model_id}. Finish or delete "
+                        "it first."
+                    )
+            self._check_ended(model_id)
+            self.jobs.remove(model_id)
 
-    def _check_ended(self, model: str) -> None:
+    def _delete(self, model: Model) -> None:
+        for suffix in (".json", ".log", ".corrections.csv"):
+            (self._folder / f"{model.id}{suffix}").unlink(missing_ok=True)
+        shutil.rmtree(self._folder / model.id, ignore_errors=True)
+
+    def _check_ended(self, model_id: str) -> None:
         """Raise a UserError while the training of a model that was stopped is still being saved."""
-        run = self._folder / model
+        run = self._folder / model_id
         if not run.is_dir():
             return
         try:
             with holding(run / LOCK_FILE, path=run, instead="another folder"):
                 pass
         except UserError as error:
-            raise UserError(f"{model} is still being saved. Try again in a moment.") from error
+            raise UserError(f"{model_id} is still being saved. Try again in a moment.") from error
 
-    def read(
-        self, model: str, name: Literal["report.html", "metrics.json", "logs.csv", "training.log"]
-    ) -> Response:
-        """Return a file of a model's run: its report, the numbers of both, and what training has
+    def run_file(self, model_id: str, name: RunFile) -> bytes:
+        """Return a file of a model's run: its report, the numbers of both, or what training has
         said.
         """
-        kinds = {
-            "report.html": (REPORT_FILE, "text/html"),
-            "metrics.json": (METRICS_FILE, "application/json"),
-        }
-        file, kind = kinds.get(name, (LOG_FILE, "text/plain"))
-        path = self._log(model) if name == "training.log" else self.run(model) / file
+        path = self._log(model_id)
+        if name in _RUN_FILES:
+            path = self.run(model_id) / _RUN_FILES[name]
         if not path.is_file():
             raise KeyError(name)
-        # at once, since logs grow
-        return Response(
-            path.read_bytes(),
-            media_type=kind,
-            headers=_OF_REPORT if name == "report.html" else None,
-        )
+        return path.read_bytes()
 
-    def _log(self, model: str) -> Path:
-        return self._folder / f"{self._models[model].id}.log"
-
-    def _set(self, model: Model, **changes: Any) -> None:
-        """Change a record once that is saved: what the page shows is what the next server finds."""
-        with self._lock:  # while another thread may write the same file
-            if model.id != GIVEN:
-                changed = model.model_copy(update=changes)
-                write_text(self._folder / f"{model.id}.json", changed.model_dump_json())
-            for name, value in changes.items():
-                setattr(model, name, value)
-
-    def _queue(self, model: Model) -> None:
-        self._set(model, state="queued", message="")
-        self._worker.submit(self._work, model)
-
-    def _interrupt(self) -> None:
-        with self._lock:
-            if self._process is not None:
-                self._process.terminate()
-
-    def _work(self, model: Model) -> None:
-        """Train a model, unless it was stopped in the queue."""
-        try:
-            with self._lock:
-                if self._is_stopping or model.id not in self._models or model.state != "queued":
-                    return
-                self._set(model, state="running")
-            self._train(model)
-            if model.state == "done" and self._coding is None:
-                self.use(model.id)
-        except (
-            UserError,
-            OSError,
-        ) as error:  # as of a full disk, after which there may be room for the next
-            log.error(str(error))
-            model.state = "failed"
-            model.message = str(error)
+    def _log(self, model_id: str) -> Path:
+        return self._folder / f"{self.jobs[model_id].id}.log"
 
     def _train(self, model: Model) -> None:
-        """Run the training of a model, and record how it ended."""
+        """Run the training of a model, and use the model if there is none yet."""
         begun = time.monotonic()
-        is_busy, status, output = True, 1, ""
-        while is_busy and model.state == "running" and not self._is_stopping:
+        try:
             status, output = self._run(model)
-            is_busy = status != 0 and _BUSY in output
-            if is_busy:
-                time.sleep(_PAUSE_SECONDS)
+            while status != 0 and _BUSY_MESSAGE in output and not self.jobs.is_interrupted(model):
+                time.sleep(_BUSY_SECONDS)
+                status, output = self._run(model)
+        except OSError as error:  # as of a full disk, on which there may be room for the next
+            raise UserError(str(error)) from error
+        self.jobs.save(model, seconds=model.seconds + time.monotonic() - begun)
 
-        with self._lock:
-            changes: dict[str, Any] = {"seconds": model.seconds + time.monotonic() - begun}
-            if model.state == "running" and status == 0:
-                changes["state"] = "done"
-            elif model.state == "running" and not self._is_stopping:
-                changes["state"] = "failed"
-                changes["message"] = output.rpartition("error: ")[2].strip()[-2000:]
-            self._set(model, **changes)
+        if status == 0:
+            self.jobs.end(model, state="done")
+            if self._coding is None:
+                self.use(model.id)
+        elif self.jobs.is_interrupted(model):
+            raise Cancelled
+        else:
+            raise UserError(output.rpartition("error: ")[2].strip()[-2000:])
 
     def _run(self, model: Model) -> tuple[int, str]:
         """Train in a process that ends with this one; return its status, and what it has said."""
-        flags = (
-            "--save-path",
-            str(self._folder / model.id),
-            "--log-interval",
-            "20",
-            "--save-each-epoch",
-        )
-        device = ("--device", self._device.partition(":")[0])  # without the number of a GPU
-        command = [sys.executable, "-m", "histocoder.cli.desk_run", *model.words, *flags, *device]
-        with self._log(model.id).open("wb") as output, self._lock:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=output
-            )
-        status = self._process.wait()
-        self._process = None
-        return status, self._log(model.id).read_text(encoding="utf-8", errors="replace")
+        log = self._log(model.id)
+        command = [sys.executable, "-m", "histocoder.cli.desk_run", *model.words]
+        command += ["--save-path", str(self._folder / model.id)]
+        command += ["--log-interval", "20", "--save-each-epoch"]
+        command += ["--device", self._device.partition(":")[0]]  # without the number of a GPU
+
+        # the process ends when the pipe to its standard input is closed, as by the end of this one
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
+        while process.poll() is None and not self.jobs.is_interrupted(model):
+            time.sleep(_POLL_SECONDS)
+        process.terminate()  # does nothing to one that has ended
+        status = process.wait()
+        return status, log.read_text(encoding="utf-8", errors="replace")

@@ -2,9 +2,11 @@
 
 import mimetypes
 import sqlite3
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
@@ -12,7 +14,9 @@ from fastapi.staticfiles import StaticFiles
 from histocoder import __version__
 from histocoder.desk.domain.card import Conflict
 from histocoder.desk.domain.desk import Desk
+from histocoder.desk.web import routes
 from histocoder.desk.web.guard import STATIC, Guard, answer
+from histocoder.desk.web.sign_in import SignIn
 from histocoder.desk.web.users import Users
 from histocoder.errors import UserError
 
@@ -21,6 +25,14 @@ def create_app(
     desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8000, users: Users
 ) -> FastAPI:
     """Return the ASGI application of a desk; for token, host, port and users see `Guard`."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        """Work in the background while the server runs."""
+        desk.start()
+        yield
+        await run_in_threadpool(desk.close)
+
     app = FastAPI(
         title="histocoder",
         version=__version__,
@@ -29,87 +41,71 @@ def create_app(
         ),
         docs_url=None,  # FastAPI's own pages load scripts from other servers
         redoc_url=None,
-        lifespan=desk.lifespan,
+        lifespan=lifespan,
     )
-    guard = Guard(token=token, host=host, port=port, users=users)
-    app.middleware("http")(guard)
-    _add_errors(app, desk.as_sent)
-    mimetypes.add_type("text/javascript", ".js")  # on Windows a program may have registered another
-    app.mount("/static", StaticFiles(directory=STATIC))
-    app.add_api_route("/", lambda: FileResponse(STATIC / "index.html"), include_in_schema=False)
-    app.add_api_route("/docs", lambda: FileResponse(STATIC / "docs.html"), include_in_schema=False)
-    app.post("/sign-in", include_in_schema=False)(guard.sign_in)
-    app.post("/sign-out", include_in_schema=False)(guard.sign_out)
-    uploads, cards, models = desk.uploads, desk.cards, desk.models
-    app.get("/api/about", tags=["code"])(desk.about)
-    app.post("/api/code", tags=["code"])(desk.code)
-    app.get("/api/codes", tags=["code"])(desk.search)
-    app.post("/api/files", tags=["files"], status_code=201)(uploads.send)
-    app.get("/api/files", tags=["files"])(uploads.all)
-    app.get("/api/files/{file}", tags=["files"])(uploads.get)
-    app.get("/api/files/{file}/preview", tags=["files"])(uploads.preview)
-    app.post("/api/files/{file}/sheet", tags=["files"])(uploads.use_sheet)
-    app.post("/api/files/{file}/code", tags=["files"])(uploads.code)
-    app.post("/api/sample", tags=["files"])(uploads.sample)
-    app.post("/api/titles", tags=["files"])(uploads.titles)
-    app.get("/api/models", tags=["models"])(models.all)
-    app.get("/api/models/{model}/{name}", tags=["models"], response_class=Response)(models.read)
-    app.post("/api/models/{model}/use", tags=["models"])(models.use)
+    app.state.desk = desk
+    cookie = f"histocoder_{port}"  # all ports of a host share their cookies
+    app.middleware("http")(Guard(token=token, cookie=cookie, host=host, users=users))
+    sign_in = SignIn(users, cookie=cookie)
+    app.post("/sign-in", include_in_schema=False)(sign_in.sign_in)
+    app.post("/sign-out", include_in_schema=False)(sign_in.sign_out)
+    _add_page(app)
+    _add_errors(app)
+    app.include_router(routes.code)
+    app.include_router(routes.files)
+    app.include_router(routes.models)
     if desk.may_train:
-        app.post("/api/files/{file}/check", tags=["models"])(uploads.check)
-        app.post("/api/files/{file}/train", tags=["models"])(uploads.train)
-        app.post("/api/models/{model}/correct", tags=["models"])(desk.correct)
-        app.post("/api/models/{model}/stop", tags=["models"])(models.halt)
-        app.post("/api/models/{model}/resume", tags=["models"])(models.resume)
-        app.delete("/api/models/{model}", tags=["models"])(models.remove)
-    app.delete("/api/files/{file}", tags=["files"])(uploads.remove)
-    app.get("/api/files/{file}/result", tags=["files"], response_class=FileResponse)(uploads.result)
-    app.get("/api/files/{file}/provenance", tags=["files"], response_class=FileResponse)(
-        uploads.provenance
-    )
-    app.post("/api/files/{file}/review", tags=["review"])(uploads.to_review)
-    app.get("/api/review", tags=["review"])(desk.sources)
-    app.delete("/api/review/{source}", tags=["review"])(cards.remove)
-    app.get("/api/review/{source}/cards", tags=["review"])(cards.next_cards)
-    app.get("/api/review/{source}/list", tags=["review"])(cards.listing)
-    app.get("/api/review/{source}/agreement", tags=["review"])(cards.agreement)
-    app.get("/api/review/cards/{card}", tags=["review"])(cards.evidence)
-    app.post("/api/review/cards/{card}", tags=["review"])(cards.decide)
-    app.post("/api/review/accept", tags=["review"])(cards.accept)
-    app.post("/api/review/{source}/undo", tags=["review"])(cards.undo)
-    app.get("/api/review/{source}/trust", tags=["review"])(cards.trust)
-    app.get("/api/corrections.csv", tags=["review"], response_class=Response)(desk.export)
-    app.get("/api/decisions.csv", tags=["review"], response_class=Response)(desk.decisions)
-    app.post("/api/improve", tags=["review"])(desk.improve)
+        app.include_router(routes.training)
+    app.include_router(routes.review)
     return app
 
 
-def _add_errors(app: FastAPI, as_sent: Callable[[str], str]) -> None:
-    """Answer errors with a sentence, in which files are named `as_sent`."""
+def _add_page(app: FastAPI) -> None:
+    """Serve the page, its files, and the page that documents the routes."""
+    mimetypes.add_type("text/javascript", ".js")  # on Windows a program may have registered another
+    app.mount("/static", StaticFiles(directory=STATIC))
 
-    def problems(error: RequestValidationError) -> str:
-        """Return what is wrong with each field, without its content, which JSON can't always
-        hold.
+    @app.get("/", include_in_schema=False)
+    def index() -> FileResponse:
+        return FileResponse(STATIC / "index.html")
+
+    @app.get("/docs", include_in_schema=False)
+    def docs() -> FileResponse:
+        return FileResponse(STATIC / "docs.html")
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Answer errors with a sentence, in which files are named as the user does."""
+    desk = app.state.desk
+
+    @app.exception_handler(RequestValidationError)
+    def refuse_fields(_request: object, error: RequestValidationError) -> JSONResponse:
+        """Say what is wrong with each field, without its content, which JSON can't always hold."""
+        problems = []
+        for field in error.errors():
+            path = ".".join(str(part) for part in field["loc"][1:])
+            problems.append(f"{path}: {field['msg']}")
+        return answer(422, "; ".join(problems))
+
+    @app.exception_handler(UserError)
+    def explain_mistake(_request: object, error: UserError) -> JSONResponse:
+        return answer(422, desk.as_sent(str(error)))
+
+    @app.exception_handler(KeyError)
+    def miss(_request: object, _error: KeyError) -> JSONResponse:
+        return answer(404, "Not found.")
+
+    @app.exception_handler(Conflict)
+    def show_conflict(_request: object, error: Conflict) -> JSONResponse:
+        return answer(409, str(error), card=error.card.model_dump())
+
+    @app.exception_handler(sqlite3.OperationalError)
+    def explain_full_disk(_request: object, error: sqlite3.OperationalError) -> JSONResponse:
+        """Say what a person can do when the database can't be written; raise the error if it is
+        another one.
         """
-        return "; ".join(
-            f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()
+        if not any(reason in str(error) for reason in ("disk is full", "disk I/O error")):
+            raise error
+        return answer(
+            507, "The server's disk is full: this is not saved. Make room there, and do it again."
         )
-
-    app.add_exception_handler(RequestValidationError, lambda _, error: answer(422, problems(error)))
-    app.add_exception_handler(UserError, lambda _, error: answer(422, as_sent(str(error))))
-    app.add_exception_handler(sqlite3.OperationalError, lambda _, error: _database_answer(error))
-    app.add_exception_handler(KeyError, lambda _, __: answer(404, "Not found."))
-    app.add_exception_handler(
-        Conflict, lambda _, error: answer(409, str(error), card=error.card.model_dump())
-    )
-
-
-def _database_answer(error: sqlite3.OperationalError) -> JSONResponse:
-    """Return what a person can do when the database can't be written; raise the error if it is
-    another one.
-    """
-    if not any(reason in str(error) for reason in ("disk is full", "disk I/O error")):
-        raise error
-    return answer(
-        507, "The server's disk is full: this is not saved. Make room there, and do it again."
-    )
