@@ -440,7 +440,7 @@ def _with_classes(
     if both := [(i, new.index(code)) for i, code in enumerate(old) if code in new]:
         before, now = map(list, zip(*both, strict=True))
         for name, values in found.items():
-            values[now] = weights[f"{head}.{name}"][before]
+            values[now] = weights[f"{head}.{name}"][before].to(values)
     found = {f"{head}.{name}": values for name, values in found.items()}
     return {name: weight for name, weight in weights.items() if name not in found} | (
         found if new else {}
