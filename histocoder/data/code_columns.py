@@ -1,4 +1,4 @@
-"""How the codes of a table are written: decided once, with the cells of all rows in view."""
+"""Form of the codes of a table: decided once, with the cells of all rows in view."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
