@@ -1,4 +1,4 @@
-"""Labels: codes of rows, checked chunk by chunk, and what is wrong with them."""
+"""Codes of rows, checked chunk by chunk, and what is wrong with them."""
 
 import re
 from collections import Counter
@@ -100,7 +100,7 @@ class Changed:
 
 @dataclass
 class Findings:
-    """What was noticed in all chunks of a file."""
+    """Counts of what was noticed in all chunks of a file."""
 
     num_rows: int = 0
     """Number of rows with a code."""
