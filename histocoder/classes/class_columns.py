@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,19 +10,62 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.classes.crosswalk import CODE_COL, EXACT, NO_CODE, WITHOUT_VALUE, Crosswalk
+from histocoder.classes.crosswalk import CODE_COL, EXACT, NO_CODE, WITHOUT_VALUE, Crosswalk, Found
 from histocoder.classes.groups import Groups, system_of
 from histocoder.config.prediction import QUALIFIERS, ClassOptions
 from histocoder.errors import UserError
 from histocoder.tables.header import named
 from histocoder.tables.table import strings
 
-LIKELY, SHARE = "histocoder:likely:", "histocoder:share:"
-"""Names of columns begin so that list a row's likely codes, or statuses and so on, and the
-probability of each.
-"""
+LIKELY = "histocoder:likely:"
+"""Beginning of the names of columns that list a row's likely codes, or statuses and so on."""
+SHARE = "histocoder:share:"
+"""Beginning of the names of columns with the probability of each."""
+_DECIMALS = 4
+_ENDS_OF_SCALES = ("mean", "sd", "share")
 
-_DECIMALS, _OF_SCALES = 4, ("mean", "sd", "share")
+
+@dataclass(frozen=True)
+class Candidates:
+    """Codes that the n rows of a table may have, m in all."""
+
+    num_rows: int
+    rows: np.ndarray
+    """Row of each candidate, of shape (m,)."""
+    probs: np.ndarray
+    """Probability of each, of shape (m,)."""
+    is_first: np.ndarray
+    """Whether a candidate has the likeliest code of its row, of shape (m,)."""
+
+    def _sums(self, weights: np.ndarray) -> np.ndarray:
+        """Return the sum of each row's weights, of shape (n,)."""
+        return np.bincount(self.rows, weights, minlength=self.num_rows)
+
+    def class_probability(self, classes: np.ndarray, written: np.ndarray) -> np.ndarray:
+        """Return the probability of the class that is `written` in each row, of shape (n,), given
+        that of each candidate.
+        """
+        is_written = classes == written[self.rows]
+        behind_first = np.where(self.is_first, 0, self.probs)
+        unlisted = 1 - self._sums(self.probs)
+        sum_behind = np.maximum(self._sums(behind_first), np.finfo(float).tiny)
+        probs = self._sums(self.probs * is_written)
+        probs += unlisted * self._sums(behind_first * is_written) / sum_behind
+        return np.where(pd.notna(written), probs, np.nan)
+
+    def scale_moments(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Return mean, standard deviation and share of a scale, each of shape (n,), given the value
+        of each candidate.
+        """
+        texts = pd.Series(values).str.replace(",", ".")
+        numbers = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=float)
+        weights = np.where(np.isnan(numbers), 0, self.probs)
+        numbers = np.nan_to_num(numbers)
+        share = self._sums(weights)
+        total = np.where(share > 0, share, np.nan)
+        mean = self._sums(weights * numbers) / total
+        variance = self._sums(weights * (numbers - mean[self.rows]) ** 2) / total
+        return {"mean": mean, "sd": variance**0.5, "share": share}
 
 
 class Classes:
@@ -48,127 +92,122 @@ class Classes:
         prefix: str,
         expect: bool,
     ) -> None:
-        self.values, self._code_cols, self._options, self._prefix = (
-            values,
-            [*code_cols],
-            options,
-            prefix,
-        )
+        self.values = values
+        self._code_cols = list(code_cols)
+        self._options = options
+        self._prefix = prefix
         self._expect = expect  # whether there are such columns
-        self._qualifier_cols: dict[
-            str, str
-        ] = {}  # status, relation or product -> its column, where the table has one
-        numbers = [f"_{i}" if len(code_cols) > 1 else "" for i in range(1, len(code_cols) + 1)]
-        self._names = [
-            [f"{prefix}{value}{number}" for value in values.value_cols] for number in numbers
-        ]
+        # status, relation or product -> its column, where the table has one
+        self._qualifier_cols: dict[str, str] = {}
+        # for each column of codes: column of values -> the new column
+        self._names = []
+        for i in range(len(self._code_cols)):
+            number = f"_{i + 1}" if len(self._code_cols) > 1 else ""
+            self._names.append({value: f"{prefix}{value}{number}" for value in values.value_cols})
         self._counts: dict[str, Counter[str]] = {}
-        self._sums: dict[
-            str, np.ndarray
-        ] = {}  # column of numbers -> number of rows that have one, and their sum
+        # column of numbers -> number of rows that have one, and their sum
+        self._sums: dict[str, np.ndarray] = {}
 
     @property
     def fields(self) -> list[pa.Field]:
         """The new columns, in their order."""
-        found, values = [], self.values
+        fields = []
         for number, names in enumerate(self._names):
-            for value, name in zip(values.value_cols, names, strict=True):
-                ends = (
-                    ("prob",)
-                    if value in values.classes
-                    else _OF_SCALES
-                    if value in values.scales
-                    else ()
-                )
-                found.append(pa.field(name, pa.string()))
+            for value, name in names.items():
+                fields.append(pa.field(name, pa.string()))
                 if self._expect and number == 0:
-                    found += [pa.field(f"{name}_{end}", pa.float64()) for end in ends]
-        return found
+                    ends = self._ends_of_numbers(value)
+                    fields += [pa.field(f"{name}_{end}", pa.float64()) for end in ends]
+        return fields
+
+    def _ends_of_numbers(self, value: str) -> tuple[str, ...]:
+        """Return how the names of the columns of numbers end that belong to a column of values."""
+        if value in self.values.classes:
+            return ("prob",)
+        return _ENDS_OF_SCALES if value in self.values.scales else ()
 
     def append(self, table: pa.Table) -> pa.Table:
         """Return a table with the new columns behind its own."""
-        for name in self.values.qualifiers:  # the input's column, else that of what is predicted
-            usual = (getattr(self._options, f"{name}_col") or name, f"{self._prefix}{name}")
-            if columns := [column for own in usual for column in named(own, table.column_names)]:
+        # qualifiers are in the input's column, else in that of what is predicted
+        for name in self.values.qualifiers:
+            usual_names = (getattr(self._options, f"{name}_col") or name, f"{self._prefix}{name}")
+            columns = [
+                column for usual in usual_names for column in named(usual, table.column_names)
+            ]
+            if columns:
                 self._qualifier_cols[name] = columns[0]
         cells = {
             name: strings(table[name], f"The column {name!r}").to_pylist() for name in self._matched
         }
-        given = [
-            cells.get(self._qualifier_cols.get(name, ""), [None] * len(table))
-            for name in QUALIFIERS
-        ]
-        found: dict[str, Any] = {}
+        nothing = [None] * len(table)
+        qualifiers = {
+            name: cells.get(self._qualifier_cols.get(name, ""), nothing) for name in QUALIFIERS
+        }
+
+        new: dict[str, np.ndarray] = {}
         for code_col, names in zip(self._code_cols, self._names, strict=True):
-            keys = list(zip(cells[code_col], *given, strict=True))
-            values = {key: self.values.find(*key) for key in set(keys)}
-            for i, (value, name) in enumerate(zip(self.values.value_cols, names, strict=True)):
-                found[name] = np.array([values[key][i].value for key in keys], dtype=object)
-                if value in (*self.values.classes, *self.values.scales):
-                    self._counts.setdefault(name, Counter()).update(
-                        values[key][i].how for key in keys
-                    )
+            found = self._find_all(list(zip(cells[code_col], *qualifiers.values(), strict=True)))
+            for value, name in names.items():
+                new[name] = np.array([match.value for match in found[value]], dtype=object)
+                if self._ends_of_numbers(value):
+                    ways = (match.how for match in found[value])
+                    self._counts.setdefault(name, Counter()).update(ways)
         if self._expect:
-            found |= self._expected_values(table, given, found)
-        for one in self.fields:
-            table = table.append_column(one, pa.array(found[one.name], one.type, from_pandas=True))
+            new |= self._expected_values(table, qualifiers, new)
+        for field in self.fields:
+            column = pa.array(new[field.name], field.type, from_pandas=True)
+            table = table.append_column(field, column)
         return table
 
+    def _find_all(self, keys: Sequence[tuple[str | None, ...]]) -> dict[str, list[Found]]:
+        """Return the values of codes with their qualifiers, by column of values."""
+        found = {key: self.values.find(*key) for key in set(keys)}
+        rows = [found[key] for key in keys]
+        return {name: [row[i] for row in rows] for i, name in enumerate(self.values.value_cols)}
+
     def _expected_values(
-        self, table: pa.Table, given: list[list[str | None]], found: dict[str, Any]
+        self,
+        table: pa.Table,
+        qualifiers: Mapping[str, Sequence[str | None]],
+        written: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
         """Return the columns of numbers, each of shape (n,), for the n rows of a table; NaN where
         there is none.
         """
-        pairs = _likely(table, CODE_COL)
-        for name, cells in zip(QUALIFIERS, given, strict=True):
-            own = f"{self._prefix}{name}"
-            if self._qualifier_cols.get(name) == own and f"{LIKELY}{name}" in table.column_names:
-                pairs = pairs.merge(
-                    _likely(table, name), on="row", how="left", suffixes=("", "_of_it")
-                )
-                pairs["p"] *= pairs.pop("p_of_it").fillna(
-                    1.0
-                )  # of a known description, nothing is predicted
+        # what is predicted of a row, is likely with a probability of its own
+        frame = _likely(table, CODE_COL)
+        for name, cells in qualifiers.items():
+            is_predicted = self._qualifier_cols.get(name) == f"{self._prefix}{name}"
+            if is_predicted and f"{LIKELY}{name}" in table.column_names:
+                likely = _likely(table, name).rename(columns={"p": "p_of_qualifier"})
+                frame = frame.merge(likely, on="row", how="left")
+                # of a known description, no qualifier is predicted
+                frame["p"] *= frame.pop("p_of_qualifier").fillna(1.0)
             else:
-                pairs[name] = np.array(cells, dtype=object)[pairs["row"]]
-        rows, p = pairs["row"].to_numpy(), pairs["p"].to_numpy()
-        cells_of = (
-            pairs[name].astype(object).where(pairs[name].notna(), None)
-            for name in (CODE_COL, *QUALIFIERS)
+                frame[name] = np.array(cells, dtype=object)[frame["row"]]
+        code_of_row = frame.groupby("row")[CODE_COL].transform("first")
+        candidates = Candidates(
+            num_rows=len(table),
+            rows=frame["row"].to_numpy(),
+            probs=frame["p"].to_numpy(),
+            is_first=(frame[CODE_COL] == code_of_row).to_numpy(),
         )
-        keys = pd.Index(list(zip(*cells_of, strict=True)), tupleize_cols=False)
-        index, distinct = pd.factorize(keys)
-        values = [self.values.find(*key) for key in distinct]
 
-        def total(weights: np.ndarray) -> np.ndarray:
-            return np.bincount(rows, weights, minlength=len(table))
-
-        is_coded, columns = total(np.ones(len(rows))) > 0, dict[str, np.ndarray]()
-        is_first = (pairs[CODE_COL] == pairs.groupby("row")[CODE_COL].transform("first")).to_numpy()
-        rest, unlisted = np.where(is_first, 0, p), 1 - total(p)
-        for i, (value, name) in enumerate(zip(self.values.value_cols, self._names[0], strict=True)):
-            own = np.array([one[i].value for one in values], dtype=object)[index]
+        keys = frame[[CODE_COL, *QUALIFIERS]].astype(object)
+        found = self._find_all(
+            list(keys.where(keys.notna(), None).itertuples(index=False, name=None))
+        )
+        columns: dict[str, np.ndarray] = {}
+        for value, name in self._names[0].items():
+            values = np.array([match.value for match in found[value]], dtype=object)
             if value in self.values.classes:
-                same = own == found[name][rows]
-                prob = total(p * same) + unlisted * total(rest * same) / np.maximum(
-                    total(rest), np.finfo(float).tiny
-                )
-                columns[f"{name}_prob"] = np.where(pd.notna(found[name]), prob, np.nan)
+                columns[f"{name}_prob"] = candidates.class_probability(values, written[name])
             if value in self.values.scales:
-                numbers = pd.to_numeric(
-                    pd.Series(own).str.replace(",", "."), errors="coerce"
-                ).to_numpy(dtype=float)
-                weights, numbers = np.where(np.isnan(numbers), 0, p), np.nan_to_num(numbers)
-                share = total(weights)
-                known = np.where(share > 0, share, np.nan)
-                mean = total(weights * numbers) / known
-                variance = total(weights * (numbers - mean[rows]) ** 2) / known
-                columns |= {
-                    f"{name}_mean": mean,
-                    f"{name}_sd": variance**0.5,
-                    f"{name}_share": share,
-                }
+                moments = candidates.scale_moments(values)
+                columns |= {f"{name}_{end}": column for end, column in moments.items()}
+
+        # a row without codes has no numbers
+        is_coded = np.isin(np.arange(len(table)), candidates.rows)
         for name, column in columns.items():
             columns[name] = np.where(is_coded, column.round(_DECIMALS), np.nan)
             sums = np.array([np.isfinite(columns[name]).sum(), np.nansum(columns[name])])
@@ -195,22 +234,19 @@ class Classes:
         """Say how many rows with a code have each value by an exact match, and with fallbacks; then
         all counts.
         """
-        told = self.told
+        identity = self.values.identity
         lines = [
-            (
-                f"Classes of {told['table']} (SHA-256 {told['sha256'][:12]}) by "
-                f"{', '.join(self._matched)}:"
-            )
+            f"Classes of {identity['table']} (SHA-256 {identity['sha256'][:12]}) by "
+            f"{', '.join(self._matched)}:"
         ]
-        for name, counts in told["counts"].items():
+        for name, counts in self._counts.items():
             coded, found = covered(counts)
-            exact, all_ways = (
-                f"{100 * part / max(coded, 1):.1f} %" for part in (counts[EXACT], found)
-            )
+            exact = f"{100 * counts[EXACT] / max(coded, 1):.1f} %"
+            all_ways = f"{100 * found / max(coded, 1):.1f} %"
             order = sorted(
                 counts, key=lambda how: (how != EXACT, how in WITHOUT_VALUE, -counts[how], how)
             )
-            each = ", ".join(f"{how} {counts[how]:,}" for how in order if counts[how])
+            each = ", ".join(f"{how} {counts[how]:,}" for how in order)
             lines.append(
                 f"  {name}: {exact} of {coded:,} rows with a code by exact matches, "
                 f"{all_ways} with fallbacks ({each})"

@@ -1,11 +1,12 @@
-"""Social classes and other values of codes, from a crosswalk: a table that a user has
-downloaded.
-"""
+"""Values of codes from a crosswalk, such as social classes: a table that a user has downloaded."""
 
 import itertools
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa
 
 from histocoder.config.prediction import QUALIFIERS, ClassOptions
 from histocoder.data.cells import CodeColumn, read_code
@@ -16,25 +17,17 @@ CODE_COL = "hisco"
 """Column of a crosswalk that is matched, as are those of `QUALIFIERS`, of which a later one is left
 out first.
 """
-EXACT, AGREED = "exact", "all rows of the code agree"
-AMBIGUOUS, NO_VALUE, UNKNOWN, NO_CODE = (
-    "ambiguous",
-    "no value in the table",
-    "code not in the table",
-    "no code",
-)
+EXACT = "exact"
+"""Way in which a value was found: by a row of the code and of all qualifiers."""
+AGREED = "all rows of the code agree"
+AMBIGUOUS = "ambiguous"
+NO_VALUE = "no value in the table"
+UNKNOWN = "code not in the table"
+NO_CODE = "no code"
 WITHOUT_VALUE = (AMBIGUOUS, NO_VALUE, UNKNOWN, NO_CODE)
 
 _VALUES = CodeColumn(has_decimals=True)  # of classes and scales
 _NUMBER = re.compile(r"-?\d+([.,]\d+)?")
-
-
-def code_in(cell: str | None) -> str | None:
-    """Return the code in a cell, one of digits with HISCO's leading zeros; None if there is
-    none.
-    """
-    digits = read_code(cell or "")
-    return (digits.zfill(5) if digits.isdecimal() else digits) or None
 
 
 class Found(NamedTuple):
@@ -42,6 +35,29 @@ class Found(NamedTuple):
 
     value: str | None
     how: str
+
+
+class CodeKey(NamedTuple):
+    """A code, and the qualifiers on which its values depend; None where there is none."""
+
+    code: str | None
+    status: str | None
+    relation: str | None
+    product: str | None
+
+
+RowValues: TypeAlias = dict[str, set[str | None]]
+"""Column of values -> the values of all rows of a key, or of a code."""
+
+
+def code_in(cell: str | None) -> str | None:
+    """Return the code in a cell, one of digits with HISCO's leading zeros; None if there is
+    none.
+    """
+    code = read_code(cell or "")
+    if code.isdecimal():
+        code = code.zfill(5)
+    return code or None
 
 
 class Crosswalk:
@@ -62,45 +78,55 @@ class Crosswalk:
     def __init__(self, path: str | Path, options: ClassOptions) -> None:
         self.file = open_table(path, [CODE_COL], optional=QUALIFIERS)
         self.notices = self.file.notices
-        self._none, value_cols, scale_cols = options.none, options.value_cols, options.scale_cols
-        self.keys = {
-            name: self.file.column(name) for name in (CODE_COL, *QUALIFIERS) if self.file.has(name)
-        }
-        if value_cols:
-            values = [self.file.column(name, "value_cols") for name in value_cols]
-        else:
-            values = [name for name in self.file.header if name not in self.keys.values()]
-        if not values:
-            raise UserError(
-                f"{path} has no columns of values, such as hisclass, beside {', '.join(self.keys)}."
-            )
-        self.value_cols = list(dict.fromkeys(values))
-        self._values: dict[
-            tuple[str | None, ...], list[set[str | None]]
-        ] = {}  # of all rows of a key, and of a code
-        for table in self.file.tables([*self.keys, *self.value_cols]):
-            cells = {name: column.to_pylist() for name, column in table.columns.items()}
-            given = [cells.get(name, [None] * len(table)) for name in (CODE_COL, *QUALIFIERS)]
-            values_of = zip(*(cells[name] for name in self.value_cols), strict=True)
-            for key, row in zip(zip(*given, strict=True), values_of, strict=True):
-                code, *qualifiers = self._key(*key)
-                for own in ((code,), (code, *qualifiers)) if code else ():
-                    for some, cell in zip(
-                        self._values.setdefault(own, [set() for _ in row]), row, strict=True
-                    ):
-                        some.add(self._cell(cell))
         self.identity = {"table": self.file.path.name, "sha256": fingerprint(path)}
-        scales = filter(self._is_scale, self.value_cols) if scale_cols is None else scale_cols
-        self.scales = [self.file.column(name, "scale_cols") for name in scales]
+        self._none = options.none
+        key_cols = [name for name in (CODE_COL, *QUALIFIERS) if self.file.has(name)]
+        self.value_cols = self._value_cols(options.value_cols, key_cols)
+
+        self._by_code: dict[str, RowValues] = {}
+        self._by_key: dict[CodeKey, RowValues] = {}
+        for table in self.file.tables([*key_cols, *self.value_cols]):
+            for row in pa.table(table.columns).to_pylist():
+                self._add(row)
+
+        scale_cols = options.scale_cols
+        if scale_cols is None:
+            scale_cols = tuple(filter(self._is_scale, self.value_cols))
+        self.scales = [self.file.column(name, "scale_cols") for name in scale_cols]
         self.classes = [name for name in self.value_cols if name not in self.scales]
 
+    def _value_cols(self, names: Sequence[str] | None, key_cols: Sequence[str]) -> list[str]:
+        """Return the columns of values: those named, else all that are not matched."""
+        if names:
+            return list(dict.fromkeys(self.file.column(name, "value_cols") for name in names))
+        matched = [self.file.column(name) for name in key_cols]
+        value_cols = [name for name in self.file.header if name not in matched]
+        if not value_cols:
+            raise UserError(
+                f"{self.file.path} has no columns of values, such as hisclass, beside "
+                f"{', '.join(key_cols)}."
+            )
+        return value_cols
+
+    def _add(self, row: Mapping[str, str | None]) -> None:
+        """Add the values of a row of the table to those of its code and key."""
+        key = self._key(row[CODE_COL], *map(row.get, QUALIFIERS))
+        if key.code is None:
+            return
+        of_code = self._by_code.setdefault(key.code, {})
+        of_key = self._by_key.setdefault(key, {})
+        for name in self.value_cols:
+            value = self._value(row[name])
+            of_code.setdefault(name, set()).add(value)
+            of_key.setdefault(name, set()).add(value)
+
     def _is_scale(self, name: str) -> bool:
-        i = self.value_cols.index(name)
-        cells = {cell for values in self._values.values() for cell in values[i] if cell is not None}
-        has_decimals = any("." in cell or "," in cell for cell in cells)
-        return (name.lower().startswith("hiscam") or has_decimals) and all(
-            map(_NUMBER.fullmatch, cells)
-        )
+        """Return whether a column holds numbers, of which some have decimals unless it is a HISCAM."""
+        rows = self._by_code.values()
+        values = {value for row in rows for value in row[name] if value is not None}
+        has_decimals = any("." in value or "," in value for value in values)
+        may_be_scale = has_decimals or name.lower().startswith("hiscam")
+        return may_be_scale and all(map(_NUMBER.fullmatch, values))
 
     def find(
         self,
@@ -112,42 +138,38 @@ class Crosswalk:
         """Return the value of each of `value_cols` for cells as they are in a table; None is a
         blank one.
         """
-        code, *given = self._key(code, status, relation, product)
-        if code is None or (code,) not in self._values:
-            return [Found(None, NO_CODE if code is None else UNKNOWN)] * len(self.value_cols)
-        values, how = self._values[(code,)], AGREED
-        for kept in itertools.product(
-            (True, False), repeat=len(QUALIFIERS)
-        ):  # the last one is left out first
-            key = (code, *(cell if keep else None for cell, keep in zip(given, kept, strict=True)))
-            if key in self._values:
-                left_out = [
-                    name
-                    for name, cell, used in zip(QUALIFIERS, given, key[1:], strict=True)
-                    if cell != used
-                ]
-                values, how = (
-                    self._values[key],
-                    f"without {', '.join(left_out)}" if left_out else EXACT,
-                )
-                break
+        key = self._key(code, status, relation, product)
+        if key.code is None:
+            return [Found(None, NO_CODE)] * len(self.value_cols)
+        if key.code not in self._by_code:
+            return [Found(None, UNKNOWN)] * len(self.value_cols)
+        values, how = self._most_specific(key)
         found = []
-        for some in values:  # those that the rows have
-            value = next(iter(some)) if len(some) == 1 else None
-            found.append(
-                Found(value, AMBIGUOUS if len(some) > 1 else NO_VALUE if value is None else how)
-            )
+        for name in self.value_cols:
+            value = next(iter(values[name]))
+            if len(values[name]) > 1:
+                found.append(Found(None, AMBIGUOUS))
+            elif value is None:
+                found.append(Found(None, NO_VALUE))
+            else:
+                found.append(Found(value, how))
         return found
 
-    def _cell(self, cell: str | None) -> str | None:
-        text = read_code(cell or "", _VALUES)
-        return None if text == "" or text in self._none else text
+    def _most_specific(self, key: CodeKey) -> tuple[RowValues, str]:
+        """Return the values of the most specific rows that match, and how these were found."""
+        given = [name for name in QUALIFIERS if getattr(key, name) is not None]
+        for is_left_out in itertools.product((False, True), repeat=len(given)):
+            left_out = list(itertools.compress(given, is_left_out))  # the last one first
+            values = self._by_key.get(key._replace(**dict.fromkeys(left_out)))
+            if values is not None:
+                return values, f"without {', '.join(left_out)}" if left_out else EXACT
+        return self._by_code[key.code or ""], AGREED
 
-    def _key(self, code: str | None, *qualifiers: str | None) -> list[str | None]:
-        """Return a code with its leading zeros, and qualifiers without; None where there is
-        none.
-        """
-        cells = [
-            None if cell is None else self._cell(read_code(cell).lstrip("0")) for cell in qualifiers
-        ]
-        return [code_in(code), *cells]
+    def _value(self, cell: str | None) -> str | None:
+        text = read_code(cell or "", _VALUES)
+        return None if text in self._none else text or None
+
+    def _key(self, code: str | None, *qualifiers: str | None) -> CodeKey:
+        """Return a code with its leading zeros, and qualifiers without."""
+        cells = [self._value(read_code(cell or "").lstrip("0")) for cell in qualifiers]
+        return CodeKey(code_in(code), *cells)

@@ -19,24 +19,24 @@ class Groups:
     def __init__(self, system: str, levels: Sequence[str]) -> None:
         if system == "occ1950" and {*levels} != {"major"}:
             raise UserError("OCC1950 has major groups alone; give --levels major.")
-        self._system, self.classes, self.scales, self.notices = (
-            system,
-            [*levels],
-            list[str](),
-            list[str](),
-        )
+        self._system = system
+        self.classes = list(levels)
+        self.scales: list[str] = []
+        self.notices: list[str] = []
         self.value_cols = [name for level in levels for name in (level, f"{level}_title")]
         self.identity = {"table": f"groups of {system.upper()}", "sha256": fingerprint(GROUPS)}
 
     def find(self, code: str | None, *_: str | None) -> list[Found]:
         """Return the number of each level's group, and its title."""
         known = code_in(code)
-        pairs = [
-            (None, None) if known is None else group_of(self._system, level, known)
-            for level in self.classes
-        ]
-        why = NO_CODE if known is None else NO_VALUE if known.startswith("-") else UNKNOWN
-        return [Found(value, EXACT if value else why) for pair in pairs for value in pair]
+        if known is None:
+            return [Found(None, NO_CODE)] * len(self.value_cols)
+        missing = Found(None, NO_VALUE if known.startswith("-") else UNKNOWN)
+        found = []
+        for level in self.classes:
+            for value in group_of(self._system, level, known):
+                found.append(Found(value, EXACT) if value else missing)
+        return found
 
 
 def system_of(column: str, codes: Collection[str] | None = None) -> str | None:
