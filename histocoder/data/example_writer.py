@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config import LANG_SEP
-from histocoder.data.examples import ROW, SEEN, SPLITS, TRAIN, VAL, Examples
+from histocoder.data.examples import NO_SPLIT, ROW, SEEN, SPLITS, TRAIN, VAL, Examples
 from histocoder.data.hashes import key_hashes
 from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.prepared_folder import (
@@ -32,7 +32,6 @@ EXAMPLES_VERSION = 2
 """Version of the form of `examples.arrow`, and of how it is read; since 2, a batch is of one
 split.
 """
-NO_SPLIT = -1  # of rows that are dropped, or left out since their correction is held out
 
 
 class ExampleWriter:

@@ -14,9 +14,17 @@ import pyarrow.compute as pc
 from histocoder.formatters import MISSING
 from histocoder.text.tokenizers import ragged
 
-TEXT_COL, LANG_COL = "occ1", "lang"
-TRAIN, VAL, HELD_OUT, TITLES, SEEN = SPLITS = ("train", "validation", "held out", "titles", "seen")
-"""`SEEN` are rows to validate on of descriptions that are, or were, trained on as well."""
+TEXT_COL = "occ1"
+LANG_COL = "lang"
+TRAIN = "train"
+VAL = "validation"
+HELD_OUT = "held out"
+TITLES = "titles"
+SEEN = "seen"
+"""Rows to validate on of descriptions that are, or were, trained on as well."""
+SPLITS = (TRAIN, VAL, HELD_OUT, TITLES, SEEN)
+NO_SPLIT = -1
+"""Split of rows that are dropped, or left out since their correction is held out."""
 ROW = pa.schema(
     [
         ("row", pa.int64()),  # position in its file, from 0
@@ -29,9 +37,11 @@ ROW = pa.schema(
 """First columns of checked rows; behind them are those of codes, which a dropped row has as the
 file does.
 """
-CODES, ATTRIBUTES = "codes.", "attributes."
-"""Begins of the names of columns of codes, and of attributes: "" where a row has none, null where
-that is not known.
+CODES = "codes."
+"""Beginning of the names of columns of codes."""
+ATTRIBUTES = "attributes."
+"""Beginning of the names of columns of attributes: "" where a row has none, null where that is not
+known.
 """
 
 
@@ -148,7 +158,7 @@ class Examples:
         for batch in self.table.to_batches():
             yield Examples(pa.Table.from_batches([batch]))
 
-    def as_people_read(self) -> Iterator[pa.Table]:
+    def to_tables(self) -> Iterator[pa.Table]:
         """Yield descriptions, languages, codes, and attributes that some rows state, under their
         names, by chunks.
         """

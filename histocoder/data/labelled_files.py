@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,18 +12,19 @@ import pyarrow.compute as pc
 
 from histocoder.data.cells import CodeColumn, read_code
 from histocoder.data.code_columns import column_of, count_cells, count_codes, fit_codes
-from histocoder.data.examples import LANG_COL, TEXT_COL, Examples, row_schema
+from histocoder.data.examples import ATTRIBUTES, CODES, LANG_COL, TEXT_COL, Examples, row_schema
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, LabelRules
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import Formatter
 from histocoder.tables.output import MARK_COL
-from histocoder.tables.table import Table, TableFile, open_table
+from histocoder.tables.table import Table, TableFile, map_distinct, open_table
 from histocoder.text.characters import is_missing
 from histocoder.text.languages import Language
 from histocoder.text.normalize import decode_entities
 
 _INDEX_COLS = tuple(f"code{i}" for i in range(1, 6))  # indices into a key
+_INDEX = re.compile(r"\s*(\d{1,9})(\.0)?\s*")  # columns with gaps are often saved as floats
 CHECKED_COL = MARK_COL
 """Column in which a person marks the rows that are right; of a file that has one, these count
 alone.
@@ -133,13 +133,17 @@ class LabelledFiles:
 
     def _open(self, path: Path) -> TableFile:
         if path not in self.opened:
-            columns, optional = (
-                {self.input_col: "input_col", **self.needed},
-                (self.language_col, *self.target_cols),
-            )
-            optional = (*optional, *self.attribute_cols, *_INDEX_COLS)
             self.opened[path] = open_table(
-                path, columns, optional=optional, sheet=self.sheet, encoding=self.encoding
+                path,
+                {self.input_col: "input_col", **self.needed},
+                optional=[
+                    self.language_col,
+                    *self.target_cols,
+                    *self.attribute_cols,
+                    *_INDEX_COLS,
+                ],
+                sheet=self.sheet,
+                encoding=self.encoding,
             )
         return self.opened[path]
 
@@ -147,79 +151,77 @@ class LabelledFiles:
         """Return the file's column of each target column: that of its name, or OccCANINE's `code1`
         and so on.
         """
-        first, indexed = self.target_cols[0], [name for name in _INDEX_COLS if file.has(name)]
-        if file.has(first) or not indexed or self.key is None:
-            return {name: name for name in self.target_cols if name == first or file.has(name)}
-        return dict(zip(self.target_cols, indexed, strict=False))
+        first = self.target_cols[0]
+        index_cols = [name for name in _INDEX_COLS if file.has(name)]
+        if index_cols and self.key is not None and not file.has(first):
+            return dict(zip(self.target_cols, index_cols, strict=False))
+        return {name: name for name in self.target_cols if name == first or file.has(name)}
 
     def _file_rows(self, path: Path, say: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
         file = self._open(path)
-        code_columns = self._code_columns(file)
-        lang_cols = (
-            [self.language_col] if self.language is None and file.has(self.language_col) else []
-        )
         for notice in file.notices:
             say(notice)
-        how: dict[str, Any] = {"key": self.key, "known": self.known, "column": self.column}
-        how["is_checked"] = _checked_column(file) is not None
-        checker = LabelChecker(file, self.target_cols, self.formatter, self.rules, **how)
+        code_columns = self._code_columns(file)
+        attribute_cols = [name for name in self.attribute_cols if file.has(name)]
+        has_language = self.language is None and file.has(self.language_col)
+        columns = [self.input_col, *code_columns.values(), *attribute_cols]
+        if has_language:
+            columns.append(self.language_col)
+        checker = LabelChecker(
+            file,
+            self.target_cols,
+            self.formatter,
+            self.rules,
+            key=self.key,
+            known=self.known,
+            column=self.column,
+            is_checked=_checked_column(file) is not None,
+        )
         num_dropped = num_decoded = 0
-        own = list(filter(file.has, self.attribute_cols))
-        for table in checked_tables(
-            file, [self.input_col, *lang_cols, *code_columns.values(), *own], say
-        ):
-            attributes = [
-                _categories(table.columns[name])
-                if name in own
-                else pa.nulls(len(table), pa.string())
-                for name in self.attribute_cols
-            ]
+        for table in checked_tables(file, columns, say):
+            nothing = pa.nulls(len(table), pa.string())
             for target, column in code_columns.items():
                 if target != column:
                     table.columns[target] = _codes_of(table, column, self.key)
-            texts = decode_entities(table.columns[self.input_col])
-            num_decoded += pc.sum(
-                pc.not_equal(texts, table.columns[self.input_col]), min_count=0
-            ).as_py()
-            cleaned, reasons = checker.check(table)
+
+            # a row without a description or a code that fits is dropped
+            cells = table.columns[self.input_col]
+            texts = decode_entities(cells)
+            num_decoded += pc.sum(pc.not_equal(texts, cells), min_count=0).as_py()
+            codes, reasons = checker.check(table)
             reasons[np.asarray(texts.is_null())] = "no description"
             reason = pa.array(reasons, pa.string())
             num_dropped += len(reason) - reason.null_count
-            nothing = pa.nulls(len(table), pa.string())
-            codes = [
-                pc.if_else(
-                    reason.is_null(),
-                    pa.array(cleaned[name], pa.string()),
-                    table.columns.get(name, nothing),
-                )
-                for name in self.target_cols
-            ]
-            langs = (
-                table.columns[lang_cols[0]]
-                if lang_cols
-                else pa.repeat(self.language or "", len(table))
-            )
-            coded = langs.fill_null("").dictionary_encode()
-            langs = pa.array(map(Language, coded.dictionary.to_pylist()), pa.string()).take(
-                coded.indices
-            )
-            columns = [
-                pa.array(table.rows),
-                pa.array(file.lines(table.rows)),
-                texts,
-                langs,
-                reason,
-                *codes,
-            ]
-            yield pa.RecordBatch.from_arrays([*columns, *attributes], schema=self.schema)
+
+            langs = pa.repeat(self.language or "", len(table))
+            if has_language:
+                langs = table.columns[self.language_col]
+            rows = {
+                "row": table.rows,
+                "line": file.lines(table.rows),
+                "text": texts,
+                "lang": map_distinct(langs, Language),
+                "reason": reason,
+            }
+            for name in self.target_cols:
+                # what a dropped row holds is kept for people to read
+                as_read = table.columns.get(name, nothing)
+                checked = pa.array(codes[name], pa.string())
+                rows[f"{CODES}{name}"] = pc.if_else(reason.is_null(), checked, as_read)
+            for name in self.attribute_cols:
+                is_there = name in attribute_cols
+                categories = map_distinct(table.columns[name], read_code) if is_there else nothing
+                rows[f"{ATTRIBUTES}{name}"] = categories
+            yield pa.RecordBatch.from_pydict(rows, schema=self.schema)
+
         checker.finish(say)
         if num_dropped:
-            rows = counted(num_dropped, "row is", "rows are")
-            say(f"{path}: {rows} left out, without a description or without a code that fits.")
+            number = counted(num_dropped, "row is", "rows are")
+            say(f"{path}: {number} left out, without a description or without a code that fits.")
         if num_decoded:
-            rows = counted(num_decoded, "description has", "descriptions have")
-            say(f"{path}: {rows} HTML entities, such as &amp;, which are decoded.")
-        if self.language is None and not lang_cols:
+            number = counted(num_decoded, "description has", "descriptions have")
+            say(f"{path}: {number} HTML entities, such as &amp;, which are decoded.")
+        if self.language is None and not has_language:
             say(
                 f"{path} has no column {self.language_col!r}; its language is treated as "
                 "unknown (unk)."
@@ -280,30 +282,21 @@ def _checked_column(file: TableFile) -> str | None:
     return next((name for name in file.header if name.strip().casefold() == CHECKED_COL), None)
 
 
-def _categories(column: pa.Array) -> pa.Array:
-    """Return the categories in a column, read as codes are; "" where there is none."""
-    coded = column.fill_null("").dictionary_encode()
-    return pa.array(map(read_code, coded.dictionary.to_pylist()), pa.string()).take(coded.indices)
-
-
 def _codes_of(table: Table, column: str, key: Key | None) -> pa.Array:
     """Return the codes of a column of indices into a key."""
     assert key is not None
     coded = table.columns[column].dictionary_encode()
     codes: list[str | None] = []
-    for text in coded.dictionary.to_pylist():
-        index = re.fullmatch(
-            r"\s*(\d{1,9})(\.0)?\s*", text
-        )  # columns with gaps are often saved as floats
+    for i, text in enumerate(coded.dictionary.to_pylist()):
+        match = _INDEX.fullmatch(text)
         if is_missing(text.strip()):
             codes.append(text)  # counted by `LabelChecker`
-        elif index is None or int(index[1]) >= len(key.codes):
-            row = np.flatnonzero(np.asarray(coded.indices.fill_null(-1)) == len(codes))
-            raise UserError(
-                f"{table.file.path}, line {table.lines(row[:1])[0]}, {column}: "
-                f"{shown(text)} is not an index into the "
-                f"key, which has {len(key.codes):,} codes."
-            )
+        elif match is not None and int(match[1]) < len(key.codes):
+            codes.append(key.codes[int(match[1])] or None)
         else:
-            codes.append(key.codes[int(index[1])] or None)
+            first = np.flatnonzero(pc.equal(coded.indices, i).fill_null(False))[:1]
+            raise UserError(
+                f"{table.file.path}, line {table.lines(first)[0]}, {column}: {shown(text)} is not "
+                f"an index into the key, which has {len(key.codes):,} codes."
+            )
     return pa.array(codes, pa.string()).take(coded.indices)

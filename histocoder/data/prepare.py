@@ -59,8 +59,11 @@ SPLIT_FILES = {
 """Split -> the table that people read; corrections are held out to compare the model with the one
 before.
 """
-TRAIN_FILE, VAL_FILE, KEY_FILE = SPLIT_FILES[TRAIN], SPLIT_FILES[VAL], "key.csv"
-REJECTED_FILE, CONFLICTS_FILE = "rejected.csv", "conflicts.csv"
+TRAIN_FILE = SPLIT_FILES[TRAIN]
+VAL_FILE = SPLIT_FILES[VAL]
+KEY_FILE = "key.csv"
+REJECTED_FILE = "rejected.csv"
+CONFLICTS_FILE = "conflicts.csv"
 PREPARED_TABLES = (
     EXAMPLES_FILE,
     *SPLIT_FILES.values(),
@@ -71,16 +74,18 @@ PREPARED_TABLES = (
 _ROWS_FILE = "rows.arrow"
 LANGUAGE_COLS = ("lang", "language")
 """Names of columns of languages that need no flag."""
-_MOSTLY = 0.9  # share of distinct cells that are languages in a column of them
-_Config = TypeVar("_Config", bound=FinetuneConfig)
-_ENOUGH_TO_VALIDATE = 1_000  # descriptions, by default
-_FEWEST_NEW = (
-    100  # descriptions unknown to the initial model from which on these alone are validated on
-)
-_MIN_IDENTIFIERS, _IDENTIFIERS_SHARE = 50, 0.9
+MIN_SHARE_OF_LANGUAGES = 0.9
+"""Share of distinct cells that are languages in a column of them."""
+MIN_VAL_DESCRIPTIONS = 1_000
+"""Number of descriptions to validate on, by default."""
+MIN_NEW_VAL_DESCRIPTIONS = 100
+"""Number of descriptions unknown to the initial model from which on these alone are validated on."""
+MIN_IDENTIFIERS = 50
+MIN_SHARE_OF_IDENTIFIERS = 0.9
 """Number of codes, and its share of a column's rows, from which on the column seems to number its
 rows.
 """
+_Config = TypeVar("_Config", bound=FinetuneConfig)
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
 """Rules by which prepared data, which were checked before, are read."""
 
@@ -101,14 +106,19 @@ def formatter_of(record: dict[str, Any], key: Key) -> Formatter:
 
 def prepared_files(folder: Path, record: dict[str, Any], key: Key) -> dict[str, LabelledFiles]:
     """Return the tables of prepared data by the names of their splits."""
-    paths = {name: folder / file for name, file in SPLIT_FILES.items()}
-    columns, formatter = tuple(record["settings"]["target_cols"]), formatter_of(record, key)
-    attributes = tuple(record["settings"].get("attribute_cols") or ())
-    how: dict[str, Any] = {"key": key, "rules": PREPARED_RULES, "attribute_cols": attributes}
+    settings = record["settings"]
+    files = LabelledFiles(
+        (),
+        tuple(settings["target_cols"]),
+        formatter_of(record, key),
+        key=key,
+        rules=PREPARED_RULES,
+        attribute_cols=tuple(settings.get("attribute_cols") or ()),
+    )
     return {
-        name: LabelledFiles((path,), columns, formatter, **how)
-        for name, path in paths.items()
-        if path.is_file()
+        split: replace(files, paths=(folder / name,))
+        for split, name in SPLIT_FILES.items()
+        if (folder / name).is_file()
     }
 
 
@@ -121,29 +131,32 @@ def with_language_column(config: _Config) -> _Config:
     """
     if config.language_col is not None or config.language != "unk":
         return config
-    settings = (
-        {} if config.overwrite else prepared_folder.read_prepared(config.folder).get("settings", {})
-    )
+    record = {} if config.overwrite else prepared_folder.read_prepared(config.folder)
+    settings = record.get("settings", {})
     if "language_col" in settings:
         return replace(config, language_col=settings["language_col"])
     try:
         file = open_table(
             Path(config.dataset), [config.input_col], optional=LANGUAGE_COLS, sheet=config.sheet
         )
-        name = next(file.column(name) for name in LANGUAGE_COLS if file.has(name))
-        cells = next(file.tables([name])).columns[name].drop_null().unique().to_pylist()
-    except (UserError, StopIteration):
+        names = [file.column(name) for name in LANGUAGE_COLS if file.has(name)]
+        used = (config.input_col, *config.target_cols, *(config.attribute_cols or ()))
+        if not names or names[0] in used:
+            return config
+        first_rows = next(file.tables(names[:1])).columns[names[0]]
+    except UserError:
         return config
-    languages = [*map(Language, cells)]
+
+    languages = [Language(cell) for cell in first_rows.drop_null().unique().to_pylist()]
     num_known = sum(language.is_known for language in languages)
-    is_used = name in (config.input_col, *config.target_cols, *(config.attribute_cols or ()))
-    if is_used or {*languages} <= {Language()} or num_known < _MOSTLY * len(cells):
+    has_languages = num_known >= MIN_SHARE_OF_LANGUAGES * len(languages)
+    if not has_languages or set(languages) <= {Language()}:
         return config
     log.info(
-        f"{config.dataset}: the column {name!r} has each row's language; --language-col "
+        f"{config.dataset}: the column {names[0]!r} has each row's language; --language-col "
         "none ignores it."
     )
-    return replace(config, language_col=name)
+    return replace(config, language_col=names[0])
 
 
 def prepare(
@@ -208,29 +221,38 @@ def _all_problems(
     """Return an error with all problems of a table, and the settings by which it can be prepared,
     if there are any.
     """
-    problems, fixed, num_guesses = [str(error)], config, 0
-    while error.settings:
+    problems = [str(error)]
+    fixed = config
+    is_solved = False
+    num_guesses = 0  # problems before the first one that is not a misspelt column
+    while error.settings and not is_solved:
         is_guess = any(isinstance(value, Mapping) for value in error.settings.values())
-        num_guesses += is_guess and num_guesses == len(problems) - 1
+        if is_guess and num_guesses == len(problems) - 1:
+            num_guesses += 1
         try:
             fixed = fixed.corrected(error)
-            # what is tried is not told
+            # lines of the attempt are not shown
             with sending_lines(lambda _: None), temporary_folder(folder / "tried") as scratch:
-                _prepare(fixed, scratch, prepared_folder.record_of(fixed), known, "none", None)
-            break
-        except UserError as other:
-            error = other if str(other) not in problems else UserError("")
-            problems += [str(other)] * (str(other) not in problems)
-    names = [one.name for one in settings_of(type(config))]
-    changed = {
-        name: new for name in names if (new := getattr(fixed, name)) != getattr(config, name)
-    }
-    if num_guesses and not error.settings:
-        problems = problems[:num_guesses]  # what follows wrong guesses at columns says nothing
+                _prepare(fixed, scratch, prepared_folder.record_of(fixed), known)
+            is_solved = True
+        except UserError as next_error:
+            if str(next_error) in problems:
+                break
+            problems.append(str(next_error))
+            error = next_error
+
+    # what follows wrong guesses at columns says nothing
+    if num_guesses and not is_solved:
+        problems = problems[:num_guesses]
     message = problems[0]
     if len(problems) > 1:
         message = "\n- ".join([f"{config.dataset} has {len(problems)} problems:", *problems])
-    return UserError(message, **(changed if error.settings else {}))
+    fixes = {}
+    for setting in settings_of(type(config)):
+        value = getattr(fixed, setting.name)
+        if is_solved and value != getattr(config, setting.name):
+            fixes[setting.name] = value
+    return UserError(message, **fixes)
 
 
 def _prepare(
@@ -238,8 +260,8 @@ def _prepare(
     folder: Path,
     record: dict[str, Any],
     known: Key | None,
-    text_normalization: str,
-    trained_on: np.ndarray | None,
+    text_normalization: str = "none",
+    trained_on: np.ndarray | None = None,
 ) -> None:
     """Write the tables, all or none of them, and add their numbers of rows and codes to the
     record.
@@ -249,8 +271,11 @@ def _prepare(
     # the form of the codes: by the key, a model that is trained further, or the table itself
     num_digits = config.block_size if config.zero_pad_codes else 0
     key = read_key(config.key, num_digits=num_digits) if config.key else None
-    own = [code for one in (key, known) if one is not None for code in one.codes]
-    files = table_files(config, key, known, own)
+    given_codes: list[str] = []
+    for given in (key, known):
+        if given is not None:
+            given_codes += given.codes
+    files = table_files(config, key, known, given_codes)
     record["settings"]["block_size"] = files.formatter.block_size
     if files.formatter.system.labels is not None:
         record["settings"]["block_size"] = None
@@ -258,17 +283,12 @@ def _prepare(
             f"{config.dataset}: {', '.join(config.target_cols)} holds labels, each of "
             "which is a class as written."
         )
-    corrections = read_corrections(config, files, own) if config.corrections else None
+    corrections = read_corrections(config, files, given_codes) if config.corrections else None
+
     with temporary_folder(folder / "prepared") as scratch:
         # each row is checked once, and what is noticed is said once
-        rows = _screen(files, config, scratch / _ROWS_FILE)
-        num_spelt, num_joined = joined_spellings(rows)
-        if num_spelt:
-            log.info(
-                f"{num_joined:,} rows have "
-                f"{counted(num_spelt, 'description', 'descriptions')} in several spellings "
-                "that differ in case, accents or punctuation only; these are one description each."
-            )
+        rows = _check_rows(files, config, scratch / _ROWS_FILE)
+        _log_spellings(rows)
         codes = _codes_of(rows)
         if len(codes) < 2:
             raise UserError(
@@ -277,54 +297,91 @@ def _prepare(
             )
 
         # the key has all codes that occur, titles' among them
-        beside = corrections.keys if corrections else ()
-        titles = titles_to_learn(config, rows, files, key=key, beside=beside)
+        corrected_keys = corrections.keys if corrections else ()
+        titles = titles_to_learn(config, rows, files, key=key, beside=corrected_keys)
         if titles is not None:
             codes |= set(titles[f"{CODES}{config.target_cols[0]}"].to_pylist())
         key = _whole_key(key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
 
         # the rows as the model reads them, and the tables that people read
-        form: dict[str, Any] = {"text_normalization": text_normalization, "trained_on": trained_on}
-        writer = ExampleWriter(scratch / EXAMPLES_FILE, files, **form)
-        is_val = _to_validate_on(rows, config, trained_on)
-        num_rows = _write_split(
-            scratch, rows, is_val, config, writer, corrections=corrections, titles=titles
+        examples_path = scratch / EXAMPLES_FILE
+        writer = ExampleWriter(
+            examples_path, files, text_normalization=text_normalization, trained_on=trained_on
         )
-        left_out = [rows] if corrections is None else [rows, corrections.rejected]
-        num_rows["rejected"] = sum(len(part) - part["reason"].null_count for part in left_out)
-        record |= {"rows": num_rows, "codes": len(key.codes)}
-        source = made_from(prepared_files(scratch, record, key), **form)
-        record["examples"] = examples_record(writer.path, source)
-        write_table(scratch / REJECTED_FILE, rejected_rows(left_out, config))
-        table, number = conflicts(rows, config)
-        if number:
-            write_table(scratch / CONFLICTS_FILE, [table])
-            descriptions = counted(number, "description has", "descriptions have")
+        is_val = _to_validate_on(rows, config, trained_on)
+        with closing(writer):
+            num_held_out = corrections.hold_out(config.seed) if corrections else 0
+            _write_rows(writer, rows, is_val, corrections)
+            if titles is not None:
+                writer.write(titles, np.full(len(titles), SPLITS.index(TITLES)))
+            if corrections is not None:
+                _write_other_corrections(writer, corrections)
+        num_rows = _write_split_tables(scratch, examples_path)
+        if corrections is not None and num_held_out:
+            num_rows["held_out"] = num_held_out
             log.info(
-                f"{descriptions} different codes in different rows; "
-                f"{folder / CONFLICTS_FILE} lists them."
+                f"{num_held_out:,} of {len(corrections):,} corrections, chosen at random, are held "
+                f"out ({SPLIT_FILES[HELD_OUT]}) to compare the new model with the old one; "
+                "training leaves out their rows."
             )
+        checked_tables = [rows] if corrections is None else [rows, corrections.rejected]
+        num_rows["rejected"] = sum(len(part) - part["reason"].null_count for part in checked_tables)
+        write_table(scratch / REJECTED_FILE, rejected_rows(checked_tables, config))
+        _write_conflicts(scratch / CONFLICTS_FILE, rows, config, folder)
+
+        # the record, by which later runs know what was prepared
+        record |= {"rows": num_rows, "codes": len(key.codes)}
+        source = made_from(prepared_files(scratch, record, key), text_normalization, trained_on)
+        record["examples"] = examples_record(examples_path, source)
 
         # only now is anything in the folder replaced
-        del rows, left_out, table  # which keep their file open
-        prepared_folder.set_aside(folder, (*PREPARED_TABLES, prepared_folder.PREPARED_FILE))
-        # so that half a folder is not taken as prepared
-        prepared_folder.write_record(folder, {"format_version": prepared_folder.PREPARED_VERSION})
-        for name in PREPARED_TABLES:
-            if (scratch / name).exists():
-                os.replace(scratch / name, folder / name)
-            else:
-                (folder / name).unlink(missing_ok=True)  # of data that are replaced
+        del rows, checked_tables  # which keep their file open
+        _replace_tables(scratch, folder)
+
+
+def _replace_tables(scratch: Path, folder: Path) -> None:
+    """Move new tables into a folder, from which those of before are set aside."""
+    prepared_folder.set_aside(folder, (*PREPARED_TABLES, prepared_folder.PREPARED_FILE))
+    # so that half a folder is not taken as prepared
+    version = {"format_version": prepared_folder.PREPARED_VERSION}
+    prepared_folder.write_record(folder, version)
+    for name in PREPARED_TABLES:
+        if (scratch / name).exists():
+            os.replace(scratch / name, folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)  # of data that are replaced
+
+
+def _log_spellings(rows: pa.Table) -> None:
+    """Say how many descriptions of checked rows are spelt in several ways."""
+    num_spelt, num_joined = joined_spellings(rows)
+    if num_spelt:
+        descriptions = counted(num_spelt, "description", "descriptions")
+        log.info(
+            f"{num_joined:,} rows have {descriptions} in several spellings that differ in case, "
+            "accents or punctuation only; these are one description each."
+        )
+
+
+def _write_conflicts(path: Path, rows: pa.Table, config: PrepareConfig, folder: Path) -> None:
+    """Write the descriptions whose rows have different codes, if there are any."""
+    table, number = conflicts(rows, config)
+    if number:
+        write_table(path, [table])
+        descriptions = counted(number, "description has", "descriptions have")
+        log.info(
+            f"{descriptions} different codes in different rows; {folder / path.name} lists them."
+        )
 
 
 def _codes_of(rows: pa.Table) -> set[str]:
     """Return the codes of checked rows, and say which columns of them seem to number the rows."""
-    kept = rows["reason"].is_null()
+    is_kept = rows["reason"].is_null()
     codes = set[str]()
     for name in filter(is_codes, rows.column_names):
-        cells = rows[name].filter(kept)
-        codes_of_column = {*cells.unique().to_pylist()} - {None, MISSING}
+        cells = rows[name].filter(is_kept)
+        codes_of_column = set(cells.unique().to_pylist()) - {None, MISSING}
         codes |= codes_of_column
         num_rows = len(cells) - cells.null_count
         if notice := identifiers_notice(len(codes_of_column), num_rows, name.removeprefix(CODES)):
@@ -334,44 +391,42 @@ def _codes_of(rows: pa.Table) -> set[str]:
 
 def identifiers_notice(num_codes: int, num_rows: int, column: str) -> str | None:
     """Return a notice if nearly each row of a column of codes has a code of its own."""
-    if num_codes < _MIN_IDENTIFIERS or num_codes < _IDENTIFIERS_SHARE * num_rows:
+    if num_codes < MIN_IDENTIFIERS or num_codes < MIN_SHARE_OF_IDENTIFIERS * num_rows:
         return None
     return (
-        f"Notice: the {num_rows:,} codes in {column} are {num_codes:,} different ones. A "
-        "model can't learn what occurs "
-        "once. If the column numbers the rows, name that of the codes with --target-cols."
+        f"Notice: the {num_rows:,} codes in {column} are {num_codes:,} different ones. A model "
+        "can't learn what occurs once. If the column numbers the rows, name that of the codes with "
+        "--target-cols."
     )
 
 
-def _screen(files: LabelledFiles, config: PrepareConfig, path: Path) -> pa.Table:
+def _check_rows(files: LabelledFiles, config: PrepareConfig, path: Path) -> pa.Table:
     """Check all rows of a table, write them to `path`, a chunk at a time, and return that file,
     mapped into memory.
 
-    Its columns are those of `checked_rows`, `key` (see `description_keys`) and `unit`, a hash of
-    the seed and of the spelling, or of the row.
+    Its columns are those of `row_schema`, `key` (see `description_keys`) and `unit`, a hash of the
+    seed and of the spelling, or of the row.
 
     Raises UserError if the table can't be read, its labels do not fit, or no row can be used.
     """
+    hash_key = f"{config.seed:016x}"[-16:]
     schema = pa.schema([*files.schema, ("key", pa.string()), ("unit", pa.uint64())])
     with pa.ipc.new_file(str(path), schema) as writer:
         for rows in files.rows(say=log.info):
             texts = rows["text"].fill_null("")
-            keys = description_keys(texts)
             if config.split_by == "text":
-                split_by = spellings(texts)
+                hashed = spellings(texts)
             else:
-                split_by = rows["row"].to_numpy().astype(str).astype(object)
-            units = pd.util.hash_array(
-                split_by, hash_key=f"{config.seed:016x}"[-16:], categorize=False
-            )
-            columns = [*rows.columns, pa.array(keys, pa.string()), pa.array(units)]
+                hashed = rows["row"].to_numpy().astype(str).astype(object)
+            units = pd.util.hash_array(hashed, hash_key=hash_key, categorize=False)
+            keys = pa.array(description_keys(texts), pa.string())
+            columns = [*rows.columns, keys, pa.array(units)]
             writer.write(pa.RecordBatch.from_arrays(columns, schema=schema))
-    found = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    if strange := own_languages(
-        found["lang"].filter(found["reason"].is_null()).unique().to_pylist()
-    ):
-        log.info(strange)
-    return found
+    checked_rows = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    langs = checked_rows["lang"].filter(checked_rows["reason"].is_null())
+    if notice := own_languages(langs.unique().to_pylist()):
+        log.info(notice)
+    return checked_rows
 
 
 def _to_validate_on(
@@ -384,98 +439,80 @@ def _to_validate_on(
     table with one spelling of each is split as earlier versions did. Descriptions that the model
     was `trained_on` are not among them if there are enough others.
     """
-    units, may_be = rows["unit"].to_numpy(), rows["reason"].is_null().to_numpy()
+    units = rows["unit"].to_numpy()
+    may_be_val = rows["reason"].is_null().to_numpy()
     if config.split_by == "text":
-        groups, distinct = pd.factorize(
-            np.concatenate([cell_hashes(batch["key"]) for batch in rows.to_batches()])
-        )
-        lowest = np.full(len(distinct), np.iinfo(np.uint64).max)
-        np.minimum.at(lowest, groups[may_be], units[may_be])
+        groups, keys = pd.factorize(cell_hashes(rows["key"]))
+        lowest = np.full(len(keys), np.iinfo(np.uint64).max)
+        np.minimum.at(lowest, groups[may_be_val], units[may_be_val])
         units = lowest[groups]
-    distinct = np.sort(pd.unique(units[may_be]))  # several times as fast as `np.unique`
+    distinct = np.sort(pd.unique(units[may_be_val]))  # several times as fast as `np.unique`
     if len(distinct) < 2:
         raise UserError(
             f"{config.dataset} has one distinct description; it can't be split for validation."
         )
-    share = (
-        np.clip(_ENOUGH_TO_VALIDATE / len(distinct), 0.1, 0.2)
-        if config.share_val is None
-        else config.share_val
-    )
+    share = config.share_val
+    if share is None:
+        share = np.clip(MIN_VAL_DESCRIPTIONS / len(distinct), 0.1, 0.2)
     num_val = min(max(round(len(distinct) * share), 1), len(distinct) - 1)
 
     # a model that is trained further is right on what it was trained on
     if trained_on is not None:
-        is_new = ~np.concatenate(
-            [np.isin(key_hashes(batch["key"]), trained_on) for batch in rows.to_batches()]
-        )
-        new = np.sort(pd.unique(units[may_be & is_new]))
-        if len(new) >= min(num_val, _FEWEST_NEW):
-            distinct, may_be = new, may_be & is_new
+        is_new = may_be_val & ~np.isin(key_hashes(rows["key"]), trained_on)
+        new = np.sort(pd.unique(units[is_new]))
+        if len(new) >= min(num_val, MIN_NEW_VAL_DESCRIPTIONS):
+            distinct = new
+            may_be_val = is_new
             num_val = min(num_val, len(new))
             log.info(
-                f"Validation data are {num_val:,} descriptions that the initial model was "
-                "not trained on."
+                f"Validation data are {num_val:,} descriptions that the initial model was not "
+                "trained on."
             )
-    return may_be & (units <= distinct[num_val - 1])
+    return may_be_val & (units <= distinct[num_val - 1])
 
 
-def _write_split(
-    folder: Path,
-    rows: pa.Table,
-    is_val: np.ndarray,
-    config: PrepareConfig,
-    writer: ExampleWriter,
-    *,
-    corrections: Corrections | None,
-    titles: pa.RecordBatch | None,
-) -> dict[str, int]:
-    """Write all rows with their splits, and a table of each split; return their numbers of rows.
+def _write_rows(
+    writer: ExampleWriter, rows: pa.Table, is_val: np.ndarray, corrections: Corrections | None
+) -> None:
+    """Write all rows with their splits, and with corrected codes.
 
-    `is_val`, of shape (n,), says which rows are to validate on. All corrections are to train on,
-    except for held-out ones, which have a split of their own, as titles have.
+    `is_val`, of shape (n,), says which rows are to validate on.
     """
-    num_held_out = corrections.hold_out(config.seed) if corrections else 0
-    train, val, held_out = map(SPLITS.index, (TRAIN, VAL, HELD_OUT))
-    with closing(writer):
-        num_corrected = 0
-        end = 0
-        for checked in rows.to_batches():
-            start, end = end, end + len(checked)
-            batch, split = checked, np.where(is_val[start:end], val, train)
-            if corrections is not None:
-                batch, is_corrected, is_known, is_held_out = corrections.apply(checked)
-                split[is_known], split[is_held_out] = train, NO_SPLIT
-                num_corrected += int(is_corrected.sum())
-            split[checked["reason"].is_valid()] = NO_SPLIT
-            writer.write(batch, split)
-        if titles is not None:
-            writer.write(titles, np.full(len(titles), SPLITS.index(TITLES)))
+    split_of_row = np.where(is_val, SPLITS.index(VAL), SPLITS.index(TRAIN))
+    end = 0
+    for checked in rows.to_batches():
+        batch = checked
+        start = end
+        end += len(batch)
+        split = split_of_row[start:end]
+        split[batch["reason"].is_valid()] = NO_SPLIT
         if corrections is not None:
-            others, others_held_out = corrections.rest()
-            writer.write(others, np.full(len(others), train))
-            writer.write(others_held_out, np.full(num_held_out, held_out))
-            corrected = counted(num_corrected, "row has", "rows have")
-            added = counted(len(others), "description is", "descriptions are")
-            log.info(f"{corrected} corrected codes, and {added} added; all are training data.")
-    parts = {name: (VAL, SEEN) if name == VAL else (name,) for name in SPLIT_FILES}
-    examples = {name: Examples.open(writer.path, *splits) for name, splits in parts.items()}
+            batch, split = corrections.apply(batch, split)
+        writer.write(batch, split)
+
+
+def _write_other_corrections(writer: ExampleWriter, corrections: Corrections) -> None:
+    """Write the corrections that are in no row to train on, and held-out ones to compare models."""
+    added, held_out = corrections.rest()
+    writer.write(added, np.full(len(added), SPLITS.index(TRAIN)))
+    writer.write(held_out, np.full(len(held_out), SPLITS.index(HELD_OUT)))
+    corrected = counted(corrections.num_corrected, "row has", "rows have")
+    descriptions = counted(len(added), "description is", "descriptions are")
+    log.info(f"{corrected} corrected codes, and {descriptions} added; all are training data.")
+
+
+def _write_split_tables(folder: Path, examples_path: Path) -> dict[str, int]:
+    """Write a table of each split for people to read; return the numbers of rows."""
+    examples = {split: Examples.open(examples_path, split) for split in SPLIT_FILES}
+    examples[VAL] = Examples.open(examples_path, VAL, SEEN)
     if not len(examples[VAL]):
         raise UserError(
             "All validation data are corrected, which makes them training data. Raise --share-val."
         )
-    for name, split_examples in examples.items():
-        if len(split_examples):
-            write_table(folder / SPLIT_FILES[name], split_examples.as_people_read())
-    if num_held_out:
-        log.info(
-            f"{num_held_out:,} of {len(corrections or ()):,} corrections, chosen at "
-            "random, are held out "
-            f"({SPLIT_FILES[HELD_OUT]}) to compare the new model with the old one; "
-            "training leaves out their rows."
-        )
-    numbers = {"train": len(examples[TRAIN]), "val": len(examples[VAL])}
-    return {**numbers, "held_out": num_held_out} if num_held_out else numbers
+    for split, name in SPLIT_FILES.items():
+        if len(examples[split]):
+            write_table(folder / name, examples[split].to_tables())
+    return {"train": len(examples[TRAIN]), "val": len(examples[VAL])}
 
 
 def table_files(

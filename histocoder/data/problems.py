@@ -2,7 +2,6 @@
 others.
 """
 
-import itertools
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -14,24 +13,27 @@ from histocoder.config import PrepareConfig
 from histocoder.data.examples import CODES, LANG_COL, is_codes
 from histocoder.data.hashes import cell_hashes
 
-_NUM_LINES = 10  # lines of the rows with the same codes that `conflicts` names
+MAX_LINES = 10
+"""Number of lines of the rows with the same codes that `conflicts` names."""
 
 
 def rejected_rows(tables: Iterable[pa.Table], config: PrepareConfig) -> Iterator[pa.Table]:
     """Yield the dropped rows of checked rows with their lines in their tables and the reasons."""
     names = ["line", "reason", "text", *(f"{CODES}{name}" for name in config.target_cols)]
-    for batch in itertools.chain.from_iterable(rows.select(names).to_batches() for rows in tables):
-        dropped = pa.Table.from_batches([batch.filter(batch["reason"].is_valid())])
-        yield dropped.rename_columns(["line", "reason", config.input_col, *config.target_cols])
+    headers = ["line", "reason", config.input_col, *config.target_cols]
+    for rows in tables:
+        for batch in rows.select(names).to_batches():
+            dropped = batch.filter(batch["reason"].is_valid())
+            yield pa.Table.from_batches([dropped]).rename_columns(headers)
 
 
 def joined_spellings(rows: pa.Table) -> tuple[int, int]:
     """Return the number of descriptions that are spelt in several ways, and of their rows; see
     `description_keys`.
     """
-    kept = rows.filter(rows["reason"].is_null()).select(["key", "text"])
-    by_key = kept.group_by("key").aggregate([("text", "count_distinct"), ("text", "count")])
-    several = by_key.filter(pc.greater(by_key["text_count_distinct"], 1))
+    kept_rows = rows.filter(rows["reason"].is_null()).select(["key", "text"])
+    counts = kept_rows.group_by("key").aggregate([("text", "count_distinct"), ("text", "count")])
+    several = counts.filter(pc.greater(counts["text_count_distinct"], 1))
     return len(several), pc.sum(several["text_count"], min_count=0).as_py()
 
 
@@ -41,38 +43,33 @@ def conflicts(rows: pa.Table, config: PrepareConfig) -> tuple[pa.Table, int]:
 
     The descriptions of most rows come first; what the same description is, `description_keys` says.
     """
-    batches = [batch.filter(batch["reason"].is_null()) for batch in rows.to_batches()]
-    hashes = []  # of descriptions with their languages, and of sets of codes, whatever their order
-    for batch in batches:
-        key, lang, *codes = (
-            cell_hashes(batch[name])
-            for name in ("key", "lang", *filter(is_codes, rows.column_names))
-        )
-        hashes.append(pd.DataFrame({"described": key + 31 * lang, "coded": np.sum(codes, axis=0)}))
-    described = pd.concat(hashes).drop_duplicates()["described"]
-    described = described[described.duplicated()].unique()
-    masks = [one["described"].isin(described) for one in hashes]
-    found = pa.Table.from_batches(
-        [batch.filter(pa.array(mask)) for batch, mask in zip(batches, masks, strict=True)]
-    )
-    group = pd.concat(
-        [one[mask] for one, mask in zip(hashes, masks, strict=True)], ignore_index=True
-    )
-    groups = found.to_pandas().join(group).groupby([*group], sort=False)
-    names = list(filter(is_codes, rows.column_names))
-    first = groups[["text", "lang", *names]].head(1).set_axis(groups["line"].first().index)
-    first = first.assign(rows=groups.size(), lines=groups["line"].agg(_few))
-    order = first.assign(all=first.groupby("described")["rows"].transform("sum"))
-    first = first.loc[order.sort_values(["all", "described", "rows"]).index[::-1]]
-    first.columns = [
-        config.input_col,
-        LANG_COL,
-        *(name.removeprefix(CODES) for name in names),
-        "rows",
-        "lines",
-    ]
-    return pa.Table.from_pandas(first, preserve_index=False), len(described)
+    rows = rows.filter(rows["reason"].is_null())
+    code_cols = list(filter(is_codes, rows.column_names))
+
+    # a description with its language, and a set of codes, whatever their order
+    described = cell_hashes(rows["key"]) + 31 * cell_hashes(rows["lang"])
+    coded = np.sum([cell_hashes(rows[name]) for name in code_cols], axis=0)
+    hashes = pd.DataFrame({"described": described, "coded": coded})
+    pairs = hashes.drop_duplicates()
+    several = pairs["described"][pairs["described"].duplicated()].unique()
+    is_conflict = hashes["described"].isin(several)
+
+    # a row for each set of codes: its first one, the number of its rows, and their lines
+    frame = rows.filter(pa.array(is_conflict)).to_pandas()
+    frame = frame.join(hashes[is_conflict].reset_index(drop=True))
+    groups = frame.groupby(["described", "coded"], sort=False)
+    table = groups[["text", "lang", *code_cols]].head(1).set_axis(groups["line"].first().index)
+    table = table.assign(rows=groups.size(), lines=groups["line"].agg(_first_lines))
+    all_rows = table.groupby("described")["rows"].transform("sum")
+    order = table.assign(all=all_rows).sort_values(["all", "described", "rows"]).index[::-1]
+    table = table.loc[order]
+    names = (name.removeprefix(CODES) for name in code_cols)
+    table.columns = [config.input_col, LANG_COL, *names, "rows", "lines"]
+    return pa.Table.from_pandas(table, preserve_index=False), len(several)
 
 
-def _few(lines: pd.Series) -> str:
-    return "; ".join([*map(str, lines[:_NUM_LINES]), *["…"] * (len(lines) > _NUM_LINES)])
+def _first_lines(lines: pd.Series) -> str:
+    texts = list(map(str, lines[:MAX_LINES]))
+    if len(lines) > MAX_LINES:
+        texts.append("…")
+    return "; ".join(texts)

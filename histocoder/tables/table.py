@@ -1,7 +1,7 @@
 """Tables of users, read as text: nothing is guessed, converted or silently skipped."""
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -261,6 +261,15 @@ def strings(array: _Cells, where: str = "A column") -> _Cells:
             "Save them as columns with one "
             "value in each cell."
         ) from error
+
+
+def map_distinct(column: pa.Array, function: Callable[[str], str]) -> pa.Array:
+    """Return a function's text for each cell of a column, where a blank cell is ""; each distinct
+    cell is computed once.
+    """
+    coded = column.fill_null("").dictionary_encode()
+    texts = map(function, coded.dictionary.to_pylist())
+    return pa.array(texts, pa.string()).take(coded.indices)
 
 
 def _check_readable(path: Path) -> None:
