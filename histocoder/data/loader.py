@@ -83,8 +83,10 @@ class BatchLoader:
             yield batch
 
     def _end_late_worker(self, i: int) -> None:
-        self._late = i
-        self._workers[i].kill()
+        # a worker that was killed is not late: torch finds it, and its end is the reason to name
+        if self._workers[i].exitcode is None:
+            self._late = i
+            self._workers[i].kill()
 
     @contextmanager
     def naming_workers(self) -> Iterator[None]:
