@@ -23,13 +23,15 @@ class _Console(logging.Handler):
     """
 
     is_shown = True
+    is_on_stderr = False  # whether lines are printed where warnings are
 
     def emit(self, record: logging.LogRecord) -> None:
         say = _line_listener.get()
         if say is not None and record.levelno < logging.WARNING:
             say(record.getMessage())
         elif self.is_shown:
-            stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
+            is_error = self.is_on_stderr or record.levelno >= logging.WARNING
+            stream = sys.stderr if is_error else sys.stdout
             tqdm.write(readable(record.getMessage()), file=stream)
             stream.flush()
 
@@ -57,3 +59,13 @@ def sending_lines(say: Callable[[str], object]) -> Iterator[None]:
         yield
     finally:
         _line_listener.reset(token)
+
+
+@contextmanager
+def printing_to_stderr() -> Iterator[None]:
+    """Print all lines on standard error within a block, whose results go to standard output."""
+    _console.is_on_stderr = True
+    try:
+        yield
+    finally:
+        _console.is_on_stderr = False

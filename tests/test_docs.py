@@ -78,7 +78,11 @@ def test_first_pages_and_help_need_no_glossary():
         ROOT / "docs" / f"{name}.md"
         for name in ("index", "quick-start", "tutorial", "desk", "configuration")
     ]
-    texts = [ROOT / "README.md", *pages, *(ROOT / "histocoder" / "desk" / "static").glob("*.*")]
+    texts = [
+        ROOT / "README.md",
+        *pages,
+        *(ROOT / "histocoder" / "desk" / "web" / "static").glob("*.*"),
+    ]
     assert len(texts) > 10
     found = {path.name: jargon.search(path.read_text(encoding="utf-8")) for path in texts}
     assert {name: one[0] for name, one in found.items() if one} == {}

@@ -14,6 +14,8 @@ from histocoder.config.prediction import (
 from histocoder.config.run import CODE_SEP_HELP
 from histocoder.config.settings import changed, free, require
 
+PIPE = "-"  # standard input or output, in place of a file
+
 
 @dataclass(frozen=True, kw_only=True)
 class NamedModel(Settings):
@@ -41,7 +43,18 @@ class ComputingFlags(Settings):
 class PredictFlags(PredictConfig, ComputingFlags, NamedModel):
     """Code descriptions, or a table of them."""
 
-    texts: tuple[str, ...] = free((), "descriptions to code", metavar="TEXT", flags=("texts",))
+    texts: tuple[str, ...] = free(
+        (), "descriptions to code; after --input, more tables", metavar="TEXT", flags=("texts",)
+    )
+    input: str = changed(
+        PredictConfig, "input", "", text=f"tables to code: {TABLE_HELP}; -: standard input"
+    )
+    output: str = changed(
+        PredictConfig,
+        "output",
+        "",
+        text=f"{OUTPUT_HELP}; a folder for several tables; -: standard output",
+    )
     overwrite: bool = free(False, "replace an existing --output", is_recorded=False)
     known: str | None = free(
         None, "hand-coded rows, which are kept; auto: the training data", metavar="FILE|auto"
@@ -56,16 +69,9 @@ class PredictFlags(PredictConfig, ComputingFlags, NamedModel):
 
     def check(self) -> None:
         """Raise a UserError unless there is something to code, and for flags that need others."""
-        files = f"{self.input} {' '.join(self.texts[:1])}"
+        has_output = bool(self.output) or self.input == PIPE
         require(
-            not (self.texts and self.input),
-            (
-                f"--input takes one table; code several one after the other ({files}), or omit "
-                "it to code descriptions."
-            ),
-        )
-        require(
-            bool(self.texts) != bool(self.input) and bool(self.input) == bool(self.output),
+            bool(self.input or self.texts) and bool(self.input) == has_output,
             (
                 'Give descriptions ("wine merchant" …), or a file with --input in.csv --output '
                 "out.csv."

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import local_folder
 from histocoder.checkpoints.run_folder import run_of
 from histocoder.cli.arguments import config_of
-from histocoder.cli.flags import PredictFlags
+from histocoder.cli.flags import PIPE, PredictFlags
+from histocoder.cli.pipes import as_typed, files_for_pipes
 from histocoder.config import PredictConfig
 from histocoder.data.examples import HELD_OUT
 from histocoder.data.labels import rules_of
@@ -25,12 +27,38 @@ from histocoder.inference.provenance import provenance_file, write_provenance
 from histocoder.inference.table_coder import TableCoder
 from histocoder.log import log
 from histocoder.tables.output import check_output
-from histocoder.tables.table import fingerprint
+from histocoder.tables.table import READ_ONLY, fingerprint, kind_of
 from histocoder.text.languages import chosen_language
 
 
 def run_predict(config: PredictFlags) -> None:
-    """Code the descriptions; print or write their codes."""
+    """Code the descriptions and print their codes, or write the tables with theirs."""
+    device = distributed.start(device=config.device)
+    folder = local_folder(config.model)
+    if not config.input:
+        _check_texts(config)
+        print_codes(_coder(config, folder, device), config, folder)
+        return
+    tables = _one_each(config)
+    with files_for_pipes(tables[0]) as first:
+        tables[0] = first
+
+        # before the model is read, which takes a while
+        for table in tables:
+            known_file = _known_file(config.known, table, folder)
+            check_output(
+                Path(table.output),
+                inputs=(table.input, table.classes, known_file),
+                excel=table.excel,
+                overwrite=table.overwrite,
+            )
+        coder = _coder(config, folder, device)
+        for table in tables:
+            write_codes(coder, table, folder)
+
+
+def _check_texts(config: PredictFlags) -> None:
+    """Raise a UserError if a description is a file's name."""
     for text in config.texts:
         if text and os.path.exists(text):
             raise UserError(
@@ -38,51 +66,87 @@ def run_predict(config: PredictFlags) -> None:
                 "table, write "
                 f"--input {text} --output coded.csv."
             )
-    device = distributed.start(device=config.device)
-    folder = local_folder(config.model)
-    known_file = _known_file(config.known, config, folder) if config.known else None
-    if config.output:  # before the model is read, which takes a while
-        inputs = (config.input, config.classes, known_file)
-        check_output(
-            Path(config.output), inputs=inputs, excel=config.excel, overwrite=config.overwrite
+
+
+def _one_each(config: PredictFlags) -> list[PredictFlags]:
+    """Return the settings of each table; the outputs of several are in a folder, with their
+    names.
+    """
+    if not config.texts:
+        return [config]
+    folder = Path(config.output)
+    if folder.is_file() or (folder.suffix and not folder.is_dir()) or config.output == PIPE:
+        raise UserError(
+            f"--input names {len(config.texts) + 1} tables; name a folder for what comes of them "
+            f"with --output, not {folder}."
         )
+    tables: list[PredictFlags] = []
+    for path in (config.input, *config.texts):
+        name = Path(path).name
+        if kind_of(Path(path)) in READ_ONLY:
+            name = Path(path).with_suffix(READ_ONLY[kind_of(Path(path))]).name
+        tables.append(replace(config, input=path, output=str(folder / name), texts=()))
+    outputs = [table.output for table in tables]
+    for output in outputs:
+        if outputs.count(output) > 1:
+            raise UserError(f"Two tables of --input would be written to {output}; rename one.")
+    return tables
+
+
+def _coder(config: PredictFlags, folder: Path, device: torch.device) -> Coder:
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
-    chosen_language(
-        config.language, coder.model.config.languages
-    )  # raises an error if it is not one
+    chosen_language(config.language, coder.model.config.languages)  # an error if it is not one
+    return coder
+
+
+def write_codes(coder: Coder, config: PredictFlags, folder: Path) -> None:
+    """Write a table with its codes, and where they come from."""
+
+    def say(line: str) -> None:
+        log.info(as_typed(line, config))
+
+    known_file = _known_file(config.known, config, folder)
     known, known_id = _read_known(known_file, coder, config) if known_file else (None, "")
-    how = config_of(PredictConfig, config)
-    if config.input:
-        about = facts_of(coder, how, folder, name=config.model)
-        model_id = (
-            f"{about['model']['sha256']} {about['model']['config_sha256']} {coder.precision} "
-            f"{known_id}"
+    options = config_of(PredictConfig, config)
+    facts = facts_of(coder, options, folder, name=config.model)
+    model_id = (
+        f"{facts['model']['sha256']} {facts['model']['config_sha256']} {coder.precision} {known_id}"
+    )
+    counts = predict_file(coder, options, model_id=model_id, known=known, say=say)
+    say(f"Coded {config.input} into {config.output} in mode {facts['mode']}.")
+
+    is_file = as_typed(config.output, config) == config.output
+    if distributed.is_primary() and is_file:
+        if known_file is not None:
+            facts["known"] = {"file": known_file.name, "sha256": fingerprint(known_file)}
+        methods = write_provenance(
+            ["predict"],
+            config,
+            {**facts, **counts},
+            as_sent=lambda word: PIPE if as_typed(word, config) != word else word,
         )
-        told = predict_file(coder, how, model_id=model_id, known=known, say=log.info)
-        log.info(f"Coded {config.input} into {config.output} in mode {about['mode']}.")
-        if distributed.is_primary():
-            if known_file is not None:
-                about["known"] = {"file": known_file.name, "sha256": fingerprint(known_file)}
-            methods = write_provenance(["predict"], config, {**about, **told})
-            log.info(
-                f"Wrote {provenance_file(config.output)}, with this methods paragraph: {methods}"
-            )
-        return
+        log.info(f"Wrote {provenance_file(config.output)}, with this methods paragraph: {methods}")
+
+
+def print_codes(coder: Coder, config: PredictFlags, folder: Path) -> None:
+    """Print the codes of descriptions."""
+    known_file = _known_file(config.known, config, folder)
+    known = _read_known(known_file, coder, config)[0] if known_file else None
     distinct = coder.distinct(config.texts, config.language)
-    tables = TableCoder(
-        coder, replace(how, language="unk"), known=known
-    )  # which appends no column of languages
-    table = tables.append(
-        pa.table({"text": config.texts}), [tables.code(distinct)], distinct.rows
-    ).to_pandas()
-    table = table.dropna(axis=1, how="all").fillna(
-        np.nan
-    )  # without codes where the description is blank
+    options = replace(config_of(PredictConfig, config), language="unk")  # no column of languages
+    tables = TableCoder(coder, options, known=known)
+    texts = pa.table({"text": config.texts})
+    table = tables.append(texts, [tables.code(distinct)], distinct.rows).to_pandas()
+
+    # columns that no description has anything in say nothing; a blank description has no codes
+    table = table.dropna(axis=1, how="all").fillna(np.nan)
     print(table.to_string(index=False, na_rep="", float_format="{:.2f}".format))
 
 
-def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
-    """Return the file of hand-coded descriptions."""
+def _known_file(known: str | None, config: PredictFlags, folder: Path) -> Path | None:
+    """Return the file of hand-coded descriptions, if there is one."""
+    if not known:
+        return None
     path = run_of(folder) / TRAIN_FILE if known == "auto" else Path(known)
     if known == "auto" and not path.is_file():
         raise UserError(

@@ -48,7 +48,7 @@ _BATCHES, _FAST_BATCHES = (
     4,
     16,
 )  # batches of a part, after which codes are kept; and those of fast models
-_RESUME = "What is coded so far is kept: run the same command again to resume."
+RESUME = "What is coded so far is kept: run the same command again to resume."
 
 
 def predict_file(
@@ -343,11 +343,11 @@ def _kept(parts: Path) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, Interrupted) as error:
         raise Interrupted(
-            f"Interrupted. {_RESUME}", getattr(error, "signum", signal.SIGINT)
+            f"Interrupted. {RESUME}", getattr(error, "signum", signal.SIGINT)
         ) from None
     except UserError as error:
         raise UserError(
-            f"{error} {_RESUME}" if any(parts.glob("codes-*")) else str(error)
+            f"{error} {RESUME}" if any(parts.glob("codes-*")) else str(error)
         ) from error
 
 

@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,16 @@ class _Header(NamedTuple):
     end: int  # number of lines to its end
     notices: list[str]
     num_found: int  # number of columns that are looked for
+
+
+@dataclass(frozen=True)
+class Quotes:
+    """Which parts of CSV are in quotation marks, whether or not they need them."""
+
+    header: bool = True
+    text: bool = True  # columns of text
+    numbers: bool = False  # columns of other types
+    bare: frozenset[str] = frozenset()  # columns of text that are not
 
 
 class CsvFile:
@@ -85,6 +96,8 @@ class CsvFile:
         self._as_written = header.names
         self.excel = self._text.has_mark
         self._escape = "\\" if self._text.has_escapes else None
+        self.quotes = self._quotes()
+        self.line_break = self._text.line_break
         self.decimal = "," if self.delimiter == ";" else "."
         self.schema = pa.schema([(name, pa.string()) for name in self.header])
         if self._text.has_escapes:
@@ -244,6 +257,42 @@ class CsvFile:
         """
         are_quoted = all(line.startswith(b'"') for line in self._text.first_lines)
         return len(set(cells)) == len(cells) and (are_quoted or all(map(str.isdecimal, cells)))
+
+    def _quotes(self) -> Quotes:
+        """Return what is in quotation marks in the first lines, without a need of them.
+
+        Cells without content, and lines that do not have a cell for each column, tell nothing.
+        """
+        if self._text.has_escapes:
+            return Quotes()
+        mark = re.escape(self.delimiter).encode()
+        cell = re.compile(rb'("(?:[^"]|"")*"|[^"' + mark + rb"]*)(?:" + mark + rb"|$)")
+        needs_quotes = re.compile(rb'[\r\n"' + mark + rb"]")
+        in_header: set[bool] = set()
+        in_columns: list[set[bool]] = [set() for _ in self.header]
+        for line in self._text.first_lines[:FIRST_ROWS]:
+            cells = cell.findall(line)[: len(self.header)]
+            contents = [text.removeprefix(b'"').removesuffix(b'"') for text in cells]
+            are_quoted = [content != text for content, text in zip(contents, cells, strict=True)]
+            if [content.decode("utf-8", "replace") for content in contents] == self._as_written:
+                in_header = {*are_quoted}
+                in_columns = [set() for _ in self.header]
+            elif len(cells) == len(self.header):
+                for column, content, is_quoted in zip(
+                    in_columns, contents, are_quoted, strict=True
+                ):
+                    if content.strip() and not needs_quotes.search(content):
+                        column.add(is_quoted)
+
+        columns = zip(self.header, in_columns, strict=True)
+        bare = frozenset(name for name, marks in columns if False in marks)
+        has_quoted = {True} in in_columns
+        return Quotes(
+            header=in_header == {True} or (has_quoted and not in_header),
+            text=has_quoted,
+            numbers=has_quoted and not bare,
+            bare=bare,
+        )
 
     def _keep_uneven(self, row: pa.csv.InvalidRow) -> str:
         """Keep a row that has more cells than the header, or fewer, if these have no content; tell

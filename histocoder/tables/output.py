@@ -5,7 +5,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pyarrow.parquet
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, replacing
 from histocoder.log import log
-from histocoder.tables.csv_file import without_formulas
+from histocoder.tables.csv_file import Quotes, without_formulas
 from histocoder.tables.stata import write_stata
 from histocoder.tables.table import EXCEL, PARQUET, STATA, TableFile, kind_of, open_table, strings
 
@@ -31,16 +31,16 @@ class Form:
     decimal: str = "."  # decimal mark of CSV
     excel: bool = False  # whether CSV has a byte order mark, by which Excel recognises UTF-8
     raw: bool = False  # whether CSV has texts that a spreadsheet would run as formulas as they are
+    quotes: Quotes = field(default_factory=Quotes)
+    line_break: str = "\n"
 
     @classmethod
     def like(cls, file: TableFile, **form: Any) -> "Form":
         """Return the form of a table that was read."""
-        own = (
-            {}
-            if file.csv is None
-            else {name: getattr(file.csv, name) for name in ("delimiter", "decimal", "excel")}
-        )
-        return cls(**{**own, **form})
+        if file.csv is not None:
+            for name in ("delimiter", "decimal", "excel", "quotes", "line_break"):
+                form.setdefault(name, getattr(file.csv, name))
+        return cls(**form)
 
 
 _HEADER_BYTES = 1 << 16
@@ -188,13 +188,15 @@ def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> 
         if kind == ".gz":
             file = stack.enter_context(pa.CompressedOutputStream(file, "gzip"))
         file.write(codecs.BOM_UTF8 if form.excel else b"")
-        schema = _as_csv(first.slice(0, 0), form)[0].schema
-        options = pa.csv.WriteOptions(quoting_style="needed", delimiter=form.delimiter)
-        writer = stack.enter_context(pa.csv.CSVWriter(file, schema, write_options=options))
+        header, _ = _as_csv(first.slice(0, 0), form)
+        labels = [pa.array([name], pa.large_string()) for name in header.column_names]
+        file.write(_lines(labels, [form.quotes.header] * len(labels), form))
         for table in tables:
             written, number = _as_csv(table, form)
-            writer.write_table(written)
             num_formulas += number
+            for batch in written.to_batches():
+                texts = [column.cast(pa.large_string()) for column in batch.columns]
+                file.write(_lines(texts, _are_quoted(table, form.quotes), form))
     cells = counted(
         num_formulas, "cell begins like a formula and was", "cells begin like formulas and were"
     )
@@ -209,6 +211,46 @@ def write_frame(path: Path, frame: pd.DataFrame, form: Form = Form()) -> None:
     """Write a DataFrame, and tell the user the notices."""
     for notice in write_table(path, [pa.Table.from_pandas(frame, preserve_index=False)], form):
         log.info(notice)
+
+
+def _are_quoted(table: pa.Table, quotes: Quotes) -> list[bool]:
+    """Return which columns have quotation marks around all of their cells."""
+    are_quoted: list[bool] = []
+    for column in table.schema:
+        is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        are_quoted.append(
+            quotes.text and column.name not in quotes.bare if is_text else quotes.numbers
+        )
+    return are_quoted
+
+
+def _lines(columns: list[pa.Array], are_quoted: list[bool], form: Form) -> bytes:
+    """Return the lines of CSV that have some columns of text."""
+    mark, delimiter, line_break, nothing = (
+        pa.scalar(text, pa.large_string()) for text in ('"', form.delimiter, form.line_break, "")
+    )
+    cells: list[pa.Array] = []
+    for column, is_quoted in zip(columns, are_quoted, strict=True):
+        # a look at all bytes is much faster than one at each cell
+        content = column.buffers()[2].to_pybytes() if column.buffers()[2] else b""
+        has_marks = b'"' in content
+        if (
+            not is_quoted
+            and not has_marks
+            and not any(character.encode() in content for character in (form.delimiter, *"\r\n"))
+        ):
+            cells.append(column)
+            continue
+        doubled = pc.replace_substring(column, '"', '""') if has_marks else column
+        quoted = pc.binary_join_element_wise(mark, doubled, mark, nothing)
+        if not is_quoted:
+            needs_marks = f'["\r\n{re.escape(form.delimiter)}]'
+            quoted = pc.if_else(pc.match_substring_regex(column, needs_marks), quoted, column)
+        cells.append(quoted)
+
+    blanks = {"null_handling": "replace", "null_replacement": ""}
+    lines = pc.binary_join_element_wise(*cells, delimiter, **blanks)
+    return "".join(pc.binary_join_element_wise(lines, line_break, nothing).to_pylist()).encode()
 
 
 def _as_csv(table: pa.Table, form: Form) -> tuple[pa.Table, int]:

@@ -20,7 +20,8 @@ from histocoder.text.characters import without_blanks
 
 CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at once
 PARQUET, EXCEL, STATA = (".parquet", ".pq"), (".xlsx", ".xlsm", ".xls", ".ods"), (".dta", ".sav")
-_READ_ONLY = {".xlsm", ".xls", ".ods", ".sav"}
+READ_ONLY = {".xlsm": ".xlsx", ".xls": ".xlsx", ".ods": ".xlsx", ".sav": ".dta"}
+"""Suffixes of tables that can't be written, and of those that are alike and can be."""
 _TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat")
 _Cells = TypeVar("_Cells", pa.Array, pa.ChunkedArray)
 
@@ -213,9 +214,9 @@ def kind_of(path: Path, *, doing: str = "read") -> str:
     are no such tables.
     """
     kind = path.suffix.lower()
-    kinds = {"", *_TEXT, *PARQUET, *EXCEL, *STATA} - (
-        {".xlsm", ".xls", ".ods", ".sav"} if doing == "written" else set()
-    )
+    kinds = {"", *_TEXT, *PARQUET, *EXCEL, *STATA}
+    if doing == "written":
+        kinds -= {*READ_ONLY}
     if kind == ".gz":
         kind, kinds = Path(path.stem).suffix.lower(), set(_TEXT)
     if kind in kinds:

@@ -46,6 +46,7 @@ class TextFile:
         ] = []  # lines that are the first one again: a header, in files that were joined
         self.has_escapes = False
         self.ends_with_quote = False
+        self.line_break = "\n"  # that most lines end with; a return alone is written as "\n"
         self._returns_twice = False
         self._has_end_mark = False
         with opened(path) as file:
@@ -132,7 +133,7 @@ class TextFile:
 
     def _scan(self) -> None:
         """Read all lines; raise a UserError unless they are text."""
-        num_lines = num_good = num_bad = num_returns = 0
+        num_lines = num_good = num_bad = num_breaks = num_returns = 0
         first_bad, tail = "", b""
         words = set[bytes]()
         twice = TwiceEncoded()
@@ -164,6 +165,7 @@ class TextFile:
                 b'\\"' in chunk and _ESCAPED.search(chunk) is not None
             )
             self._find_repeated(chunk, num_lines)
+            num_breaks += chunk.count(b"\r\n")
             num_returns += chunk.count(b"\r\r\n")
             num_lines += chunk.count(b"\n")
             tail = chunk[-_TAIL_BYTES:]
@@ -171,6 +173,8 @@ class TextFile:
         self.ends_with_quote = content.endswith(b'"')
         self._has_end_mark = _END_MARK in tail[len(content) :]
         self._returns_twice = 2 * num_returns > num_lines
+        if 2 * num_breaks > num_lines:
+            self.line_break = "\r\n"
         self.notices += twice.notices(self.path)
         if num_bad and (self.has_mark or num_good > num_bad):
             raise UserError(

@@ -63,5 +63,3 @@ def test_a_file_is_not_coded_as_a_description(
     for name in (table.name, "model"):
         said = mistake(capsys, "predict", "--model", model, name)
         assert f"--input {name} --output coded.csv" in said
-    two = ("--input", table, table, "--output", "coded.csv")
-    assert "--input takes one table" in mistake(capsys, "predict", "--model", model, *two)

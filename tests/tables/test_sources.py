@@ -594,3 +594,28 @@ def test_bytes_are_refused_before_anything_is_coded(model: Path, tmp_path: Path,
     ) as caught:
         code(model, source, tmp_path / name)
     assert "run the same command again" not in str(caught.value) and not (tmp_path / name).exists()
+
+
+@cases(
+    ("content", "coded"),
+    (b'a,occ1,c\r\nx,"y,z",1\r\n', b'a,occ1,c,code,conf\r\nx,"y,z",1,06,0.5\r\n'),
+    (
+        b'"a","occ1"\n"x",""\n"v","w"\n',
+        b'"a","occ1","code","conf"\n"x","","06","0.5"\n"v","w","06","0.5"\n',
+    ),
+    (
+        b'"","occ1","n"\n"1","x",3\n"2","y",NA\n',
+        b'"","occ1","n","code","conf"\n"1","x",3,"06",0.5\n"2","y",NA,"06",0.5\n',
+    ),
+    (b'a;occ1\n1,5;"x ""y"""\n', b'a;occ1;code;conf\n1,5;"x ""y""";06;0,5\n'),
+    (b'a\tocc1\n1\t"x\ny"\n', b'a\tocc1\tcode\tconf\n1\t"x\ny"\t06\t0.5\n'),
+    ids=["needed", "all", "as R", "decimal comma", "breaks in cells"],
+)
+def test_csv_is_written_as_it_was_read(tmp_path: Path, content: bytes, coded: bytes):
+    (tmp_path / "in.csv").write_bytes(content)
+    file = open_table(tmp_path / "in.csv", ["occ1"])
+    (block,) = file.chunks(chunk_rows=10)
+    block = block.append_column("code", pa.array(["06"] * len(block)))
+    block = block.append_column("conf", pa.array([0.5] * len(block)))
+    output.write_table(tmp_path / "out.csv", [block], output.Form.like(file))
+    assert (tmp_path / "out.csv").read_bytes() == coded
