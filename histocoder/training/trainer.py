@@ -213,9 +213,9 @@ class Trainer:
         self.tracker.log(self.state.step, results)
         log.info(
             f"validation at step {self.state.step}: loss {results['val_loss']:.4g}; "
-            "accuracy in %: decoded "
-            f"{results['greedy_seq_acc']:.1f}, flat {results['flat_acc']:.1f}, "
-            f"teacher-forced {results['seq_acc']:.1f} "
+            f"accuracy in %: decoder {results['greedy_seq_acc']:.1f}, "
+            f"classifier {results['flat_acc']:.1f}, "
+            f"decoder told the true codes so far {results['seq_acc']:.1f} "
             f"(tokens {results['token_acc']:.1f})"
             + "".join(
                 f", {name} {results[f'acc_{name}']:.1f}" for name in self.model.config.attributes
