@@ -3,7 +3,8 @@ memory.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,27 +24,30 @@ from histocoder.config import (
     check_target_len,
 )
 from histocoder.data.augment import Augmenter, WordList
-from histocoder.data.cells import CodeColumn
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_writer import EXAMPLES_FILE, store_examples
-from histocoder.data.examples import SEEN, TRAIN, VAL, Examples
-from histocoder.data.key import read_key
+from histocoder.data.examples import SEEN, TITLES, TRAIN, VAL, Examples
+from histocoder.data.key import Key, read_key
 from histocoder.data.labelled_files import LabelledFiles
-from histocoder.data.labels import LabelRules, rules_of
+from histocoder.data.labels import rules_of
 from histocoder.data.prepare import KEY_FILE, prepare, prepared_files
 from histocoder.data.prepared_folder import PREPARED_FILE
 from histocoder.errors import UserError, counted, shown
-from histocoder.formatters import Formatter, build_formatter
+from histocoder.formatters import MISSING, build_formatter
 from histocoder.log import log
-from histocoder.model import PRESETS
+from histocoder.model import PRESETS, MixerModel
 from histocoder.tables.table import open_table
 from histocoder.text.normalize import normalize
-from histocoder.training.building import initial_key, trained_before
+from histocoder.training.building import Task
+from histocoder.training.start import Start
 
-FEWEST_NEW = (
-    20  # descriptions of validation data that are not trained on from which on these alone are used
-)
-_WORD_ROWS = 250_000  # descriptions whose words are counted at most
+MIN_NEW_TEXTS = 20
+"""Descriptions of validation data that are not trained on from which on these alone are used."""
+MAX_CATEGORIES = 1_000
+"""Categories of a column of attributes at most."""
+MIN_CATEGORY_ROWS = 5
+"""Rows of a category below which it is hardly learned."""
+_MAX_WORD_TEXTS = 250_000  # descriptions whose words are counted at most
 _ROWS_AT_ONCE = 1 << 14
 
 
@@ -58,12 +62,6 @@ class RunData:
     def open(self, *splits: str) -> Examples:
         return Examples.open(self.path, *splits)
 
-    def fingerprint(self, split: str) -> str:
-        """Return a hash of the files that a split comes from."""
-        return hashlib.sha256(
-            "".join(self.record["made_from"]["sources"][split]).encode()
-        ).hexdigest()[:8]
-
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits that there are: held-out corrections may be lacking."""
@@ -72,10 +70,12 @@ class RunData:
     @property
     def has_new(self) -> bool:
         """Whether enough validation data are of descriptions that are not trained on."""
-        return (
-            self.record["num_distinct"].get(VAL, 0) >= FEWEST_NEW
-            or SEEN not in self.record["num_distinct"]
-        )
+        num_distinct = self.record["num_distinct"]
+        return SEEN not in num_distinct or num_distinct.get(VAL, 0) >= MIN_NEW_TEXTS
+
+    def to_train_on(self) -> Examples:
+        """Return the rows to train on, and the titles of codes if there are any."""
+        return self.open(TRAIN, TITLES) if TITLES in self.splits else self.open(TRAIN)
 
     def to_validate_on(self) -> Examples:
         """Return the rows by which models are chosen and judged: without `SEEN`, if there are
@@ -83,56 +83,83 @@ class RunData:
         """
         return self.open(VAL) if self.has_new else self.open(VAL, SEEN)
 
+    def num_examples(self, repeats: str) -> int:
+        """Return the number of examples of an epoch, by `--repeats`."""
+        if repeats == "once":
+            return int(self.record["num_distinct"][TRAIN])
+        return len(self.to_train_on())
 
-def example_files(config: FinetuneConfig | MixerConfig) -> dict[str, LabelledFiles]:
+    def description(self) -> dict[str, str]:
+        """Return what a resumed run must agree on of the rows: their number, and a hash of the files
+        that they come from.
+        """
+        sources = self.record["made_from"]["sources"]
+        description = {}
+        for use, split, rows in (
+            ("train on", TRAIN, self.to_train_on()),
+            ("validate on", VAL, self.to_validate_on()),
+        ):
+            files_hash = hashlib.sha256("".join(sources[split]).encode()).hexdigest()[:8]
+            description[f"data to {use}"] = f"{len(rows):,} rows ({files_hash})"
+        return description
+
+
+def example_files(config: FinetuneConfig | MixerConfig, start: Start) -> dict[str, LabelledFiles]:
     """Return the files of each split; those of a `FinetuneConfig` are prepared first if needed, on
     rank 0.
 
     Raises a UserError on every rank if the data or the settings can't be used.
     """
     if isinstance(config, MixerConfig):
-        return _given_files(config)
+        return _mixer_files(config)
 
     def prepared() -> dict[str, LabelledFiles]:
-        known = initial_key(config) if config.corrections else None
         record = prepare(
             config,
             config.folder,
-            known=known,
+            known=start.key() if config.corrections else None,
             overwrite=config.overwrite,
             text_normalization=config.text_normalization,
-            trained_on=trained_before(config),
+            trained_on=start.trained_on,
         )
         return prepared_files(config.folder, record, read_key(config.folder / KEY_FILE))
 
     return distributed.broadcast_from_primary(prepared, doing="preparing the data")
 
 
-def _given_files(config: MixerConfig) -> dict[str, LabelledFiles]:
-    columns, rules = config.columns, rules_of(config)
-    num_blocks, sep = NUM_CODES.get(config.formatter, len(columns)), config.use_within_block_sep
+def _mixer_files(config: MixerConfig) -> dict[str, LabelledFiles]:
+    """Return the prepared files that the settings name, with the form of their codes."""
+    columns = config.columns
+    num_blocks = NUM_CODES.get(config.formatter, len(columns))
     formatter = build_formatter(
         config.formatter,
         num_blocks=num_blocks,
         block_size=config.block_size or 1,
-        use_within_block_sep=sep,
+        use_within_block_sep=config.use_within_block_sep,
     )
     check_target_len(formatter.num_blocks, formatter.block_size)
     if len(columns) > formatter.num_blocks:
         raise UserError(
             f"--formatter {config.formatter} takes {formatter.num_blocks} columns of codes at most."
         )
-    if config.blank_means_no_occupation and formatter.system.missing_block is None:
+    needs_code = formatter.system.missing_block is None
+    if config.blank_means_no_occupation and needs_code:
         raise UserError(
             f"--formatter {config.formatter} has no mark for a row without any code; give "
             "such rows a code of their "
             "own (in HISCO -1) instead of --blank-means-no-occupation."
         )
+
+    # the key's codes may have lost zeros, up to the length of codes, which may not be known yet
     is_fitted = config.block_size is None and config.formatter not in NUM_CODES
-    num_digits = 0 if not config.zero_pad_codes else None if is_fitted else formatter.block_size
-    key = read_key(config.key, num_digits=num_digits) if config.key else None
-    rules = replace(rules, needs_code=formatter.system.missing_block is None)
-    given = LabelledFiles(
+    num_digits: int | None = 0
+    if config.zero_pad_codes:
+        num_digits = None if is_fitted else formatter.block_size
+    key = None
+    if config.key is not None:
+        key = read_key(config.key, num_digits=num_digits)
+
+    files = LabelledFiles(
         tuple(map(Path, config.train_data + config.val_data)),
         columns,
         formatter,
@@ -140,24 +167,28 @@ def _given_files(config: MixerConfig) -> dict[str, LabelledFiles]:
         input_col=config.input_col,
         language_col=config.language_col,
         key=key,
-        rules=rules,
+        rules=replace(rules_of(config), needs_code=needs_code),
         attribute_cols=config.attribute_cols or (),
     )
-
-    def fitted() -> tuple[Formatter, LabelRules, CodeColumn | None]:
-        files = given.fitted([] if key is None else [code for code in key.codes if code])
-        return files.formatter, files.rules, files.column
-
     if is_fitted:
-        formatter, rules, column = distributed.broadcast_from_primary(
-            fitted, doing="reading the codes"
-        )
-        given = replace(given, formatter=formatter, rules=rules, column=column)
-    paths = {TRAIN: config.train_data, VAL: config.val_data}
-    return {name: replace(given, paths=tuple(map(Path, some))) for name, some in paths.items()}
+        codes = [code for code in key.codes if code] if key is not None else []
+
+        def fit() -> LabelledFiles:
+            return replace(
+                files.fitted(codes), opened={}
+            )  # open files can't be sent to other ranks
+
+        fitted = distributed.broadcast_from_primary(fit, doing="reading the codes")
+        files = replace(fitted, opened=files.opened)
+    return {
+        TRAIN: replace(files, paths=tuple(map(Path, config.train_data))),
+        VAL: replace(files, paths=tuple(map(Path, config.val_data))),
+    }
 
 
-def open_data(config: RunConfig, files: dict[str, LabelledFiles], run: RunFolder) -> RunData:
+def open_data(
+    config: RunConfig, files: dict[str, LabelledFiles], run: RunFolder, start: Start
+) -> RunData:
     """Open `examples.arrow` in the run's folder, which rank 0 writes if it is missing.
 
     Raises a UserError on every rank if the data or the settings can't be used.
@@ -168,12 +199,70 @@ def open_data(config: RunConfig, files: dict[str, LabelledFiles], run: RunFolder
         files,
         text_normalization=config.text_normalization,
         sets_aside=True,
-        trained_on=trained_before(config),
+        trained_on=start.trained_on,
         compares_splits=isinstance(config, MixerConfig),
     )
     record = distributed.broadcast_from_primary(store, doing="reading the data")
     check_shared(run.path / PREPARED_FILE)
     return RunData(run.path / EXAMPLES_FILE, files[TRAIN], record)
+
+
+def task_of(data: RunData) -> Task:
+    """Return what a model is to learn from the data of a run; say which attributes are rare."""
+    train_rows = data.to_train_on()
+    val_rows = data.open(VAL, SEEN)
+    key = data.files.key
+    if key is None:
+        key = Key.from_codes({*train_rows.code_table, *val_rows.code_table} - {MISSING})
+    return Task(
+        files=data.files,
+        key=key,
+        languages=tuple(sorted({*train_rows.languages, "unk"})),
+        attributes=attribute_categories((train_rows, val_rows)),
+    )
+
+
+def attribute_categories(parts: Sequence[Examples]) -> dict[str, tuple[str, ...]]:
+    """Return the categories of each column of attributes, however rare, and say which hardly any
+    row has.
+    """
+    categories: dict[str, tuple[str, ...]] = {}
+    for name in parts[0].attributes:
+        counts = Counter[str]()
+        for part in parts:
+            counts.update(part.attributes[name].to_pylist())
+
+        # a blank cell is none; that of a title is null
+        categories[name] = tuple(sorted(label for label in counts if label))
+        num_categories = counted(len(categories[name]), "category", "categories")
+        if not 0 < len(categories[name]) <= MAX_CATEGORIES:
+            raise UserError(
+                f"The column {name!r} has {num_categories}; a column of "
+                f"--attribute-cols has 1 to {MAX_CATEGORIES:,}."
+            )
+        message = f"{name}: {num_categories}, and none in {counts['']:,} rows"
+        rare = [label for label in categories[name] if counts[label] < MIN_CATEGORY_ROWS]
+        if rare:
+            labels = ", ".join(rare[:10])
+            message += f"; rarely predicted, with fewer than {MIN_CATEGORY_ROWS} rows: {labels}"
+        log.info(message)
+    return categories
+
+
+def training_data(config: RunConfig, model: MixerModel, rows: Examples) -> OccupationDataset:
+    """Return rows to train on as a model reads them, altered as the settings say."""
+    data = OccupationDataset(
+        rows,
+        formatter=build_formatter(**model.config.formatter),
+        classes=model.config.codes,
+        max_len=config.max_len,
+        attributes=model.config.attributes,
+        tokenizer=model.tokenizer,
+        pad_to=model.config.pad_to,
+        once=config.repeats == "once",
+    )
+    data.augmenter = augmenter_of(config, data)
+    return data
 
 
 def log_cut_descriptions(config: FinetuneConfig | MixerConfig) -> None:
@@ -184,7 +273,8 @@ def log_cut_descriptions(config: FinetuneConfig | MixerConfig) -> None:
         return
     examples = Examples.open(config.folder / EXAMPLES_FILE, TRAIN, VAL)
     num_cut = int((examples.num_characters.astype(np.int64) + 2 > config.max_len).sum())
-    if (notice := cut_notice(num_cut, config.max_len, "characters")) is not None:
+    notice = cut_notice(num_cut, config.max_len, "characters")
+    if notice is not None:
         log.warning(notice)
 
 
@@ -202,8 +292,8 @@ def cut_notice(num_cut: int, max_len: int, unit: str) -> str | None:
 
 def augmenter_of(config: RunConfig, data: OccupationDataset) -> Augmenter | None:
     """Return the augmenter that the settings ask for, or None."""
-    alters = config.augmentation_prob > 0 and config.num_transformations > 0
-    if not alters and config.unk_lang_prob == 0:
+    alters_words = config.augmentation_prob > 0 and config.num_transformations > 0
+    if not alters_words and config.unk_lang_prob == 0:
         return None
     if config.fn_word_freq is not None:
         words = read_word_list(config.fn_word_freq, config.text_normalization)
@@ -220,7 +310,7 @@ def augmenter_of(config: RunConfig, data: OccupationDataset) -> Augmenter | None
 
 def some_descriptions(data: OccupationDataset) -> Iterator[str]:
     """Yield descriptions evenly spaced over the data, or all of a small one."""
-    rows = np.arange(0, len(data), -(-len(data) // _WORD_ROWS))
+    rows = np.arange(0, len(data), -(-len(data) // _MAX_WORD_TEXTS))
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         yield from data.descriptions(rows[start : start + _ROWS_AT_ONCE])
 
@@ -229,15 +319,13 @@ def read_word_list(path: str, text_normalization: str) -> WordList:
     """Read normalised words and their frequencies from a CSV file with the columns `word` and
     `freq`.
     """
-    table = open_table(path, ("word", "freq")).read(("word", "freq"))
-    words = normalize(
-        [word or "" for word in table.columns["word"].to_pylist()], text_normalization
-    )
-    counts = pd.to_numeric(table.columns["freq"].to_pandas().fillna(""), errors="coerce").to_numpy(
-        float
-    )
-    if len(bad := np.flatnonzero(~np.isfinite(counts))):
-        cell = shown(table.columns["freq"][bad[0]].as_py() or "")
-        line = table.lines(bad[:1])[0]
-        raise UserError(f"--fn-word-freq {path}, line {line}, freq: {cell} is not a number.")
-    return WordList(dict(zip(words, counts.tolist(), strict=True)))
+    columns = open_table(path, ("word", "freq")).read(("word", "freq"))
+    words = columns.columns["word"].fill_null("").to_pylist()
+    cells = columns.columns["freq"].fill_null("").to_pandas()
+    counts = pd.to_numeric(cells, errors="coerce").to_numpy(float)
+    for row in np.flatnonzero(~np.isfinite(counts))[:1]:
+        line = columns.lines(np.array([row]))[0]
+        raise UserError(
+            f"--fn-word-freq {path}, line {line}, freq: {shown(cells[row])} is not a number."
+        )
+    return WordList(dict(zip(normalize(words, text_normalization), counts.tolist(), strict=True)))

@@ -38,6 +38,7 @@ from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.known import Known, files_of, training_files
 from histocoder.log import log
 from histocoder.training.data import example_files
+from histocoder.training.start import Start
 
 COLUMNS = ("hisco_1", "hisco_2")
 PLAIN = [
@@ -76,7 +77,7 @@ def mixed(path: Path, _: Coder) -> dict[str, list[str]]:
         save_dir=str(path.parent),
         target_cols=COLUMNS,
     )
-    examples = example_files(config)[TRAIN].read()
+    examples = example_files(config, Start())[TRAIN].read()
     return dict(zip(examples.texts, map(list, code_sets(examples.codes)), strict=True))
 
 
@@ -366,4 +367,4 @@ def test_a_checked_row_without_a_code_is_a_decision(
     with pytest.raises(
         UserError, match="line 2, hisco_1: is checked and blank; write the code of no occupation"
     ):
-        example_files(mixer)[TRAIN].read()
+        example_files(mixer, Start())[TRAIN].read()

@@ -27,7 +27,8 @@ from histocoder.data.labelled_files import LabelledFiles
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel
-from histocoder.training.building import build_model, choose_encoder, fill_in, kind_of_start
+from histocoder.training.building import Task, build_model
+from histocoder.training.start import Start, choose_encoder, fill_in, kind_of_start
 
 GIVEN = ["--dataset", "t.csv", "--target-cols", "hisco_1"]
 
@@ -59,6 +60,11 @@ def test_a_setting_is_one_field(tmp_path: Path):
     }
 
 
+def filled_in(config: RunConfig) -> RunConfig:
+    """The settings with the values of their recipe."""
+    return fill_in(config, Start.of(config))
+
+
 def test_python_gives_what_flags_give(tmp_path: Path):
     config = FinetuneConfig(dataset=tmp_path / "t.csv", target_cols=["a", "b"], num_epochs=2)
     assert config == parse(
@@ -68,11 +74,11 @@ def test_python_gives_what_flags_give(tmp_path: Path):
 
 def test_a_recipe_fills_in_what_is_not_given():
     given = FinetuneConfig("t.csv", ("h",), encoder="ngram", learning_rate=1e-2)
-    config = fill_in(given)
+    config = filled_in(given)
     changed = {f.name for f in fields(given) if getattr(given, f.name) != getattr(config, f.name)}
     assert "batch_size" in changed and changed - {"by_recipe"} <= {*config.by_recipe}
-    assert fill_in(config) == config
-    mixer = fill_in(
+    assert filled_in(config) == config
+    mixer = filled_in(
         MixerConfig(train_data="a.csv", val_data="v.csv", save_dir="out", encoder="ngram")
     )
     assert (mixer.batch_size, mixer.num_epochs, mixer.min_steps, mixer.table_learning_rate) == (
@@ -87,13 +93,13 @@ def test_args_yaml_of_another_start_leaves_recipes_open(tmp_path: Path):
     args = tmp_path / "args.yaml"
 
     def again(*flags: object) -> FinetuneConfig:
-        return fill_in(parse(FinetuneConfig, ["--config", str(args), *map(str, flags)]))
+        return filled_in(parse(FinetuneConfig, ["--config", str(args), *map(str, flags)]))
 
     flags = (
         "--encoder ngram --batch-size 32 --augmentation-prob 0.5 --no-report "
         "--attribute-cols status"
     )
-    first = fill_in(parse(FinetuneConfig, [*GIVEN, *flags.split()]))
+    first = filled_in(parse(FinetuneConfig, [*GIVEN, *flags.split()]))
     args.write_text(yaml.safe_dump(recorded(first)))
     assert again() == first and again("--seed", 1) == replace(first, seed=1)
     other = again("--encoder", "small", "--num-epochs", 3)
@@ -118,14 +124,14 @@ def test_args_yaml_of_another_start_leaves_recipes_open(tmp_path: Path):
 
 @pytest.mark.parametrize(("rows", "growth"), [(12_800, 1), (12_801, 2), (25_601, 4), (10**6, 4)])
 def test_large_tables_get_larger_batches(rows: int, growth: int):
-    grown = fill_in(FinetuneConfig("t.csv", ("h",), encoder="ngram")).for_rows(rows, 1)
+    grown = filled_in(FinetuneConfig("t.csv", ("h",), encoder="ngram")).for_rows(rows, 1)
     assert (grown.batch_size, grown.learning_rate) == (
         64 * growth,
         pytest.approx(1e-3 * growth**0.5),
     )
     assert grown.batch_size // grown.decoder_stride == 64 and grown.for_rows(rows, 1) == grown
     assert (
-        fill_in(FinetuneConfig("t.csv", ("h",), encoder="ngram", batch_size=32))
+        filled_in(FinetuneConfig("t.csv", ("h",), encoder="ngram", batch_size=32))
         .for_rows(rows, 1)
         .batch_size
         == 32
@@ -141,7 +147,7 @@ def test_rows_of_a_step_decide_on_its_rates(rows: int):
         given = FinetuneConfig(
             "t.csv", ("h",), encoder="ngram", batch_size=size, gradient_accumulation_steps=parts
         )
-        scaled = fill_in(given).for_rows(rows, processes)
+        scaled = filled_in(given).for_rows(rows, processes)
         assert size in (None, scaled.batch_size)
         of_step = rates.setdefault(scaled.step_size(processes), set())
         of_step.add((scaled.learning_rate, scaled.table_learning_rate, scaled.decoder_stride))
@@ -254,7 +260,7 @@ SCRIPTS = {"finetune.py": FinetuneConfig, "train_mixer.py": MixerConfig}
 
 def on_a_cpu(config: RunConfig) -> RunConfig:
     """The settings of a run there."""
-    return fill_in(replace(config, encoder=choose_encoder(config, torch.device("cpu")).name))
+    return filled_in(replace(config, encoder=choose_encoder(config, torch.device("cpu")).name))
 
 
 def parsed(path: Path, text: str, *flags: str) -> dict:
@@ -359,7 +365,8 @@ def begun(formatter: str, codes: tuple[str, ...], *columns: str, **settings: obj
     """The model that a run with these settings begins with."""
     config = on_a_cpu(FinetuneConfig("t.csv", columns, **settings))
     files = LabelledFiles((), columns, build_formatter(formatter, num_blocks=len(columns)))
-    return build_model(config, files, key=Key(codes), languages=("en", "unk"), attributes={})
+    task = Task(files, Key(codes), languages=("en", "unk"), attributes={})
+    return build_model(config, task, Start.of(config))
 
 
 def test_a_continued_run_drops_ngrams_as_told():
@@ -409,6 +416,6 @@ def test_a_decoder_that_adds_nothing_does_not_learn(encoder: str, columns: int, 
 )
 def test_settings_not_given_are_the_starts(settings: dict, kind: str):
     config = FinetuneConfig(dataset="t.csv", target_cols=("hisco_1",), **settings)
-    assert kind_of_start(config) == kind
-    assert fill_in(config).learning_rate == RECIPES[kind]["learning_rate"]
-    assert fill_in(replace(config, learning_rate=0.5)).learning_rate == 0.5
+    assert kind_of_start(config, Start.of(config)) == kind
+    assert filled_in(config).learning_rate == RECIPES[kind]["learning_rate"]
+    assert filled_in(replace(config, learning_rate=0.5)).learning_rate == 0.5

@@ -21,8 +21,8 @@ from histocoder.cli.arguments import parse
 from histocoder.cli.finetune import main as finetune
 from histocoder.config import PRETRAINED_ENCODER, MixerConfig
 from histocoder.model.encoder import can_be_fetched
-from histocoder.training import building
-from histocoder.training.building import choose_encoder, fill_in
+from histocoder.training import start
+from histocoder.training.start import Start, choose_encoder, fill_in
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 TABLE = ["--dataset", "t.csv", "--target-cols", "hisco_1"]
@@ -57,7 +57,7 @@ def test_the_machine_decides_on_the_encoder(
     reason: str,
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(building, "can_be_fetched", lambda _: is_fetched)
+    monkeypatch.setattr(start, "can_be_fetched", lambda _: is_fetched)
     choice = choose_encoder(parse(FinetuneConfig, [*TABLE, *flags.split()]), device)
     assert choice.name == name and reason in choice.reason and bool(choice.reason) == bool(reason)
 
@@ -74,7 +74,7 @@ def test_a_resumed_run_keeps_its_encoder(monkeypatch: pytest.MonkeyPatch, tmp_pa
         other / ARGS_FILE,
         yaml.safe_dump({"encoder": "google/canine-s", "initial_checkpoint": None}),
     )
-    monkeypatch.setattr(building, "can_be_fetched", lambda _: True)
+    monkeypatch.setattr(start, "can_be_fetched", lambda _: True)
 
     def chosen(*flags: object, device: torch.device = CPU) -> str:
         return choose_encoder(parse(FinetuneConfig, [*TABLE, *map(str, flags)]), device).name
@@ -119,10 +119,10 @@ def test_a_model_trained_further_keeps_its_encoder():
     path = Path(__file__).parents[1] / "fixtures" / "ngram"
     config = parse(FinetuneConfig, [*TABLE, "--initial-checkpoint", str(path)])
     assert choose_encoder(config, GPU).reason == ""
-    filled_in = fill_in(
-        parse(FinetuneConfig, [*TABLE, "--initial-checkpoint", str(path), "--encoder", "ngram"])
+    config = parse(
+        FinetuneConfig, [*TABLE, "--initial-checkpoint", str(path), "--encoder", "ngram"]
     )
-    assert filled_in.encoder == str(path)
+    assert fill_in(config, Start.of(config)).encoder == str(path)
 
 
 def test_long_descriptions_are_counted(tmp_path: Path, logged: list[str]):

@@ -15,7 +15,7 @@ from histocoder.cli.main import main
 from histocoder.config import MixerConfig
 from histocoder.data.hashes import are_among
 from histocoder.evaluation.summary import seen_in_words
-from histocoder.training.building import trained_before
+from histocoder.training.start import Start
 
 FEW_STEPS = {
     "encoder": "tiny",
@@ -112,10 +112,10 @@ def test_evaluation_of_a_copy_says_what_it_learned(start: Path, tmp_path: Path, 
 
 def test_the_data_of_an_earlier_run_are_looked_up(start: Path):
     config = FinetuneConfig("t.csv", ("hisco_1",), initial_checkpoint=str(start))
-    recorded = trained_before(config)
+    recorded = Start.of(config).trained_on
     model = json.loads((start / "config.json").read_text())
     (start / "config.json").write_text(json.dumps({**model, "num_trained_on": 0}))
-    assert np.array_equal(trained_before(config), recorded)
+    assert np.array_equal(Start.of(config).trained_on, recorded)
 
 
 def mixed(tmp_path: Path, train_rows: list[str], val_rows: list[str]) -> dict:

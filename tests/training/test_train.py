@@ -3,7 +3,7 @@
 import pandas as pd
 
 from histocoder.data.examples import Examples
-from histocoder.training.train import codes_not_learned
+from histocoder.training.banner import codes_not_learned
 
 
 def test_codes_without_a_training_row_are_told():
