@@ -5,6 +5,9 @@ probability of a set.
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +15,75 @@ from torch import Tensor
 
 from histocoder.formatters import BOS, PAD
 from histocoder.inference.predictions import LEAST, NUM_CANDIDATES
-from histocoder.inference.search import CodeTrie, greedy
-from histocoder.inference.stepper import DecoderInputs, Stepper
+from histocoder.inference.search import CodeTrie
+from histocoder.inference.stepper import DecoderInputs, SequenceScorer
 from histocoder.model import Decoder
 
-_NEGLIGIBLE = 1e-6  # probability of a beginning, below which orders that begin so are not followed
-_LEAST_DOUBT = 1e-6  # least probability on either side of odds
+MIN_ORDER_PROBABILITY = 1e-6
+"""Probability of a beginning, below which orders of codes that begin so are not followed."""
+MIN_DOUBT = 1e-6
+"""Least probability on either side of odds."""
+MIN_RELATIVE_SHARE = 1e-2
+"""Share of a candidate, as a part of the best one's, from which on the decoder is asked."""
+
+
+class Answer(NamedTuple):
+    """The codes of rows (B,), by their indices in the key, -1 where there is none."""
+
+    codes: Tensor  # of shape (B, num_blocks)
+    probabilities: Tensor  # of each code, of shape (B, num_blocks); NaN where there is none
+    conf: Tensor  # of the set, of shape (B,)
+    ranked: Tensor  # candidates for the first code, best first, -1 after the last, (B, K)
+    ranked_probabilities: Tensor  # of shape (B, K)
+
+    def replaced(self, rows: Tensor, others: "Answer", *, where: Tensor) -> "Answer":
+        """Return the answer with those of `others` in some rows (R,), `where` (R,) is True."""
+        width = others.ranked.shape[1] - self.ranked.shape[1]
+        padded = self._replace(
+            ranked=F.pad(self.ranked, (0, width), value=-1),
+            ranked_probabilities=F.pad(self.ranked_probabilities, (0, width)),
+        )
+        parts = []
+        for whole, part in zip(padded, others, strict=True):
+            is_taken = where if part.dim() == 1 else where[:, None]
+            parts.append(whole.index_copy(0, rows, part.where(is_taken, whole[rows])))
+        return Answer(*parts)
+
+
+@dataclass
+class Candidates:
+    """Codes that may be a row's, and the votes of the experts beside the decoder on them."""
+
+    codes: Tensor  # indices in the key, of shape (B, K)
+    votes: dict[str, Tensor]  # log-probabilities by each expert, of shape (B, K)
+    is_repeated: Tensor  # whether an earlier candidate is the same code, of shape (B, K)
+
+    def rows(self, rows: Tensor) -> "Candidates":
+        """Return the candidates of some rows (R,)."""
+        votes = {name: vote[rows] for name, vote in self.votes.items()}
+        return Candidates(self.codes[rows], votes, self.is_repeated[rows])
+
+    def beside(self, more: "Candidates") -> "Candidates":
+        """Return these candidates and `more` of the same rows."""
+        return Candidates(
+            torch.cat([self.codes, more.codes], dim=1),
+            {name: torch.cat([vote, more.votes[name]], dim=1) for name, vote in self.votes.items()},
+            torch.cat([self.is_repeated, more.is_repeated], dim=1),
+        )
+
+    def scores(self, weights: Mapping[str, float]) -> Tensor:
+        """Return the weighted votes (B, K), -inf where an earlier candidate is the same code."""
+        weighted = torch.stack([weights[name] * vote for name, vote in self.votes.items()])
+        return weighted.sum(0).masked_fill(self.is_repeated, -torch.inf)
+
+
+class Written(NamedTuple):
+    """A code for each of some rows (R,), and what the decoder says while it writes the code."""
+
+    rows: Tensor  # indices of the rows in the batch, of shape (R,)
+    prefix: Tensor  # tokens before the code, BOS first, of shape (R, L)
+    codes: Tensor  # indices in the key, of shape (R,)
+    log_probs: Tensor  # of what follows each token, from the last of the prefix on, (R, ≥ size, V)
 
 
 class CombinedSearch:
@@ -30,11 +96,34 @@ class CombinedSearch:
     "other", without which unsure rows look too sure. A code is given if it is more probable than
     none, and a further one only from the probability "further" on.
 
-    `source` is None where the other experts vote alone on the one code of a row. `beliefs` are the
-    probabilities of the key's codes by the experts that propose candidates, each of shape (B,
-    num_codes); `nearest` returns votes for candidates (B, K) by what is remembered of the nearest
-    rows, by name, each (B, K). A row has up to `num_blocks` codes; `missing` is the token that the
-    decoder begins a row without any code with, by default each row has one.
+    Most of the time is spent in the decoder, which is asked no more than the answer takes. It
+    writes the code that the others prefer, which bounds its votes on all others: a code is at most
+    as probable as its beginning. It is asked about those whose share may be `MIN_RELATIVE_SHARE` of
+    the best one's or more; for the rest its vote is estimated, by the flat head's probability if
+    that is its prior. So the codes are those that it would choose if asked about all. A further code
+    is sought only in rows that may have one according to the odds alone.
+
+    It is not asked at all where the others are sure: its vote could turn the first code only with
+    a probability below `LEAST`, and the flat head's log-odds of that code are above "sure", from
+    which on the decoder expected no other code in any row of the validation data. There the head's
+    probability stands for the decoder's, whose prior it is.
+
+    Parameters
+    ----------
+    decoder : Decoder
+    trie : CodeTrie
+        Of the key's codes.
+    source : DecoderInputs or None
+        None where the other experts vote alone on the one code of a row.
+    beliefs : mapping of str to Tensor of shape (B, num_codes)
+        Probabilities of the key's codes, by the experts that propose candidates.
+    nearest : callable, optional
+        Returns votes for candidates (R, K) of some rows (R,) by what is remembered of the nearest
+        rows, by name, each of shape (R, K).
+    num_blocks : int
+        Largest number of codes of a row.
+    missing : int, optional
+        Token that the decoder begins a row without any code with; by default each row has one.
     """
 
     def __init__(
@@ -44,83 +133,35 @@ class CombinedSearch:
         source: DecoderInputs | None,
         beliefs: Mapping[str, Tensor],
         *,
-        nearest: Callable[[Tensor], dict[str, Tensor]] | None = None,
+        nearest: Callable[[Tensor, Tensor], dict[str, Tensor]] | None = None,
         num_blocks: int,
         missing: int | None = None,
     ) -> None:
-        self._num_blocks, self._end = num_blocks, missing
-        self._blocks = trie.blocks  # (num_codes, block_size)
-        of_others = {name: belief.clamp(min=LEAST).log() for name, belief in beliefs.items()}
-        proposed = (
-            torch.stack([*of_others.values()])
-            .sum(0)
-            .topk(min(NUM_CANDIDATES, len(self._blocks)))
-            .indices
-        )
-        self._candidates = proposed  # (B, K)
-        if source is not None:
-            size = self._blocks.shape[1]
-            tokens, _ = greedy(
-                decoder, source, num_tokens=num_blocks * size, block_size=size, trie=trie
-            )
-            written = tokens[:, 1:].unflatten(1, (num_blocks, size))  # (B, num_blocks, size)
-            same = (written[:, :, None] == self._blocks).all(-1)  # (B, num_blocks, num_codes)
-            own = torch.where(same.any(-1), same.int().argmax(-1), proposed[:, :1])
-            self._candidates = torch.cat([proposed, own], dim=1)
-        self._of_others = {
-            name: vote.gather(1, self._candidates) for name, vote in of_others.items()
-        }
-        if nearest is not None:
-            self._of_others |= nearest(self._candidates)
-        self.experts = (*(("decoder",) if source is not None else ()), *self._of_others)
-        twice = (self._candidates[:, :, None] == self._candidates[:, None]).tril(-1).any(-1)
-        self._taken = twice  # candidates that are chosen already, or repeat an earlier one
-        self._stepper = Stepper(decoder, source) if source is not None else None
-        self._newest = torch.full_like(self._candidates[:, :1], BOS)
-        self._parents = torch.zeros_like(self._newest)
-        self._unfinished = torch.ones_like(self._newest[:, 0], dtype=torch.bool)
+        self._decoder = decoder
+        self._trie = trie
+        self._source = source
+        self._beliefs = beliefs
+        self._nearest = nearest
+        self._num_blocks = num_blocks
+        self._missing = missing
 
-    def votes(self) -> tuple[dict[str, Tensor], Tensor]:
-        """Return each expert's vote on a row's next code, and the decoder's log-odds that there is
-        none.
+    @cached_property
+    def _scorer(self) -> SequenceScorer:
+        assert self._source is not None
+        return SequenceScorer(self._decoder, self._source)
 
-        Votes are log-probabilities of the candidates, of shape (B, K); log-odds are of shape (B,).
-        """
-        if self._stepper is None:
-            return self._of_others, torch.full(
-                self._candidates.shape[:1], -torch.inf, device=self._candidates.device
-            )
-        blocks = self._blocks[self._candidates]  # (B, K, size)
-        unfinished = self._unfinished[:, None]
-        first = (
-            self._stepper.step(self._newest, self._parents, unfinished)[:, 0]
-            .float()
-            .log_softmax(-1)
+    def rows(self, rows: Tensor) -> "CombinedSearch":
+        """Return the search for some rows (R,) of the batch."""
+        nearest = self._nearest
+        return CombinedSearch(
+            self._decoder,
+            self._trie,
+            None if self._source is None else self._source.rows(rows),
+            {name: belief[rows] for name, belief in self._beliefs.items()},
+            nearest=None if nearest is None else lambda codes, part: nearest(codes, rows[part]),
+            num_blocks=self._num_blocks,
+            missing=self._missing,
         )
-        written = first.gather(1, blocks[..., 0])
-        real = unfinished.expand_as(self._candidates) & ~self._taken
-        parents = torch.zeros_like(self._candidates)
-        for i in range(1, blocks.shape[2]):
-            following = (
-                self._stepper.step(blocks[..., i - 1], parents, real).float().log_softmax(-1)
-            )
-            written = written + following.gather(-1, blocks[..., i : i + 1])[..., 0]
-            parents = torch.arange(blocks.shape[1], device=blocks.device).expand_as(
-                self._candidates
-            )
-        if self._end is None:
-            return {"decoder": written, **self._of_others}, torch.full_like(first[:, 0], -torch.inf)
-        return {"decoder": written, **self._of_others}, first[:, self._end].exp().logit(
-            eps=_LEAST_DOUBT
-        )
-
-    def choose(self, index: Tensor, unfinished: Tensor) -> None:
-        """Take each row's candidate at an index (B,), if the row has a further code at all."""
-        chosen, self._end = self._candidates.gather(1, index[:, None]), PAD
-        self._newest = self._blocks[chosen][..., -1]
-        self._parents = index[:, None] if self._blocks.shape[1] > 1 else torch.zeros_like(chosen)
-        self._taken = self._taken | (self._candidates == chosen)
-        self._unfinished = self._unfinished & unfinished & ~self._taken.all(1)
 
     def votes_and_truth(self, true: Tensor) -> list[tuple[dict[str, Tensor], Tensor]]:
         """Return the votes on first codes and, if a row may have several, on whether it has, with
@@ -131,69 +172,320 @@ class CombinedSearch:
         code and on several (B, 2), which are true only of rows whose first one is among the
         candidates.
         """
+        codes = self._proposals()
+        written = None
+        if self._source is not None:
+            written = self._write_first(codes[:, 0])
+            codes = torch.cat([codes, self._greedy_codes(written)[:, None]], dim=1)
+        candidates = self._candidates(codes)
+        votes = candidates.votes
+        if written is not None:
+            by_decoder = self._ask(
+                written, codes, self._bounds(written, codes), is_asked=~candidates.is_repeated
+            )
+            votes = {"decoder": by_decoder, **votes}
         votes = {
-            name: vote.masked_fill(self._taken, -torch.inf)
-            for name, vote in self.votes()[0].items()
+            name: vote.masked_fill(candidates.is_repeated, -torch.inf)
+            for name, vote in votes.items()
         }
-        is_true = (self._candidates[:, :, None] == true[:, None]).any(-1)
-        if self._num_blocks == 1 or len(self._blocks) == 1:
+        is_true = (candidates.codes[:, :, None] == true[:, None]).any(-1)
+        if written is None or self._num_blocks == 1 or len(self._trie.blocks) == 1:
             return [(votes, is_true)]
-        has_true = is_true.any(1)
-        self.choose(is_true.int().argmax(1), torch.ones_like(has_true))
-        log_odds = self.votes()[1]
+
+        # Whether a row ends behind its first true code.
+        first_true = codes.gather(1, is_true.int().argmax(1, keepdim=True))[:, 0]
+        log_odds = log_odds_of(self._end_after(written, first_true))[:, None]
         on_end = {
-            "end": F.pad(log_odds[:, None], (0, 1)),
-            "few": F.pad(torch.ones_like(log_odds)[:, None], (0, 1)),
+            "end": F.pad(log_odds, (0, 1)),
+            "few": F.pad(torch.ones_like(log_odds), (0, 1)),
         }
         is_one = ((true < 0) | (true == true[:, :1])).all(1)
-        return [
-            (votes, is_true),
-            (on_end, torch.stack([is_one, ~is_one], dim=1) & has_true[:, None]),
-        ]
+        is_either = torch.stack([is_one, ~is_one], dim=1)
+        return [(votes, is_true), (on_end, is_either & is_true.any(1, keepdim=True))]
 
-    def decode(self, weights: Mapping[str, float]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return the best set of codes by the experts' weights, and the candidates for the first
-        code.
-
-        Codes (B, num_blocks) are indices in the key, -1 where there is none; their probabilities
-        and that of the set (B,) follow, then candidates (B, K), best first, -1 after the last, and
-        their probabilities.
+    def log_odds_of_one(self) -> tuple[Tensor, Tensor]:
+        """Return the log-odds (B,) that a row has the code that the others prefer and no other: the
+        flat head's of that code, and the decoder's of one code.
         """
-        codes = torch.full(
-            (len(self._candidates), self._num_blocks), -1, device=self._candidates.device
+        written = self._write_first(self._proposals()[:, 0])
+        by_head = self._log_beliefs["flat"].gather(1, written.codes[:, None])[:, 0]
+        by_decoder = log_odds_of(self._end_after(written, written.codes))
+        if self._missing is not None:
+            is_none = log_odds_of(written.log_probs[:, 0, self._missing])
+            by_decoder = by_decoder.minimum(-is_none)
+        return log_odds_of(by_head), by_decoder
+
+    def decode(self, weights: Mapping[str, float]) -> Answer:
+        """Return the best set of codes by the experts' weights, by default equal ones."""
+        if self._source is None or "sure" not in weights:
+            return self._decode(weights)
+        answer, is_sure = self._decode_without_decoder(weights)
+        rows = indices_of(~is_sure)
+        if not len(rows):
+            return answer
+        return answer.replaced(rows, self.rows(rows)._decode(weights), where=~is_sure[rows])
+
+    def _decode_without_decoder(self, weights: Mapping[str, float]) -> tuple[Answer, Tensor]:
+        """Return the first codes with the flat head's votes for the decoder's, and whether these
+        are the answer (B,).
+        """
+        candidates = self._candidates(self._proposals())
+        scores = candidates.scores(weights)
+        by_head = candidates.votes["flat"]
+        total = scores + weights["decoder"] * by_head
+        answer, index = self._first_codes(
+            candidates, total, weights, ended=torch.zeros_like(total[:, 0])
         )
-        probabilities = torch.full(codes.shape, torch.nan, device=codes.device)
-        conf = torch.ones(len(codes), device=codes.device)
-        ranked = of_ranked = codes  # until the first code is voted on
-        for number in range(self._num_blocks):
-            votes, log_odds = self.votes()
-            scores = torch.stack([weights[name] * vote for name, vote in votes.items()]).sum(0)
-            other = -torch.inf if number else weights.get("other", -torch.inf)
-            scores = F.pad(scores.masked_fill(self._taken, -torch.inf), (0, 1), value=other)
-            shares = scores.softmax(-1)[:, :-1]
-            if number:
-                log_odds = weights.get("end", 1.0) * log_odds + weights.get("few", 0.0)
-            ended = log_odds.sigmoid()
-            shares = shares * (1 - ended[:, None])
-            if number == 0:
-                of_ranked, order = shares.sort(1, descending=True)
-                ranked = self._candidates.gather(1, order).masked_fill(
-                    self._taken.gather(1, order), -1
-                )
-            best, index = shares.max(1)
-            unfinished = self._unfinished & (
-                best >= ended.clamp(min=weights.get("further", 0.0) if number else 0.0)
-            )
-            conf = torch.where(self._unfinished, conf * torch.where(unfinished, best, ended), conf)
-            chosen = self._candidates.gather(1, index[:, None])[:, 0]
-            codes[:, number] = torch.where(unfinished, chosen, -1)
-            probabilities[:, number] = torch.where(unfinished, best, torch.nan)
-            self.choose(index, unfinished)
-            if number + 1 < self._num_blocks and not bool(
-                self._unfinished.any()
-            ):  # the host waits, once a code
+
+        log_odds = log_odds_of(by_head.gather(1, index)[:, 0])
+        answer.conf.mul_(odds_of_end(log_odds, weights).sigmoid())
+        highest = F.pad(scores, (0, 1), value=-torch.inf).topk(2).values
+        cannot_turn = highest[:, 0] - highest[:, 1] >= -weights["decoder"] * math.log(LEAST)
+        return answer, cannot_turn & (log_odds > weights["sure"])
+
+    def _decode(self, weights: Mapping[str, float]) -> Answer:
+        """Return the answer of all experts, the decoder among them if there is a source."""
+        codes = self._proposals()
+        written = None
+        if self._source is not None:
+            written = self._write_first(codes[:, 0])
+            codes = torch.cat([codes, self._greedy_codes(written)[:, None]], dim=1)
+        candidates = self._candidates(codes)
+        if not weights:
+            names = [*candidates.votes, *(["decoder"] if written is not None else [])]
+            weights = dict.fromkeys(names, 1 / len(names))
+        scores = candidates.scores(weights)
+        ended = torch.zeros_like(scores[:, 0])
+        if written is None:
+            return self._first_codes(candidates, scores, weights, ended=ended)[0]
+
+        if self._missing is not None:
+            ended = log_odds_of(written.log_probs[:, 0, self._missing]).sigmoid()
+        total = scores + weights["decoder"] * self._votes(written, candidates, scores, weights)
+        answer, index = self._first_codes(candidates, total, weights, ended=ended)
+        if self._num_blocks > 1:
+            end = self._end_after(written, codes.gather(1, index)[:, 0])
+            self._decode_further(answer, candidates, scores, weights, end=end)
+        return answer
+
+    def _first_codes(
+        self, candidates: Candidates, scores: Tensor, weights: Mapping[str, float], *, ended: Tensor
+    ) -> tuple[Answer, Tensor]:
+        """Return the answer with first codes alone, by the candidates' scores (B, K) and the
+        probability (B,) that there is none; and which candidates these are, of shape (B, 1).
+        """
+        batch = len(scores)
+        other = scores.new_full((batch, 1), weights.get("other", -torch.inf))
+        shares = torch.cat([scores, other], dim=1).softmax(-1)[:, :-1] * (1 - ended[:, None])
+        best, index = shares.max(1, keepdim=True)
+        is_given = best[:, 0] >= ended
+        ranked_probabilities, order = shares.sort(1, descending=True)
+        ranked = candidates.codes.masked_fill(candidates.is_repeated, -1).gather(1, order)
+
+        codes = torch.full((batch, self._num_blocks), -1, device=scores.device)
+        codes[:, 0] = candidates.codes.gather(1, index)[:, 0].where(is_given, -1)
+        probabilities = scores.new_full(codes.shape, torch.nan)
+        probabilities[:, 0] = best[:, 0].where(is_given, torch.nan)
+        conf = best[:, 0].where(is_given, ended)
+        return Answer(codes, probabilities, conf, ranked, ranked_probabilities), index
+
+    def _decode_further(
+        self,
+        answer: Answer,
+        candidates: Candidates,
+        scores: Tensor,
+        weights: Mapping[str, float],
+        *,
+        end: Tensor,
+    ) -> None:
+        """Add the codes behind the first to an answer.
+
+        `scores` (B, K) are the weighted votes of all experts but the decoder, and `end` (B,) is the
+        decoder's log-probability that a row has no code behind its first.
+        """
+        further = weights.get("further", 0.0)
+        blocks = self._trie.blocks
+        is_open = answer.codes[:, 0] >= 0
+        prefix = torch.full_like(answer.codes[:, :1], BOS)
+        for number in range(1, self._num_blocks):
+            chosen = answer.codes[:, number - 1]
+            prefix = torch.cat([prefix, blocks[chosen]], dim=1)
+            scores = scores.masked_fill(candidates.codes == chosen[:, None], -torch.inf)
+            is_open = is_open & scores.isfinite().any(1)
+
+            # No candidate can be as probable as all of them together.
+            ended = odds_of_end(log_odds_of(end), weights).sigmoid()
+            may_follow = 1 - ended >= ended.clamp(min=further)
+            answer.conf.copy_(answer.conf.where(~is_open | may_follow, answer.conf * ended))
+            is_open = is_open & may_follow
+            if not bool(is_open.any()):  # for which the host waits, once a code
                 break
-        return codes, probabilities, conf, ranked, of_ranked
+
+            # What the others prefer is written first, and what the decoder itself prefers is one
+            # more candidate. On a GPU rows that have ended are decoded, too, and keep their answers.
+            rows = indices_of(is_open)
+            preferred = candidates.codes.gather(1, scores.argmax(1, keepdim=True))[rows, 0]
+            has_next = number + 1 < self._num_blocks
+            written = self._write(rows, prefix[rows], preferred, has_next=has_next)
+            own_codes = self._greedy_codes(written)[:, None]
+            own = self._candidates(own_codes, rows)
+            own.is_repeated |= (own_codes == candidates.codes[rows]).any(1, keepdim=True)
+            own.is_repeated |= (own_codes == answer.codes[rows]).any(1, keepdim=True)
+            of_rows = candidates.rows(rows).beside(own)
+            of_others = torch.cat([scores[rows], own.scores(weights)], dim=1)
+            votes = self._votes(written, of_rows, of_others, weights)
+            total = of_others + weights["decoder"] * votes
+            shares = total.softmax(-1) * (1 - ended[rows, None])
+            best, index = shares.max(1, keepdim=True)
+            chosen = of_rows.codes.gather(1, index)[:, 0]
+            is_given = is_open[rows] & (best[:, 0] >= ended[rows].clamp(min=further))
+
+            factor = best[:, 0].where(is_given, ended[rows]).where(is_open[rows], 1.0)
+            answer.conf[rows] *= factor
+            answer.codes[rows, number] = chosen.where(is_given, -1)
+            answer.probabilities[rows, number] = best[:, 0].where(is_given, torch.nan)
+            is_open = is_open.index_copy(0, rows, is_given)
+            if has_next:
+                end = end.index_copy(0, rows, self._end_after(written, chosen))
+
+    @cached_property
+    def _log_beliefs(self) -> dict[str, Tensor]:
+        return {name: belief.clamp(min=LEAST).log() for name, belief in self._beliefs.items()}
+
+    def _proposals(self) -> Tensor:
+        """Return the codes (B, K) that the others believe in most, the first one first."""
+        together = torch.stack([*self._log_beliefs.values()]).sum(0)
+        return together.topk(min(NUM_CANDIDATES, together.shape[1])).indices
+
+    def _candidates(self, codes: Tensor, rows: Tensor | None = None) -> Candidates:
+        """Return codes (R, K) of some rows (R,), by default of all, with the votes of the others."""
+        if rows is None:
+            rows = torch.arange(len(codes), device=codes.device)
+        votes = {name: belief[rows].gather(1, codes) for name, belief in self._log_beliefs.items()}
+        if self._nearest is not None:
+            votes |= self._nearest(codes, rows)
+        is_repeated = (codes[:, :, None] == codes[:, None]).tril(-1).any(-1)
+        return Candidates(codes, votes, is_repeated)
+
+    def _write_first(self, codes: Tensor) -> Written:
+        """Have the decoder write a first code (B,)."""
+        rows = torch.arange(len(codes), device=codes.device)
+        prefix = torch.full_like(codes[:, None], BOS)
+        return self._write(rows, prefix, codes, has_next=self._num_blocks > 1)
+
+    def _greedy_codes(self, written: Written) -> Tensor:
+        """Return the codes (R,) that the decoder writes by itself behind the same prefix.
+
+        Most are those that it was made to write, which its probabilities show.
+        """
+        trie = self._trie
+        codes = written.codes
+        part = indices_of(~trie.is_greedy(codes, written.log_probs))
+        if len(part):
+            rows = written.rows[part]
+            tokens = written.prefix[part]
+            nodes = torch.zeros_like(rows)
+            for level in range(trie.blocks.shape[1]):
+                log_probs = self._scorer.log_probs(tokens, rows, num_last=1)[:, 0]
+                _, following, nodes = trie.most_probable(log_probs, level, nodes)
+                tokens = torch.cat([tokens, following[:, None]], dim=1)
+            codes = codes.index_copy(0, part, nodes)
+        return codes
+
+    def _write(self, rows: Tensor, prefix: Tensor, codes: Tensor, *, has_next: bool) -> Written:
+        """Have the decoder write codes (R,) behind prefixes (R, L), and say what follows if another
+        code can.
+        """
+        blocks = self._trie.blocks[codes]
+        num_last = blocks.shape[1]
+        if has_next:
+            num_last += 1
+        else:
+            blocks = blocks[:, :-1]
+        tokens = torch.cat([prefix, blocks], dim=1)
+        log_probs = self._scorer.log_probs(tokens, rows, num_last=num_last)
+        return Written(rows, prefix, codes, log_probs)
+
+    def _end_after(self, written: Written, codes: Tensor) -> Tensor:
+        """Return the log-probabilities (R,) that no code follows these (R,), of which most have been
+        written.
+        """
+        end = written.log_probs[:, -1, PAD]
+        part = indices_of(codes != written.codes)
+        if len(part):
+            rows, prefix = written.rows[part], written.prefix[part]
+            of_part = self._write(rows, prefix, codes[part], has_next=True)
+            end = end.index_copy(0, part, of_part.log_probs[:, -1, PAD])
+        return end
+
+    def _votes(
+        self,
+        written: Written,
+        candidates: Candidates,
+        scores: Tensor,
+        weights: Mapping[str, float],
+    ) -> Tensor:
+        """Return the decoder's votes on candidates (R, K), whose scores by all others are given: it
+        is asked where that matters, and else estimated.
+        """
+        codes = candidates.codes
+        bounds = self._bounds(written, codes)
+        highest = scores + weights["decoder"] * bounds
+        is_written = codes == written.codes[:, None]
+        reached = highest.masked_fill(~is_written, -torch.inf).amax(1, keepdim=True)
+        is_asked = highest >= reached + math.log(MIN_RELATIVE_SHARE)
+        estimates = bounds
+        if self._source is not None and self._source.prior is not None:
+            estimates = bounds.minimum(candidates.votes["flat"]).where(~is_written, bounds)
+        return self._ask(written, codes, estimates, is_asked=is_asked & scores.isfinite())
+
+    def _bounds(self, written: Written, candidates: Tensor) -> Tensor:
+        """Return upper bounds of the decoder's log-probabilities of candidates (R, K).
+
+        They are those of the tokens up to the first in which a candidate differs from the code that
+        was written; for that code itself the bound is its log-probability.
+        """
+        blocks = self._trie.blocks[candidates]  # (R, K, size)
+        size = blocks.shape[2]
+        log_probs = written.log_probs[:, None, :size].expand(-1, blocks.shape[1], -1, -1)
+        of_tokens = log_probs.gather(3, blocks[..., None])[..., 0]
+        is_same = blocks == self._trie.blocks[written.codes][:, None]
+        begins_alike = F.pad(is_same[..., :-1], (1, 0), value=True).cumprod(-1)
+        return of_tokens.masked_fill(begins_alike == 0, 0.0).sum(-1)
+
+    def _ask(
+        self, written: Written, candidates: Tensor, estimates: Tensor, *, is_asked: Tensor
+    ) -> Tensor:
+        """Return the decoder's log-probabilities of candidates (R, K), by estimates where it is not
+        asked.
+        """
+        is_written = candidates == written.codes[:, None]
+        index = indices_of((is_asked & ~is_written).flatten())
+        votes = estimates.flatten()
+        if len(index):
+            row = index // candidates.shape[1]
+            codes = candidates.flatten()[index]
+            one_each = self._write(written.rows[row], written.prefix[row], codes, has_next=False)
+            of_tokens = one_each.log_probs.gather(2, self._trie.blocks[codes][..., None])
+            votes = votes.index_copy(0, index, of_tokens.sum((1, 2)))
+        return votes.view_as(estimates).where(~is_written, estimates)
+
+
+def odds_of_end(log_odds: Tensor, weights: Mapping[str, float]) -> Tensor:
+    """Return the log-odds that a row has no further code, by those of an expert."""
+    return weights.get("end", 1.0) * log_odds + weights.get("few", 0.0)
+
+
+def log_odds_of(log_probs: Tensor) -> Tensor:
+    """Return the log-odds of log-probabilities, which are finite."""
+    return log_probs.exp().logit(eps=MIN_DOUBT)
+
+
+def indices_of(mask: Tensor) -> Tensor:
+    """Return the indices (R,) where a mask (N,) is True; on a GPU all, since the host would wait."""
+    if mask.device.type == "cpu":
+        return mask.nonzero()[:, 0]
+    return torch.arange(len(mask), device=mask.device)
 
 
 @torch.no_grad()
@@ -252,6 +544,6 @@ def set_probability(
             log_probs = logits.float().log_softmax(-1).gather(-1, ordered[:, 1:, None]).sum((1, 2))
             is_whole = (counts[rows] + 1).clamp(max=num_blocks) == len(order) + 1
             total[rows[is_whole]] += log_probs[is_whole].exp()
-            longer[extended] = rows[~is_whole & (log_probs > math.log(_NEGLIGIBLE))]
+            longer[extended] = rows[~is_whole & (log_probs > math.log(MIN_ORDER_PROBABILITY))]
         begun = longer
     return total.clamp(max=1.0)

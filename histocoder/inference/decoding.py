@@ -178,19 +178,21 @@ class Decoding:
         """Return the answer of all experts together, and the first codes that they considered, the
         best first.
         """
-        search = self.combined_search(batch)
-        equal = dict.fromkeys(search.experts, 1 / len(search.experts))
-        decoded = search.decode(self._model.config.experts or equal)
+        decoded = self.combined_search(batch).decode(self._model.config.experts)
         codes, probabilities, conf, ranked, shares = _numpy(*decoded)
         answer = Prediction(self._named[codes.astype(np.int64)], probabilities, conf)
         return answer, Prediction(self._named[ranked.astype(np.int64)], shares, shares[:, 0])
 
-    def _nearest(self, expert: NearestExpert, batch: Encoded, codes: Tensor) -> dict[str, Tensor]:
-        """Return an expert's votes, each (B, K), for codes (B, K) by their indices in the key."""
+    def _nearest(
+        self, expert: NearestExpert, batch: Encoded, codes: Tensor, rows: Tensor
+    ) -> dict[str, Tensor]:
+        """Return an expert's votes, each (R, K), for codes (R, K) of some rows (R,) of the batch, by
+        their indices in the key.
+        """
         classes = codes if isinstance(self._is_code, slice) else self._is_code[codes]
         assert batch.inputs.ends is not None
         found: dict[str, Tensor] = expert(
-            batch.pooled, moved(batch.inputs.ends, self._device), classes
+            batch.pooled[rows], moved(batch.inputs.ends, self._device)[rows], classes
         )
         return found
 

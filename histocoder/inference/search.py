@@ -40,6 +40,7 @@ class CodeTrie:
     """
 
     blocks: Tensor  # tokens of each code, of shape (num_codes, depth)
+    paths: Tensor  # nodes of each level on the way to each code, of shape (num_codes, depth)
 
     def __init__(
         self, codes: Sequence[str], formatter: Formatter, device: torch.device | str = "cpu"
@@ -53,6 +54,7 @@ class CodeTrie:
         self.blocks = torch.tensor(blocks, device=device)
         self.children: list[Tensor] = []
         self.tokens: list[Tensor] = []
+        paths: list[list[int]] = []
         for depth in reversed(range(formatter.block_size)):
             following: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
             for path in sorted(nodes):
@@ -66,6 +68,8 @@ class CodeTrie:
             )
             self.tokens.insert(0, pad_sequence(tokens, batch_first=True).to(device))
             nodes = {path: i for i, path in enumerate(following)}
+            paths.insert(0, [nodes[block[:depth]] for block in blocks])
+        self.paths = torch.tensor(paths, device=device).T
 
         # All nodes of each level in order: index of the parent's node, token, and index in the
         # level.
@@ -81,6 +85,29 @@ class CodeTrie:
                 )
             )
             order = self.levels[-1][2]
+
+    def most_probable(
+        self, log_probs: Tensor, level: int, nodes: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the most probable child of nodes (N,) of a level, by the log-probabilities (N, V)
+        of all tokens: its log-probability, its token and its index, each of shape (N,).
+        """
+        children = self.children[level][nodes]
+        tokens = self.tokens[level][nodes]
+        of_children = log_probs.gather(1, tokens).masked_fill(children < 0, -torch.inf)
+        most, index = of_children.max(1, keepdim=True)
+        return most[:, 0], tokens.gather(1, index)[:, 0], children.gather(1, index)[:, 0]
+
+    def is_greedy(self, codes: Tensor, log_probs: Tensor) -> Tensor:
+        """Return whether each token of codes (N,) is the most probable one, by the log-probabilities
+        (N, depth, V), or more, of what follows the tokens before them.
+        """
+        is_greedy = torch.ones_like(codes, dtype=torch.bool)
+        for level in range(len(self.children)):
+            written = log_probs[:, level].gather(1, self.blocks[codes, level, None])[:, 0]
+            nodes = self.paths[codes, level]
+            is_greedy &= written >= self.most_probable(log_probs[:, level], level, nodes)[0]
+        return is_greedy
 
 
 @torch.no_grad()
@@ -128,14 +155,10 @@ def greedy(
             best = probs.argmax(-1)
         else:
             nodes = torch.zeros_like(nodes) if level == 0 else nodes
-            children, following = trie.children[level][nodes], trie.tokens[level][nodes]  # (B, C)
-            most, index = (
-                probs.gather(1, following).masked_fill(children < 0, -1.0).max(1, keepdim=True)
-            )
+            most, best, nodes = trie.most_probable(probs, level, nodes)
             if level == 0 and i:
-                unused = unused | (probs[:, PAD] >= most[:, 0])
-            nodes = children.gather(1, index)[:, 0]
-            best = following.gather(1, index)[:, 0].masked_fill(unused, PAD)
+                unused = unused | (probs[:, PAD] >= most)
+            best = best.masked_fill(unused, PAD)
         chosen = best.masked_fill(ended, PAD)
         tokens[:, i + 1] = chosen
         probabilities[:, i] = torch.where(ended, 1.0, probs.gather(1, chosen[:, None])[:, 0])

@@ -10,11 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.model.decoder import Attention, Decoder, DecoderLayer, Prior, PriorSteps
-from histocoder.model.layers import Weights, add_norm, attend_to_paths, linear
+from histocoder.model.layers import Weights, add_norm, attend_to_paths, attention, linear
 
 _WORTH_COPYING = (
     0.75  # memory of rows that have ended is dropped if no more than this share remains
 )
+
+
+SEQUENCES_AT_ONCE = 1 << 10
+"""Number of sequences of a few tokens that are scored at once: they fit a CPU's caches."""
 
 
 class DecoderInputs(NamedTuple):
@@ -258,3 +262,66 @@ class _Layer:
         return add_norm(
             x, linear(linear(x, layer.linear1).relu_(), layer.linear2), layer.norm3, 0.0
         )
+
+
+class SequenceScorer:
+    """Computes the log-probabilities of given sequences, at all positions at once.
+
+    Keys and values of memory are computed once, however many sequences of a row are scored.
+    """
+
+    def __init__(self, decoder: Decoder, source: DecoderInputs) -> None:
+        self._decoder = decoder
+        self._source = source
+        weights = Weights(source.memory.dtype)
+        self._keys_values = [  # side by side, of shape (B, S, 2 * dim)
+            F.linear(source.memory, *layer.multihead_attn.projections(weights)[1])
+            for layer in decoder.layers
+        ]
+
+    @torch.no_grad()
+    def log_probs(self, tokens: Tensor, rows: Tensor, *, num_last: int) -> Tensor:
+        """Return the log-probabilities of what follows each of the last tokens.
+
+        Parameters
+        ----------
+        tokens : Tensor of int, of shape (N, L)
+            Sequences, BOS first.
+        rows : Tensor of int, of shape (N,)
+            Indices of their rows in the batch.
+        num_last : int
+            Number of tokens to predict from.
+
+        Returns
+        -------
+        Tensor of shape (N, num_last, vocab_size)
+        """
+        parts = []
+        for part, part_rows in zip(
+            tokens.split(SEQUENCES_AT_ONCE), rows.split(SEQUENCES_AT_ONCE), strict=True
+        ):
+            parts.append(self._log_probs(part, part_rows, num_last))
+        return torch.cat(parts)
+
+    def _log_probs(self, tokens: Tensor, rows: Tensor, num_last: int) -> Tensor:
+        memory, mask, prior = self._source
+        x = self._decoder.embed(tokens, slice(tokens.shape[1])).to(memory.dtype)
+        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        if mask is not None:
+            mask = mask[rows, None, None]  # (N, 1, 1, S)
+        weights = Weights(x.dtype)
+        for layer, keys_values in zip(self._decoder.layers, self._keys_values, strict=True):
+            x, update = layer.self_attn(x, None, causal, weights)
+            x = add_norm(x, update, layer.norm1, 0.0, weights)
+            if layer is self._decoder.layers[-1]:
+                x = x[:, -num_last:]  # the positions before have said what they have to say
+            cross = layer.multihead_attn
+            queries = F.linear(x, *cross.projections(weights)[0])
+            mixed = attention(queries, keys_values[rows], num_heads=cross.num_heads, mask=mask)
+            x = add_norm(x, linear(mixed, cross.out_proj), layer.norm2, 0.0, weights)
+            wide = linear(x, layer.linear1).relu_()
+            x = add_norm(x, linear(wide, layer.linear2), layer.norm3, 0.0, weights)
+        logits = linear(x.float(), self._decoder.head)
+        if prior is not None:
+            logits = logits + prior.rows(rows).following(tokens)[:, -num_last:]
+        return logits.log_softmax(-1)

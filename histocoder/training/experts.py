@@ -59,6 +59,8 @@ _SHARES_OF_WEIGHTS = (0.02, 0.05, 0.1)
 """Shares of a linear expert's weights, zeros included, that are tried, the smallest first."""
 _BATCH = 128  # descriptions that a linear expert reads at once, since many weights are looked up
 _MIN_WEIGHTS = 100_000  # of a linear expert, which has all of its weights if they are fewer
+_SURE_OF_ONE = 0.9  # least probability that a row has one code, where the decoder is not asked
+_MIN_EXAMPLES = 200  # of which `least_sure` can be told
 _TRUST, _TRUST_OTHER = (
     50.0,
     2.0,
@@ -146,6 +148,26 @@ def fit_weights(
     return {**fitted, "other": float(other.detach())} if may_be_other else fitted
 
 
+@torch.inference_mode()
+def least_sure(coder: Coder, examples: Examples) -> float:
+    """Return the flat head's log-odds of a code, above which the decoder says of each example that
+    the row has no other one, with a probability of `_SURE_OF_ONE` at least.
+
+    See "sure" in `CombinedSearch`.
+    """
+
+    def log_odds(inputs: Inputs) -> tuple[Tensor, Tensor]:
+        search = coder.decoding.combined_search(coder.decoding.encode(inputs))
+        by_head, by_decoder = search.log_odds_of_one()
+        return by_head.cpu(), by_decoder.cpu()
+
+    given = Descriptions(examples.texts, examples.langs, np.arange(len(examples)))
+    batches = [both for _, both in coder.each_batch(log_odds, given, PredictOptions())]
+    by_head, by_decoder = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    is_doubted = by_decoder.sigmoid() < _SURE_OF_ONE
+    return float(by_head[is_doubted].max()) if is_doubted.any() else float(by_head.min())
+
+
 def fit_all_weights(coder: Coder, examples: Examples, *, num_train: int) -> dict[str, float]:
     """Return the weights of all votes on a description's codes, fitted to examples; see
     `fit_weights`.
@@ -154,6 +176,9 @@ def fit_all_weights(coder: Coder, examples: Examples, *, num_train: int) -> dict
     for number, batches in enumerate(zip(*votes_on(coder, examples), strict=True)):
         votes, is_true = zip(*batches, strict=True)
         weights |= fit_weights(votes, is_true, num_train=num_train, may_be_other=number == 0)
+    has_prior = coder.model.config.decoder_prior
+    if "end" in weights and has_prior and len(examples) >= _MIN_EXAMPLES:
+        weights["sure"] = least_sure(coder, examples)
     return weights
 
 
