@@ -20,6 +20,7 @@ from histocoder.checkpoints.manifest import (
     verify_manifest,
     write_manifest,
 )
+from histocoder.checkpoints.starter import BOX, starter_folder
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.config.model import MODEL_TYPE
 from histocoder.errors import DamagedError, UserError, misfit
@@ -261,12 +262,15 @@ def model_card(
 
 
 def local_folder(path_or_url: str | Path) -> Path:
-    """Return a model's folder; `hf://owner/name` is downloaded from the hub.
+    """Return a model's folder: `box` is the one in the box, `hf://owner/name` is downloaded from
+    the hub.
 
     A name without the prefix is never looked up there: a misspelt path could be a repository of
     somebody else's.
     """
     name = str(path_or_url)
+    if name == BOX:
+        return starter_folder()
     if not name.startswith(HUB_PREFIX):
         if Path(name).is_dir():
             return Path(name)

@@ -3,10 +3,12 @@
 import os
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from histocoder.cli.arguments import parse
+from histocoder.checkpoints.starter import BOX, STARTER_COLUMNS
+from histocoder.cli.arguments import build_parser, config_of
 from histocoder.cli.script import importing, run_script
 from histocoder.config import FinetuneConfig
 from histocoder.errors import UserError
@@ -15,7 +17,10 @@ from histocoder.files import finetune_command
 
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     """Prepare the table that the flags name, and train on it."""
-    config = parse(FinetuneConfig, argv, prog=prog)
+    args = build_parser(FinetuneConfig, prog=prog).parse(argv)
+    if args.corrections and args.dataset is None:
+        _train_on_corrections(args)
+    config = config_of(FinetuneConfig, args)
     with importing():
         from histocoder.training.train import (
             train,
@@ -37,6 +42,21 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
         from histocoder.log import log
 
         log.info(f"Train on it:\n{finetune_command(_with(words, {'prepare_only': False}))}")
+
+
+def _train_on_corrections(args: Namespace) -> None:
+    """Set what follows where corrections are all that there is: they are the table, and the model
+    in the box is the start.
+    """
+    args.dataset, *others = args.corrections
+    args.corrections = others or None
+    if args.initial_checkpoint is None:
+        args.initial_checkpoint = BOX
+    if args.target_cols is None:
+        from histocoder.tables.table import open_table
+
+        file = open_table(args.dataset, (), optional=STARTER_COLUMNS)
+        args.target_cols = tuple(filter(file.has, STARTER_COLUMNS))
 
 
 def _with(words: Sequence[str], settings: Mapping[str, Any]) -> list[str]:

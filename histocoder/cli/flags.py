@@ -22,10 +22,9 @@ class NamedModel(Settings):
     """The model."""
 
     model: str = free(
-        None,
-        "folder of a run or of a saved model, or hf://OWNER/NAME",
+        "box",
+        "folder of a run or of a saved model, or hf://OWNER/NAME (default: box, the one in the box)",
         metavar="DIR",
-        is_required=True,
     )
 
 
@@ -287,7 +286,9 @@ class ServeFlags(ComputingFlags):
     """Train, code and check in a browser."""
 
     model: str | None = free(
-        None, "folder of a model, or hf://OWNER/NAME (default: the page's own)", metavar="DIR"
+        None,
+        "folder of a model, or hf://OWNER/NAME (default: the page's own, at first the one in the box)",
+        metavar="DIR",
     )
     workspace: str | None = free(
         None,
@@ -363,6 +364,11 @@ class ConvertFlags(Settings):
             bool(self.from_occcanine) != bool(self.to_occcanine),
             "Give either --from-occcanine or --to-occcanine.",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AboutFlags(NamedModel):
+    """Print a model's card: what it has learned from, and how right it is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ _COMMANDS: dict[str, tuple[str, type[Settings]]] = {
     "serve": ("serve", flags.ServeFlags),
     "export": ("convert", flags.ExportFlags),
     "convert": ("convert", flags.ConvertFlags),
+    "about": ("about", flags.AboutFlags),
     "doctor": ("doctor", flags.DoctorFlags),
 }
 

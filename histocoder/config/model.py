@@ -85,6 +85,12 @@ class ModelConfig:
     )
     decoder_learns: bool = True  # whether it adds anything to that prior
     experts: dict[str, float] = field(default_factory=dict)  # their weights; see `CombinedSearch`
+    experts_by_language: dict[str, dict[str, float]] = field(
+        default_factory=dict
+    )  # those of languages that have their own
+    confidence: dict[str, dict[str, float]] = field(
+        default_factory=dict
+    )  # how it holds in other sources, by language; see `Confidence`
     attribute_experts: dict[str, dict[str, float]] = field(
         default_factory=dict
     )  # their weights, by column

@@ -126,6 +126,10 @@ class OccupationDataset(Dataset):
         self._class_ids = np.array(
             [-1, *(index[code] for code in self.examples.code_table)], dtype=np.int64
         )
+        # A model that is trained further may write more codes than these data have columns of.
+        code_index = self.examples.code_index
+        num_missing = self.formatter.num_blocks - code_index.shape[1]
+        self._code_index = np.pad(code_index, ((0, 0), (0, num_missing)))  # (n, num_blocks)
         ids = [
             category_ids(self.examples.attributes[name], own)
             for name, own in self.attributes.items()
@@ -158,12 +162,12 @@ class OccupationDataset(Dataset):
             # the first row of each text, codes and attributes counts, by their share of the text's
             # rows
             _, text = self.distinct_texts()
-            pairs = np.column_stack([text, self.examples.code_index, self._attribute_ids])
+            pairs = np.column_stack([text, self._code_index, self._attribute_ids])
             _, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
             shares = np.zeros(len(self), dtype=np.float32)
             shares[first] = counts / np.bincount(text)[text[first]]
             self.rows, self.weights = np.sort(first).astype(np.int32), self.weights * shares
-        self.num_target_blocks = (self.examples.code_index > 0).sum(1, dtype=np.uint8)
+        self.num_target_blocks = (self._code_index > 0).sum(1, dtype=np.uint8)
         """Number of codes of each row, of shape (n,)."""
 
     def __len__(self) -> int:
@@ -214,7 +218,7 @@ class OccupationDataset(Dataset):
         These are all rows to train on, or those given.
         """
         rows = self.rows if rows is None else rows
-        class_ids = self._class_ids[self.examples.code_index[rows]]  # (m, num_blocks)
+        class_ids = self._class_ids[self._code_index[rows]]  # (m, num_blocks)
         index, blocks = (class_ids >= 0).nonzero()
         return rows[index], class_ids[index, blocks]
 
@@ -231,7 +235,7 @@ class OccupationDataset(Dataset):
 
     def __getitem__(self, share: BatchIndices) -> Batch:
         rows, input_ids = share.rows, self._input_ids(share)
-        codes = self.examples.code_index[rows]  # (B, num_blocks)
+        codes = self._code_index[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
         targets = np.full((len(rows), 2 + blocks.shape[1]), BOS)
         targets[:, 1:-1], targets[:, -1] = blocks, EOS

@@ -11,6 +11,7 @@ import pandas as pd
 
 from histocoder.checkpoints.run_files import ARGS_FILE
 from histocoder.checkpoints.run_folder import run_settings
+from histocoder.checkpoints.starter import STARTER
 from histocoder.data.labelled_files import CHECKED_COL
 from histocoder.errors import UserError, counted, shown
 from histocoder.files import finetune_command, from_here, is_same_file
@@ -303,6 +304,9 @@ def next_step(model: str, corrections: Path, run: Path) -> str:
     run are known.
     """
     settings = run_settings(run)
+    if run == STARTER.resolve():
+        words = ["--corrections", str(corrections), "--save-path", "own-model"]
+        return f"Then train a model of your own on the corrections:\n{finetune_command(words)}"
     if not settings.get("dataset"):
         return (
             "Then train on the corrections together with the model's training data: "

@@ -22,7 +22,10 @@ from histocoder.checkpoints.model_files import (
     save_model,
 )
 from histocoder.checkpoints.occcanine import model_from_occcanine
+from histocoder.checkpoints.starter import BOX
 from histocoder.config import PredictOptions
+from histocoder.config.model import ALL_LANGUAGES
+from histocoder.inference.confidence import elsewhere, say_little_known
 from histocoder.inference.decoding import Decoding, Inputs
 from histocoder.inference.descriptions import Descriptions, Langs, Texts, readings
 from histocoder.inference.predictions import Prediction, join_rows
@@ -107,7 +110,7 @@ class Coder:
 
     @classmethod
     def from_pretrained(
-        cls, path_or_url: str | Path, device: str | None = None, **computing: Any
+        cls, path_or_url: str | Path = BOX, device: str | None = None, **computing: Any
     ) -> "Coder":
         """Open a model.
 
@@ -116,7 +119,7 @@ class Coder:
         path_or_url : path
             Folder of a run or a checkpoint, any other folder with `config.json` and
             `model.safetensors`, or a Hugging Face hub repository with these files, as
-            `hf://owner/name`.
+            `hf://owner/name`. By default the model in the box, which codes into HISCO.
         device, **computing
             See `Coder`: `precision`.
 
@@ -196,6 +199,7 @@ class Coder:
             progress=progress,
         )
         found = Prediction.of(join_rows(parts, given.rows), self.model.config)
+        found = self._calibrated(found, given, options)
         found.drop_unsure(options.min_confidence)
         return found
 
@@ -250,8 +254,22 @@ class Coder:
         arrays = self.each_batch(work, given, options, progress=progress)
         codes, probs, conf, *of_answer = join_rows(arrays, given.rows)
         found = Prediction.of(of_answer, self.model.config)
+        found = self._calibrated(found, given, options)
         found.drop_unsure(options.min_confidence)
         return found, Prediction(codes, probs, conf)
+
+    def _calibrated(
+        self, found: Prediction, given: Descriptions, options: PredictOptions
+    ) -> Prediction:
+        """Return a prediction with the confidence that holds in other sources, if the model has
+        that of its mode.
+        """
+        scales = self.model.config.confidence
+        if not scales or options.mode != self.mode or not given.texts:
+            return found
+        say_little_known(given.langs, scales)
+        langs = np.array([*given.langs, ALL_LANGUAGES], dtype=object)[given.rows]
+        return found._replace(conf=elsewhere(found.conf, langs, scales))
 
     def each_batch(
         self,
@@ -281,10 +299,10 @@ class Coder:
         )
 
         def compute(batch: tuple[Any, ...]) -> tuple[np.ndarray, Result]:
-            rows, *arrays = batch
+            rows, *arrays, language = batch
             tensors: list[Any] = [a if a is None else torch.from_numpy(a) for a in arrays]
             with self.turn, torch.inference_mode():
-                return rows, work(Inputs(*tensors))
+                return rows, work(Inputs(*tensors, language=language))
 
         num_workers = self.num_workers if num_texts > batch_size else 1
         with tqdm(total=num_texts, unit="text", disable=hidden, leave=False) as bar:

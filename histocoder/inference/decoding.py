@@ -30,6 +30,7 @@ class Inputs(NamedTuple):
     ends: (
         Tensor | None
     )  # for the expert of nearest rows, of shape (B, 2); None if the model has none
+    language: str  # whose experts' weights count
 
 
 class Encoded(NamedTuple):
@@ -178,7 +179,9 @@ class Decoding:
         """Return the answer of all experts together, and the first codes that they considered, the
         best first.
         """
-        decoded = self.combined_search(batch).decode(self._model.config.experts)
+        config = self._model.config
+        weights = config.experts_by_language.get(batch.inputs.language, config.experts)
+        decoded = self.combined_search(batch).decode(weights)
         codes, probabilities, conf, ranked, shares = _numpy(*decoded)
         answer = Prediction(self._named[codes.astype(np.int64)], probabilities, conf)
         return answer, Prediction(self._named[ranked.astype(np.int64)], shares, shares[:, 0])

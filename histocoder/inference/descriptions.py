@@ -154,15 +154,15 @@ def readings(
     options: PredictOptions,
     *,
     at_least: int,
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]]:
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None, str]]:
     """Yield distinct descriptions as a model reads them, in batches of similar lengths, the
     shortest first.
 
     These are the indices of a batch (B,), its token ids (B, S), thresholds of the flat head (B,),
-    and where the model has such experts the characters (B, L) for linear ones, and the
-    `end_characters` (B, 2) for that of nearest rows. A batch has at least so many, if there are,
-    even if their lengths differ. If there is no description, an invented one is read, which shows
-    the shape of results.
+    where the model has such experts the characters (B, L) for linear ones, and the
+    `end_characters` (B, 2) for that of nearest rows, and the language whose experts' weights count.
+    A batch has at least so many, if there are, even if their lengths differ. If there is no
+    description, an invented one is read, which shows the shape of results.
     """
     texts, langs = (given.texts, given.langs) if given.texts else (["-"], [tokenizers.UNKNOWN])
     known = {lang: Language(lang).among(config.languages) for lang in set(langs)}
@@ -176,19 +176,27 @@ def readings(
         warn_user(
             Notice(f"Descriptions that are longer than {limit}, with the language, are truncated.")
         )
-    order = np.argsort(tokens.lengths, kind="stable")
+
+    # A batch is of one language where the experts' weights differ between languages.
+    own_weights = [ALL_LANGUAGES, *config.experts_by_language]
+    places = {code: place for place, code in enumerate(own_weights)}
+    weighting = np.array([places.get(known[lang], 0) for lang in langs])
+    order = np.lexsort((tokens.lengths, weighting))
     lengths, start = tokens.lengths[order], 0
     has_expert = config.num_linear_features or config.num_attribute_features
     while start < len(order):
-        alike = int(np.searchsorted(lengths, _LIKE * lengths[start], side="right"))
-        rows = order[
-            start : min(max(alike, start + at_least), start + (options.batch_size or at_least))
-        ]
+        first = weighting[order[start]]
+        end = int(np.searchsorted(weighting[order], first, side="right"))
+        alike = start + int(
+            np.searchsorted(lengths[start:end], _LIKE * lengths[start], side="right")
+        )
+        end = min(max(alike, start + at_least), start + (options.batch_size or at_least), end)
+        rows = order[start:end]
         ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
         own = [joined[row] for row in rows] if has_expert or config.num_nearest_rows else []
         characters = tokenizers.lower_characters(own) if has_expert else None
         ends = tokenizers.end_characters(own) if config.num_nearest_rows else None
-        yield rows, ids, thresholds[rows], characters, ends
+        yield rows, ids, thresholds[rows], characters, ends, own_weights[first]
         start += len(rows)
 
 

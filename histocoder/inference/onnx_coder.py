@@ -121,7 +121,7 @@ class OnnxCoder:
                 "the model itself."
             )
         given, parts = Descriptions.of(texts, lang, languages=config.languages), []
-        for rows, ids, thresholds, characters, ends in readings(
+        for rows, ids, thresholds, characters, ends, _ in readings(
             given, config, self._tokenizer, options, at_least=_AT_LEAST
         ):
             logits, *others = _run(self._encoder, ids)

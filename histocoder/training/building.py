@@ -113,7 +113,7 @@ def build_model(config: RunConfig, task: Task, start: Start) -> MixerModel:
         codes=task.key.codes,
         target_cols=task.files.target_cols,
         descriptions=titles_of(task.key.codes) | task.key.descriptions,
-        languages=task.languages,
+        languages=tuple(sorted({*task.languages, *start.languages})),
         decoder_num_layers=2 if is_new_ngram else 3,
         decoder_dim_feedforward=config.decoder_dim_feedforward,
         dropout=config.dropout,
@@ -253,9 +253,11 @@ def _writes(form: dict[str, Any], model_config: ModelConfig) -> bool:
     """Return whether a decoder of codes in some form can write those of a model, its labels among
     them.
     """
-    for name in ("name", "num_blocks", "use_within_block_sep"):
+    for name in ("name", "use_within_block_sep"):
         if form.get(name) != model_config.formatter.get(name):
             return False
+    if form["num_blocks"] < model_config.formatter["num_blocks"]:
+        return False
     if "labels" in form:
         return len(form["labels"]) <= 10 ** form["block_size"]
     return not any(map(build_formatter(**form).system.problem, model_config.codes))

@@ -117,7 +117,7 @@ def example_files(config: FinetuneConfig | MixerConfig, start: Start) -> dict[st
         record = prepare(
             config,
             config.folder,
-            known=start.key() if config.corrections else None,
+            known=start.key() if config.corrections or not config.key else None,
             overwrite=config.overwrite,
             text_normalization=config.text_normalization,
             trained_on=start.trained_on,

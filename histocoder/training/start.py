@@ -20,6 +20,7 @@ from histocoder.checkpoints.model_files import (
 )
 from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.checkpoints.run_folder import run_of, run_settings
+from histocoder.checkpoints.starter import BOX
 from histocoder.config import (
     AUTO,
     PRETRAINED_ENCODER,
@@ -133,11 +134,14 @@ class Start:
 
     @classmethod
     def of(cls, config: RunConfig) -> "Start":
-        """Read what the settings of a run name; `hf://…` is downloaded."""
+        """Read what the settings of a run name: `box` is the model in the box, `hf://…` is
+        downloaded.
+        """
         if config.initial_checkpoint is None:
             return cls()
         path = Path(config.initial_checkpoint)
-        if config.initial_checkpoint.startswith(HUB_PREFIX):
+        is_named = config.initial_checkpoint == BOX
+        if is_named or config.initial_checkpoint.startswith(HUB_PREFIX):
             path = local_folder(config.initial_checkpoint)
         keeps_heads = not config.only_encoder
         if not is_own_model(path):
@@ -167,6 +171,11 @@ class Start:
             return None
         splits = SPLITS if self.config.fitted_to_validation else (TRAIN, TITLES)
         return hashes_of(Examples.open(examples, *splits))
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages that the model knows, and still knows when it is trained further."""
+        return self.config.languages if self.config is not None and self.keeps_heads else ()
 
     def key(self) -> Key | None:
         """Return the codes of the model; None if they are not used, or not known."""

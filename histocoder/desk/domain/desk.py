@@ -38,6 +38,7 @@ class About(BaseModel):
     no_occupation: Code | None = None
     languages: list[NamedLanguage]
     surety: Surety = Surety()
+    in_the_box: bool = False  # whether it is the model in the box
     may_train: bool
     user: str | None  # who has signed in, on a server with users
 
@@ -115,6 +116,7 @@ class Desk:
             no_occupation=no_occupation,
             languages=languages,
             surety=coding.surety,
+            in_the_box=self.models.box_is_in_use,
             may_train=self.may_train,
             user=user,
         )

@@ -14,6 +14,7 @@ from pydantic import Field
 from histocoder.checkpoints.model_files import WEIGHTS_FILE
 from histocoder.checkpoints.run_files import LOG_FILE, METRICS_FILE, REPORT_FILE
 from histocoder.checkpoints.run_folder import LOCK_FILE, holding, run_of, run_settings
+from histocoder.checkpoints.starter import STARTER
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.desk.domain.checks import TrainOptions
 from histocoder.desk.domain.coding import Coding
@@ -86,18 +87,29 @@ class Models:
         """Settings of the run of the model in use."""
         return self._coding.settings if self._coding else {}
 
-    def give(self, coder: Coder, folder: Path, *, name: str) -> None:
-        """Use a model from elsewhere."""
+    def offer(self, folder: Path, *, name: str) -> None:
+        """List a model from elsewhere, which can be used."""
         self._given_folder = folder
         made = (folder / WEIGHTS_FILE).stat().st_mtime
         self.jobs.add_oldest(Model(id=GIVEN, made=made, table=name, state="done"))
+
+    def give(self, coder: Coder, folder: Path, *, name: str) -> None:
+        """Use a model from elsewhere."""
+        self.offer(folder, name=name)
         self._use(GIVEN, coder)
 
     def use_again(self) -> None:
-        """Use the model that was used last."""
-        for model in self.jobs.all():
-            if model.in_use:
-                self.use(model.id)
+        """Use the model that was used last, or else the one that is offered."""
+        used = [model.id for model in self.jobs.all() if model.in_use]
+        if not used and self._given_folder is not None:
+            used = [GIVEN]
+        for model_id in used:
+            self.use(model_id)
+
+    @property
+    def box_is_in_use(self) -> bool:
+        """Whether the model in use is the one in the box."""
+        return self._coding is not None and self._coding.folder == STARTER
 
     def use(self, model_id: str) -> None:
         """Use a model for all that is coded and reviewed from now on."""
@@ -151,12 +163,14 @@ class Models:
         base = self.jobs[base_id]
         run = self.run(base_id)
         settings = run_settings(run)
-        if base.state != "done" or not settings.get("dataset"):
+        is_box = self.best(base_id) == STARTER
+        if base.state != "done" or not (is_box or settings.get("dataset")):
             raise UserError(
                 f"{base_id} has no training data here; train it further where it was trained."
             )
         with self.jobs.lock:
-            model_id = self._free_id(re.sub(r"-\d+$", "", run.name))
+            stem = "own" if is_box else re.sub(r"-\d+$", "", run.name)
+            model_id = self._free_id(stem)
             corrections = self._corrections(model_id)
             num_corrections = write(corrections)
             if not num_corrections:
@@ -166,6 +180,8 @@ class Models:
             paths = settings.get("corrections") or []
             foreign = [path for path in paths if Path(path).parent != self._folder]
             words = words_to_correct(self.best(base_id), [*foreign, corrections], run)
+            if is_box:
+                words = ["--corrections", str(corrections)]
             model = Model(
                 id=model_id,
                 made=time.time(),

@@ -74,7 +74,8 @@ class File(Job):
     )  # columns of codes of the model that coded it
     num_rows: int | None = None
     rows_done: float = 0
-    # numbers of `rows`, of `blank` ones, and `to_check`, those less sure than `sure`
+    # numbers of `rows`, of `blank` ones, and `to_check`, those less sure than `sure`; the share
+    # `expected_right` of the others
     summary: dict[str, float] = Field(default_factory=dict)
     notices: list[str] = Field(default_factory=list)
 
@@ -385,12 +386,14 @@ class Uploads:
         )
 
     def _summary(self, file: File, conf_col: str) -> Mapping[str, float]:
-        """Return how many rows a coded file has, how many are blank, and how many have to be
-        checked.
+        """Return how many rows a coded file has, how many are blank, what share of the others is
+        expected to be right, and how many have to be checked.
         """
         cells = open_table(self._output(file), (conf_col,)).read([conf_col]).columns[conf_col]
         conf = pd.to_numeric(cells.to_pandas().str.replace(",", "."), errors="coerce")
         summary: dict[str, float] = {"rows": len(conf), "blank": int(conf.isna().sum())}
+        if conf.notna().any():
+            summary["expected_right"] = float(conf.mean())
         sure = self._models.coding.surety.sure
         if sure is not None:
             summary["to_check"] = int((conf < sure).sum())

@@ -10,7 +10,7 @@ let shown, about;
 
 function route() {
   const wanted = location.hash.slice(1);
-  const name = wanted in parts ? wanted : about.model ? "code" : "models";
+  const name = wanted in parts ? wanted : about.model && !about.in_the_box ? "code" : "models";
   if (name === shown) return;
   parts[shown]?.hide?.();
   shown = name;

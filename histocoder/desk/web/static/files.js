@@ -149,7 +149,9 @@ function panel(file) {
     el("span", { class: "whole quiet" }, states[file.state] || states.new),
     sum ? el("dl", { class: "whole figures" },
       figure(count(sum.rows - sum.blank), "rows coded"), figure(count(sum.blank), "blank"),
+      sum.expected_right == null ? null : figure(percent(sum.expected_right), "of the rows are expected to be right: the mean confidence"),
       sum.sure == null ? null : figure(count(sum.to_check ?? sum.unsure), `to check: a confidence below ${percent(sum.sure)}`)) : null,
+    sum ? el("p", { class: "whole quiet" }, "Check first what is frequent and unsure: Review begins with that, and after thirty cards says how many rows of this file are right.") : null,
     file.message ? el("span", { class: "whole error" }, file.message) : null,
     file.notices.length ? el("ul", { class: "whole notices" }, file.notices.map((text) => el("li", {}, text))) : null);
 }

@@ -13,7 +13,7 @@ const STAGES = [["Training finished.", "Choosing how to predict", 0.8], ["Writin
   ["Evaluation finished.", "Learning from the validation rows, too", 0.9]];
 const STEPS = /^steps +([\d,]+) in /m;
 const BUSY = ["queued", "running"];
-let about, timer, busy = false, open = null;
+let about, used, timer, busy = false, open = null;
 
 export function start() {}
 
@@ -43,7 +43,8 @@ async function drawNow() {
   const models = await api("models");
   busy = models.some((one) => BUSY.includes(one.state));
   const news = models.find((one) => one.in_use)?.id;
-  if (news && !about.model) dispatchEvent(new Event("model"));
+  if (news !== used) dispatchEvent(new Event("model")); // as when training has ended
+  used = news;
   const details = await Promise.all(models.map(about.may_train || models.length ? detail : () => ({})));
   const corrections = news ? await api("improve", { method: "POST" }) : null;
   welcome(models);
@@ -53,24 +54,32 @@ async function drawNow() {
 }
 
 function welcome(models) {
-  const made = models.length > 0;
+  const made = models.some((model) => model.id !== "given" || !about.in_the_box);
   if (get("welcome").dataset.made === String(made)) return;
   get("welcome").dataset.made = made;
-  get("welcome").replaceChildren(...[
-    made ? null : el("p", { class: "lead" }, "Give a table with descriptions that people have coded: some hundreds of rows are a beginning. A model learns from them here, on this machine; then it codes your other files, and you check its codes."),
-    about.may_train ? dropZone({
-      id: "coded-table", use: "train", title: "Drop a coded table here, or choose one",
-      hint: "Descriptions in one column, codes in others: CSV, Excel, Stata, SPSS or Parquet", then: choose,
-    }) : el("p", { class: "quiet" }, "Training on this page is off at this server (histocoder serve --allow-training)."),
-    ...(about.may_train && !made ? beginnings() : []),
-  ].filter(Boolean));
+  const table = about.may_train ? dropZone({
+    id: "coded-table", use: "train", title: "Drop a coded table here, or choose one",
+    hint: "Descriptions in one column, codes in others: CSV, Excel, Stata, SPSS or Parquet", then: choose,
+  }) : el("p", { class: "quiet" }, "Training on this page is off at this server (histocoder serve --allow-training).");
+  get("welcome").replaceChildren(...(made ? [table] : doors(table)));
+}
+
+// What to begin with, where nothing was done yet.
+function doors(table) {
+  const door = (title, text, ...content) => el("section", { class: "panel door" }, el("h2", {}, title), el("p", {}, text), ...content.filter(Boolean));
+  return [
+    about.in_the_box ? door("Code a file now", "The model in the box codes it into HISCO at once, and says how sure it is. You check some codes, and train a model of your own from them.",
+      el("p", {}, el("a", { class: "button primary", id: "code-now", href: "#files" }, "Choose a file"), " ", el("a", { class: "button", href: "#code" }, "Code a few descriptions"))) : null,
+    about.may_train ? door("Try the sample", "Coded titles in four languages to train on, and a census to code.", ...beginnings()) : null,
+    door("Train on your own coded table", "Some hundreds of rows that people have coded are a beginning. A model learns from them here, on this machine.", table),
+  ].filter(Boolean);
 }
 
 function beginnings() {
   const one = (id, work, text, hint) => el("p", {}, el("button", { id, onclick: doing(work) }, text), " ", el("span", { class: "quiet" }, hint));
   return [
-    one("sample", sample, "Try it with a sample", "Titles in four languages, and a census to code."),
-    one("titles", titles, "Begin without coded rows", "A model learns HISCO's titles in twelve languages. It proposes, you decide under Review: it is no coder yet."),
+    one("sample", sample, "Try it with a sample", "It trains a model in a minute or two."),
+    about.in_the_box ? null : one("titles", titles, "Begin without coded rows", "A model learns HISCO's titles in twelve languages. It proposes, you decide under Review: it is no coder yet."),
   ];
 }
 
@@ -301,7 +310,8 @@ function next(model, improve) {
   const links = el("p", {}, el("a", { href: "#files" }, "Code a file"), " · ", el("a", { href: "#code" }, "Code a few descriptions"), " · ", el("a", { href: "#review" }, "Review"));
   const settled = number ? `${count(number)} checked descriptions are settled under Review. ` : "";
   const exported = number ? el("a", { href: "/api/corrections.csv", download: true }, "Export them as CSV") : null;
+  const train = about.in_the_box ? `Train my own from these ${count(number)} decisions` : `Train again with ${count(number)} corrections`;
   if (about.may_train) return el("div", { class: "whole" }, links, number ? el("p", {}, settled,
-    act(model, `Train again with ${count(number)} corrections`, "/correct", { kind: "primary" }), " ", exported) : null);
+    act(model, train, "/correct", { kind: "primary" }), " ", exported) : null);
   return el("div", { class: "whole" }, links, el("p", {}, settled, exported), number ? el("pre", { tabindex: "0", "aria-label": "Command" }, improve.next_step.split("\n").at(-1)) : null);
 }

@@ -1,0 +1,45 @@
+"""Confidence that holds in other sources than those that a model learned from."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.special import expit, logit
+
+from histocoder.config.model import ALL_LANGUAGES
+from histocoder.errors import Notice, warn_user
+from histocoder.text.languages import NAMES, Language
+
+_LEAST_DOUBT = 1e-6  # least probability on either side of odds
+MIN_KNOWN_TITLES = 2_000  # of a language, below which a model knows little of it
+
+
+def elsewhere(
+    conf: np.ndarray, langs: Sequence[str], scales: Mapping[str, Mapping[str, float]]
+) -> np.ndarray:
+    """Return confidences (n,) as they hold in sources that a model did not learn from.
+
+    `scales` has the `slope` and the `intercept` of the log-odds of each language, and of all
+    others: where a source was left out of training, they make the confidence in its rows the share
+    that is right (Platt 1999).
+    """
+    rows = [scales.get(lang, scales[ALL_LANGUAGES]) for lang in langs]
+    slopes = np.array([row["slope"] for row in rows])
+    intercepts = np.array([row["intercept"] for row in rows])
+    odds = logit(np.clip(conf, _LEAST_DOUBT, 1 - _LEAST_DOUBT))
+    return expit(slopes * odds + intercepts)
+
+
+def say_little_known(langs: Sequence[str], scales: Mapping[str, Mapping[str, float]]) -> None:
+    """Say of which languages a model knows little, if it records how many titles it learned."""
+    little = [
+        f"{NAMES.get(Language(lang).iso, lang)} ({lang})"
+        for lang in sorted(set(langs))
+        if 0 < scales.get(lang, {}).get("titles", 0) < MIN_KNOWN_TITLES
+    ]
+    if little:
+        warn_user(
+            Notice(
+                f"The model has learned little of {', '.join(little)}, and its confidence there is "
+                "low: check more of it, and train a model of your own on what you decide."
+            )
+        )
