@@ -302,7 +302,7 @@ class Coder:
             rows, *arrays, language = batch
             tensors: list[Any] = [a if a is None else torch.from_numpy(a) for a in arrays]
             with self.turn, torch.inference_mode():
-                return rows, work(Inputs(*tensors, language=language))
+                return rows, work(Inputs(language, *tensors))
 
         num_workers = self.num_workers if num_texts > batch_size else 1
         with tqdm(total=num_texts, unit="text", disable=hidden, leave=False) as bar:

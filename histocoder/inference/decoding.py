@@ -24,13 +24,13 @@ from histocoder.model.ngram import Lookup, NgramEncoder
 class Inputs(NamedTuple):
     """A batch of tokenised descriptions, on the CPU."""
 
+    language: str  # whose experts' weights count
     input_ids: Tensor  # see `MixerModel.encode`, of shape (B, S)
     thresholds: Tensor  # thresholds of the flat head, of shape (B,)
     characters: Tensor | None  # for linear experts, of shape (B, L); None if the model has none
     ends: (
         Tensor | None
     )  # for the expert of nearest rows, of shape (B, 2); None if the model has none
-    language: str  # whose experts' weights count
 
 
 class Encoded(NamedTuple):
