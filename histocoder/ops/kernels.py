@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _VERSION = 14
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
-LANES, _LINES = 16, 16  # `LANES` and `LINES` of _kernels.c
+LANES = 16  # `LANES` of _kernels.c
+_LINES = 16  # `LINES` of _kernels.c
 _NO_MEMORY = "The kernels' working memory could not be allocated."
 _ARGUMENTS: dict[str, list[Any]] = {
     "attention": [c_void_p, c_int],
@@ -35,37 +36,47 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
     "hash_ngrams": [c_void_p],
     "fit_machines": [c_void_p, c_int64, c_int64],
-    "nearest": [*[c_void_p] * 7, *[c_int64] * 3],
-    "adamw_rows": [*[c_void_p] * 5, c_int64, c_int64, *[c_float] * 5],
+    "nearest": [c_void_p] * 7 + [c_int64] * 3,
+    "adamw_rows": [c_void_p] * 5 + [c_int64] * 2 + [c_float] * 5,
 }
 
 
-def _structure(pointers: str, numbers: str, *others: tuple[str, Any]) -> Any:
-    """Return a structure of _kernels.c: pointers, then 64-bit numbers, then others."""
-    fields = [
-        *((name, c_void_p) for name in pointers.split()),
-        *((name, c_int64) for name in numbers.split()),
-        *others,
-    ]
-    return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names]
 
 
-_NgramArguments = _structure(
-    "ids kinds mark buckets words",
-    "batch width num_code_points mark_size max_n num_buckets max_words across num_kinds",
-)
-_PathArguments = _structure("levels out paths", "num_nodes depth heads dim", ("wide", c_int))
-_MachineArguments = _structure(
-    "starts bounds columns members values costs weights", "num_rows num_columns num_classes passes"
-)
-_AttentionArguments = _structure(
-    "queries keys values out probabilities of_queries of_keys of_values mask",
-    (
-        "mask_batch_stride mask_query_stride batch heads num_queries num_keys dim "
-        "query_stride key_stride"
-    ),
-    *(("seed", c_uint64), ("p", c_double), ("wide", c_int)),
-)
+class _NgramArguments(ctypes.Structure):
+    _fields_ = (
+        _fields(c_void_p, "ids", "kinds", "mark", "buckets", "words")
+        + _fields(c_int64, "batch", "width", "num_code_points", "mark_size")
+        + _fields(c_int64, "max_n", "num_buckets", "max_words", "across", "num_kinds")
+    )
+
+
+class _PathArguments(ctypes.Structure):
+    _fields_ = (
+        _fields(c_void_p, "levels", "out", "paths")
+        + _fields(c_int64, "num_nodes", "depth", "heads", "dim")
+        + _fields(c_int, "wide")
+    )
+
+
+class _MachineArguments(ctypes.Structure):
+    _fields_ = _fields(
+        c_void_p, "starts", "bounds", "columns", "members", "values", "costs", "weights"
+    ) + _fields(c_int64, "num_rows", "num_columns", "num_classes", "passes")
+
+
+class _AttentionArguments(ctypes.Structure):
+    _fields_ = (
+        _fields(c_void_p, "queries", "keys", "values", "out", "probabilities")
+        + _fields(c_void_p, "of_queries", "of_keys", "of_values", "mask")
+        + _fields(c_int64, "mask_batch_stride", "mask_query_stride", "batch", "heads")
+        + _fields(c_int64, "num_queries", "num_keys", "dim", "query_stride", "key_stride")
+        + _fields(c_uint64, "seed")
+        + _fields(c_double, "p")
+        + _fields(c_int, "wide")
+    )
 
 
 @cache
@@ -73,9 +84,13 @@ def library() -> Any:
     """Return the functions compiled for this processor; None if there are none, or of another
     version alone.
     """
-    kinds = list(_KINDS)
-    found = (_load(_KINDS[kind]) for kind in kinds[kinds.index(kind_of_cpu()) :])
-    return next((one for one in found if one is not None), None)
+    # a processor has the vector extensions that come after its own, too
+    names = list(_KINDS.values())
+    for name in names[names.index(_KINDS[kind_of_cpu()]) :]:
+        functions = _load(name)
+        if functions is not None:
+            return functions
+    return None
 
 
 def kind_of_cpu() -> str:
@@ -88,25 +103,21 @@ def _load(library_name: str) -> ctypes.CDLL | None:
     if spec is None or spec.origin is None:
         return None
     try:
-        found = ctypes.CDLL(spec.origin)
-        if found.version() != _VERSION:
+        functions = ctypes.CDLL(spec.origin)
+        if functions.version() != _VERSION:
             return None
     except (OSError, AttributeError):  # of another system, or of another program
         return None
     for name, arguments in _ARGUMENTS.items():
-        getattr(found, name).argtypes = arguments
-    return found
+        getattr(functions, name).argtypes = arguments
+    return functions
 
 
 def supports(x: Tensor) -> bool:
     """Return whether the kernels below can compute with a tensor."""
-    known = x.dtype in (torch.bfloat16, torch.float32, torch.int64)
-    return (
-        known
-        and x.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and library() is not None
-    )
+    if x.dtype not in (torch.bfloat16, torch.float32, torch.int64) or x.device.type != "cpu":
+        return False
+    return not torch.compiler.is_compiling() and library() is not None
 
 
 def adamw_rows(
@@ -128,9 +139,11 @@ def adamw_rows(
     gradient is (R, dim).
     """
     assert all(x.dtype == torch.float32 and x.is_contiguous() for x in (table, mean, square))
-    rows, gradient = rows.contiguous(), gradient.float().contiguous()
+    rows = rows.contiguous()
+    gradient = gradient.float().contiguous()
     pointers = [x.data_ptr() for x in (table, mean, square, gradient, rows)]
-    step_size, correction = lr / (1 - betas[0] ** step), math.sqrt(1 - betas[1] ** step)
+    step_size = lr / (1 - betas[0] ** step)
+    correction = math.sqrt(1 - betas[1] ** step)
     library().adamw_rows(*pointers, *gradient.shape, *betas, eps, step_size, correction)
 
 
@@ -152,20 +165,26 @@ def hash_ngrams(
     """Return what `hashed_ngrams` of model/ngram.py does for texts (B, S); `sizes` are those of its
     config.
     """
-    ids, num_kinds = ids.contiguous(), 2 * sizes["max_n"] + 1 + across * (sizes["max_n"] - 1)
-    buckets, words = ids.new_empty(*ids.shape, num_kinds), torch.empty_like(ids)
-    names = ("ids", "kinds", "mark", "buckets", "words")
-    pointers = {
-        name: x.data_ptr()
-        for name, x in zip(names, (ids, kinds, mark, buckets, words), strict=True)
-    }
-    shape = {
-        "batch": len(ids),
-        "width": ids.shape[1],
-        "num_code_points": len(kinds),
-        "mark_size": len(mark),
-    }
-    call = _NgramArguments(**pointers, **shape, **sizes, across=across, num_kinds=num_kinds)
+    ids = ids.contiguous()
+    num_kinds = 2 * sizes["max_n"] + 1
+    if across:
+        num_kinds += sizes["max_n"] - 1
+    buckets = ids.new_empty(*ids.shape, num_kinds)
+    words = torch.empty_like(ids)
+    call = _NgramArguments(
+        ids=ids.data_ptr(),
+        kinds=kinds.data_ptr(),
+        mark=mark.data_ptr(),
+        buckets=buckets.data_ptr(),
+        words=words.data_ptr(),
+        batch=len(ids),
+        width=ids.shape[1],
+        num_code_points=len(kinds),
+        mark_size=len(mark),
+        across=across,
+        num_kinds=num_kinds,
+        **sizes,
+    )
     library().hash_ngrams(ctypes.byref(call))
     return buckets, words
 
@@ -173,7 +192,8 @@ def hash_ngrams(
 def attend_paths(levels: Sequence[Tensor], paths: Tensor, *, num_heads: int) -> Tensor:
     """Return what `attend_to_paths` of model/layers.py does."""
     assert all(level.is_contiguous() for level in levels)
-    newest, paths = levels[-1], paths.contiguous()
+    newest = levels[-1]
+    paths = paths.contiguous()
     pointers = (c_void_p * len(levels))(*(level.data_ptr() for level in levels))
     out = newest.new_empty(len(newest), newest.shape[1] // 3)
     call = _PathArguments(
@@ -208,15 +228,14 @@ def nearest(
     order of their classes; `first` (num_classes + 1,) are the first ones.
     """
     assert blocks.dtype == torch.bfloat16 and queries.dtype == torch.float32
-    queries, classes, pairs = (
-        queries.contiguous(),
-        classes.contiguous(),
-        classes.flatten().argsort(),
-    )
-    products, found = torch.empty(classes.shape), torch.empty_like(classes)
-    pointers = [x.data_ptr() for x in (queries, classes, pairs, blocks, first, products, found)]
+    queries = queries.contiguous()
+    classes = classes.contiguous()
+    pairs = classes.flatten().argsort()  # so that the rows of a class are read once
+    products = torch.empty(classes.shape)
+    rows = torch.empty_like(classes)
+    pointers = [x.data_ptr() for x in (queries, classes, pairs, blocks, first, products, rows)]
     library().nearest(*pointers, len(pairs), classes.shape[1], queries.shape[1])
-    return products, found
+    return products, rows
 
 
 def fit_machines(
@@ -231,18 +250,23 @@ def fit_machines(
     assert features.format == members.format == "csr"
     num_classes = members.shape[0]
     weights = np.empty((features.shape[1] + 1, num_classes), np.float32)
-    starts, bounds = (matrix.indptr.astype(np.int64) for matrix in (features, members))
-    columns, of_classes = (matrix.indices.astype(np.int32) for matrix in (features, members))
-    values, costs = (numbers.astype(np.float32) for numbers in (features.data, costs))
-    pointers = (
-        x.ctypes.data for x in (starts, bounds, columns, of_classes, values, costs, weights)
-    )
-    call, step = (
-        _MachineArguments(*pointers, *features.shape, num_classes, passes),
-        LANES * torch.get_num_threads(),
-    )
-    for first in range(0, num_classes, step):  # so that Ctrl-C need not wait for all of them
-        if library().fit_machines(ctypes.byref(call), first, min(first + step, num_classes)):
+    arrays = [
+        features.indptr.astype(np.int64),
+        members.indptr.astype(np.int64),
+        features.indices.astype(np.int32),
+        members.indices.astype(np.int32),
+        features.data.astype(np.float32),
+        costs.astype(np.float32),
+        weights,
+    ]
+    pointers = [array.ctypes.data for array in arrays]
+    call = _MachineArguments(*pointers, *features.shape, num_classes, passes)
+
+    # some at a time, so that Ctrl-C need not wait for all of them
+    num_at_once = LANES * torch.get_num_threads()
+    for first in range(0, num_classes, num_at_once):
+        last = min(first + num_at_once, num_classes)
+        if library().fit_machines(ctypes.byref(call), first, last):
             raise MemoryError(_NO_MEMORY)
     return weights
 
@@ -266,15 +290,21 @@ class AttentionKernel:
     def __init__(
         self, sources: Sequence[Tensor], num_heads: int, mask: Tensor | None, *, p: float, seed: int
     ) -> None:
-        assert all(
-            (len(source), source.dtype) == (len(sources[0]), sources[0].dtype) for source in sources
-        )
-        self._sources = sources = [source.contiguous() for source in sources]
-        self._width = sum(source.shape[-1] for source in sources) // 3
-        batch, num_queries, num_keys = len(sources[0]), sources[0].shape[1], sources[-1].shape[1]
-        mask = torch.ones(num_keys, dtype=torch.bool) if mask is None else mask
+        sources = [source.contiguous() for source in sources]
+        queries = sources[0]
+        batch, num_queries = queries.shape[:2]
+        num_keys = sources[-1].shape[1]
+        assert all(len(x) == batch and x.dtype == queries.dtype for x in sources)
+        if mask is None:
+            mask = torch.ones(num_keys, dtype=torch.bool)
         mask = mask.expand(batch, 1, num_queries, num_keys)
-        self._mask = mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+        if mask.stride(-1) != 1:
+            mask = mask.contiguous()
+
+        # the call holds addresses alone, so the tensors are kept
+        self._sources = sources
+        self._mask = mask
+        self._width = sum(source.shape[-1] for source in sources) // 3
         self._call = _AttentionArguments(
             mask=mask.data_ptr(),
             mask_batch_stride=mask.stride(0),
@@ -284,11 +314,11 @@ class AttentionKernel:
             num_queries=num_queries,
             num_keys=num_keys,
             dim=self._width // num_heads,
-            query_stride=sources[0].shape[-1],
+            query_stride=queries.shape[-1],
             key_stride=sources[-1].shape[-1],
             seed=seed,
             p=p,
-            wide=sources[0].dtype == torch.float32,
+            wide=queries.dtype == torch.float32,
         )
         self._point(("queries", "keys", "values"), sources)
 
@@ -296,19 +326,26 @@ class AttentionKernel:
         """Return the output (B, L, heads * dim); and with `keep` the probabilities, for
         `backward`.
         """
-        call, like = self._call, self._sources[0]
-        out = like.new_empty(call.batch, call.num_queries, self._width)
-        columns = -(-call.num_keys // LANES) * LANES
-        shares = like.new_empty(call.batch, call.heads, call.num_queries, columns) if keep else None
-        call.out, call.probabilities = out.data_ptr(), None if shares is None else shares.data_ptr()
+        call = self._call
+        queries = self._sources[0]
+        out = queries.new_empty(call.batch, call.num_queries, self._width)
+        call.out = out.data_ptr()
+        probabilities = None
+        call.probabilities = None
+        if keep:
+            num_columns = -(-call.num_keys // LANES) * LANES
+            shape = (call.batch, call.heads, call.num_queries, num_columns)
+            probabilities = queries.new_empty(shape)
+            call.probabilities = probabilities.data_ptr()
         self._run(backward=False)
-        return out, shares
+        return out, probabilities
 
     def backward(self, grad: Tensor, probabilities: Tensor) -> list[Tensor]:
         """Return the gradients of the sources from the gradient of the output."""
         grad = grad.contiguous()
         results = [torch.empty_like(source) for source in self._sources]
-        self._call.out, self._call.probabilities = grad.data_ptr(), probabilities.data_ptr()
+        self._call.out = grad.data_ptr()
+        self._call.probabilities = probabilities.data_ptr()
         self._point(("of_queries", "of_keys", "of_values"), results)
         self._run(backward=True)
         return results
