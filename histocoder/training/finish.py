@@ -29,7 +29,7 @@ from histocoder.model.devices import fast_products
 from histocoder.training.data import RunData, augmenter_of
 from histocoder.training.encoded_rows import frozen_outputs
 from histocoder.training.tracking import Progress
-from histocoder.training.trainer import Trainer
+from histocoder.training.trainer import Trainer, batched
 
 REPORT_ROWS = 5_000  # validation rows in the report, at most
 _MAX_ROWS = 100_000  # rows up to which the validation data improve the model
@@ -172,9 +172,7 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
     def steps() -> Iterator[tuple[Batch, ...]]:
         for epoch in itertools.count():
             sampler.set_position(epoch, 0)
-            yield from zip(
-                *[iter(loader)] * trainer.config.gradient_accumulation_steps, strict=True
-            )
+            yield from batched(loader, trainer.config.gradient_accumulation_steps)
 
     products = fast_products(trainer.device, deterministic=trainer.config.deterministic)
     with closing(Progress(total_steps)) as progress, loader.naming_workers(), products:

@@ -1,14 +1,17 @@
 """The training loop: epochs, steps, validation, saves."""
 
+import itertools
 import math
 import signal
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from histocoder import distributed
 from histocoder.checkpoints import training_state
@@ -16,7 +19,7 @@ from histocoder.checkpoints.model_files import model_card, save_model
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint, TrainState
 from histocoder.config import TrainConfig
-from histocoder.data.dataset import OccupationDataset
+from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.loader import BatchLoader
 from histocoder.data.samplers import BucketSampler
 from histocoder.errors import Interrupted, StopRequest, UserError, handling_stop_signals
@@ -28,7 +31,7 @@ from histocoder.training.learner import Learner
 from histocoder.training.tracking import Meter, Progress, Tracker
 from histocoder.training.validation import validate
 
-_TIMES_SLOWER = 10  # learning rate of a run that diverged, by that of the next
+_RATE_DIVISOR = 10  # of the learning rate of a run that diverged, for the next
 
 
 class Trainer:
@@ -49,45 +52,49 @@ class Trainer:
         run: RunFolder,
         settings: dict[str, Any],
     ) -> None:
-        self.model, self.config, self.device = model, config, device
-        self.train_data, self.val_data = train_data, val_data
-        self.run, self.settings = run, settings
+        self.model = model
+        self.config = config
+        self.device = device
+        self.train_data = train_data
+        self.val_data = val_data
+        self.run = run
+        self.settings = settings
         self.sampler, self.train_loader = self.batches_of(train_data)
+
+        # by default a run is as long as its epochs, and is validated once an epoch
         epoch_steps = self.sampler.num_batches
-        self.total_steps = config.max_steps or max(
-            config.num_epochs * epoch_steps, config.min_steps
-        )
+        usual_steps = max(config.num_epochs * epoch_steps, config.min_steps)
+        self.total_steps = config.max_steps or usual_steps
         self.eval_interval = config.eval_interval or min(max(epoch_steps, 100), 1000)
-        kind = Learner
-        if config.fsdp is not None:
-            from histocoder.training.fsdp import (
-                ShardedLearner as kind,
-            )  # here, since it takes a while to import
-        self.learner = kind(model, config, device, total_steps=self.total_steps)
+
+        self.learner = _build_learner(model, config, device, total_steps=self.total_steps)
         self.val_outputs: FrozenOutputs | None = None  # computed by `fit`
-        self.state, self.meter = TrainState(), Meter()
+        self.state = TrainState()
+        self.meter = Meter()
         self.saved_step: int | None = None
         self.stop_signals = distributed.DelayedMax()
-        self.tracker: Tracker = Tracker()  # until `fit`
+        self.tracker = Tracker()  # until `fit`
 
     def batches_of(self, data: OccupationDataset) -> tuple[BucketSampler, BatchLoader]:
         """Return the sampler and the loader of training data."""
-        config, world_size = self.config, distributed.world_size()
+        world_size = distributed.world_size()
         sampler = BucketSampler(
             data.lengths,
             data.num_target_blocks,
-            batch_size=config.step_size(world_size),
-            seed=config.seed,
+            batch_size=self.config.step_size(world_size),
+            seed=self.config.seed,
             rows=data.rows,
             num_replicas=world_size,
             rank=distributed.rank(),
-            num_parts=config.gradient_accumulation_steps,
+            num_parts=self.config.gradient_accumulation_steps,
         )
-        encoder = self.model.encoder
-        on_gpu = self.device.type == "cuda"
+
         # the CPU hashes n-grams where it computes with them; for a GPU this is done ahead
-        ngrams = encoder.config if isinstance(encoder, NgramEncoder) and on_gpu else None
-        return sampler, BatchLoader(data, sampler, config, on_gpu=on_gpu, ngrams=ngrams)
+        on_gpu = self.device.type == "cuda"
+        ngrams = None
+        if on_gpu and isinstance(self.model.encoder, NgramEncoder):
+            ngrams = self.model.encoder.config
+        return sampler, BatchLoader(data, sampler, self.config, on_gpu=on_gpu, ngrams=ngrams)
 
     def fit(self, tracker: Tracker | None = None) -> dict[str, float]:
         """Train from the start or the restored state, save the model, and return the numbers of the
@@ -96,18 +103,18 @@ class Trainer:
         Raises Interrupted where the run was asked to stop, with its state saved; a UserError where
         a file can't be written; and a MachineError where a loader worker is killed or hangs.
         """
-        self.tracker = tracker or self.tracker
+        if tracker is not None:
+            self.tracker = tracker
         with self.learner.whole() as model:
             self.learner.outputs = frozen_outputs(model, self.train_data)
             self.val_outputs = frozen_outputs(model, self.val_data)
         self.meter.started = time.monotonic()
-        progress, stop = Progress(self.total_steps, start=self.state.step), StopRequest()
-        products = fast_products(self.device, deterministic=self.config.deterministic)
+        stop = StopRequest()
         with (
-            closing(progress),
+            closing(Progress(self.total_steps, start=self.state.step)) as progress,
             handling_stop_signals(stop),
             self.train_loader.naming_workers(),
-            products,
+            fast_products(self.device, deterministic=self.config.deterministic),
         ):
             while self.state.step < self.total_steps:
                 self.train_epoch(progress, stop)
@@ -119,33 +126,31 @@ class Trainer:
         """Train on the remaining batches of the current epoch; a signal to any rank ends all of
         them at one step.
         """
-        state, config = self.state, self.config
+        state = self.state
+        config = self.config
         self.model.train()
         self.sampler.set_position(state.epoch, state.samples)
-        for parts in zip(
-            *[iter(self.train_loader)] * config.gradient_accumulation_steps, strict=True
-        ):
+        for parts in batched(self.train_loader, config.gradient_accumulation_steps):
             loss, grad_norm = self.learner.train_step(parts)
+            num_rows = parts[0].num_rows
+            self.meter.add(loss, grad_norm, rows=num_rows)
             state.step += 1
-            state.samples += parts[0].num_rows
-            self.meter.add(loss, grad_norm, rows=parts[0].num_rows)
+            state.samples += num_rows
             state.results = None
+
+            # once in a while, and at the end: log, validate, save
             is_last = state.step == self.total_steps
-            if state.step % config.log_interval == 0 or is_last:
+            if is_last or state.step % config.log_interval == 0:
                 progress.line(state.step, self.log_training())
             progress.advance()
-            if state.step % self.eval_interval == 0 or is_last:
+            if is_last or state.step % self.eval_interval == 0:
                 self.validate()
-            end_of_epoch = config.save_each_epoch and state.samples == len(self.train_data.rows)
-            if (
-                is_last
-                or end_of_epoch
-                or (config.save_interval and state.step % config.save_interval == 0)
-            ):
+            if is_last or self._saves_here():
                 self.save()
-            # of several ranks, the signals that they had at the step before: they are exchanged
-            # during a step
-            if signum := self.stop_signals.exchange(stop.signum):
+
+            # ranks exchange signals during a step: these are those that they had at the step before
+            signum = self.stop_signals.exchange(stop.signum)
+            if signum:
                 self.save()
                 raise Interrupted(
                     f"{signal.Signals(signum).name}: saved at step {state.step} of "
@@ -154,54 +159,59 @@ class Trainer:
                     signum,
                 )
             if is_last:
-                break
-        else:
-            state.epoch, state.samples = state.epoch + 1, 0
+                return
+        state.epoch += 1
+        state.samples = 0
+
+    def _saves_here(self) -> bool:
+        """Return whether the settings ask for a checkpoint at this step."""
+        config = self.config
+        if config.save_interval is not None and self.state.step % config.save_interval == 0:
+            return True
+        return config.save_each_epoch and self.state.samples == len(self.train_data.rows)
 
     def log_training(self) -> dict[str, float]:
         """Log the numbers of the steps since the last time; return those to show; raise if too many
         were skipped.
         """
         values = self.meter.read() | peak_gpu_memory(self.device)
-        values |= {
-            "lr": float(self.learner.scheduler.get_last_lr()[-1]),
-            "epoch": float(self.state.epoch + 1),
-        }
+        values["lr"] = float(self.learner.scheduler.get_last_lr()[-1])
+        values["epoch"] = float(self.state.epoch + 1)
         self.tracker.log(self.state.step, values)
-        shown = {
-            "loss": "train_loss",
-            "rows/s": "samples_per_sec",
-            "lr": "lr",
-            "GPU GB": "gpu_memory_gb",
-        }
-        if values["skipped_steps"]:
-            shown["skipped"] = "skipped_steps"
-        if (in_a_row := int(self.meter.skipped_in_a_row)) >= self.config.max_skipped_steps:
-            raise self.not_finite(f"The gradients of the last {in_a_row} steps are not finite")
-        return {title: values[name] for title, name in shown.items() if name in values}
+        num_skipped = int(self.meter.skipped_in_a_row)
+        if num_skipped >= self.config.max_skipped_steps:
+            raise self.not_finite(f"The gradients of the last {num_skipped} steps are not finite")
 
-    def not_finite(self, what: str) -> UserError:
+        titles = {"train_loss": "loss", "samples_per_sec": "rows/s", "lr": "lr"}
+        titles["gpu_memory_gb"] = "GPU GB"
+        if values["skipped_steps"]:
+            titles["skipped_steps"] = "skipped"
+        return {title: values[name] for name, title in titles.items() if name in values}
+
+    def not_finite(self, fault: str) -> UserError:
         """Return the error of a run that diverged, with flags that differ: a resumed run would take
         the same steps.
         """
-        checkpoints, best = training_state.list_checkpoints(self.run.path), self.run.best
+        # the model to begin with: the best one, else the last that was saved
+        start = None
         state = "there is no earlier checkpoint"
+        checkpoints = training_state.list_checkpoints(self.run.path)
         if checkpoints:
-            state = f"the last good checkpoint is {checkpoints[-1]}"
-        start = checkpoints[-1] if checkpoints else None
-        if best.is_dir():
-            state += f". {best} holds the best model so far"
-            start = best
+            start = checkpoints[-1]
+            state = f"the last good checkpoint is {start}"
+        if self.run.best.is_dir():
+            start = self.run.best
+            state += f". {start} holds the best model so far"
 
-        rate = f"--learning-rate {self.config.learning_rate / _TIMES_SLOWER:.2g}"
-        flags = rate if start is None else f"--initial-checkpoint {start} {rate}"
-        precision = ""
+        flags = f"--learning-rate {self.config.learning_rate / _RATE_DIVISOR:.2g}"
+        if start is not None:
+            flags = f"--initial-checkpoint {start} {flags}"
         if self.model.dtype == torch.float16:
-            precision = ", or with --precision fp32"
+            flags += ", or with --precision fp32"
         return UserError(
-            f"{what}, and {state}. The same command would diverge at the same step. Start "
+            f"{fault}, and {state}. The same command would diverge at the same step. Start "
             "a new run in another folder "
-            f"with a lower learning rate, such as a tenth: {flags}{precision}."
+            f"with a lower learning rate, such as a tenth: {flags}."
         )
 
     def validate(self) -> dict[str, float]:
@@ -211,15 +221,17 @@ class Trainer:
             results = validate(model, self.val_data, self.config, outputs=self.val_outputs)
         self.state.results = results
         self.tracker.log(self.state.step, results)
+        accuracies = [
+            f"decoder {results['greedy_seq_acc']:.1f}",
+            f"classifier {results['flat_acc']:.1f}",
+            f"decoder told the true codes so far {results['seq_acc']:.1f} "
+            f"(tokens {results['token_acc']:.1f})",
+        ]
+        for name in self.model.config.attributes:
+            accuracies.append(f"{name} {results[f'acc_{name}']:.1f}")
         log.info(
             f"validation at step {self.state.step}: loss {results['val_loss']:.4g}; "
-            f"accuracy in %: decoder {results['greedy_seq_acc']:.1f}, "
-            f"classifier {results['flat_acc']:.1f}, "
-            f"decoder told the true codes so far {results['seq_acc']:.1f} "
-            f"(tokens {results['token_acc']:.1f})"
-            + "".join(
-                f", {name} {results[f'acc_{name}']:.1f}" for name in self.model.config.attributes
-            )
+            f"accuracy in %: {', '.join(accuracies)}"
         )
         if not math.isfinite(results["val_loss"]):
             raise self.not_finite(f"The validation loss of step {self.state.step} is not finite")
@@ -230,13 +242,18 @@ class Trainer:
 
     def save_model(self, folder: Path, *, doing: str) -> None:
         """Write the model and its card."""
-        weights, model = self.learner.trained_weights(), self.model
-        facts: dict[str, Any] = {"num_train": len(self.train_data), "num_val": len(self.val_data)}
-        card = model_card(model.config, **facts, metrics=self.state.results)
-        distributed.run_on_primary(
-            lambda: save_model(folder, model.config, weights, tokenizer=model.tokenizer, card=card),
-            doing=doing,
+        weights = self.learner.trained_weights()
+        model = self.model
+        card = model_card(
+            model.config,
+            num_train=len(self.train_data),
+            num_val=len(self.val_data),
+            metrics=self.state.results,
         )
+        save = partial(
+            save_model, folder, model.config, weights, tokenizer=model.tokenizer, card=card
+        )
+        distributed.run_on_primary(save, doing=doing)
 
     def save(self) -> None:
         """Write a checkpoint, unless this step has one."""
@@ -244,10 +261,11 @@ class Trainer:
             return
         self.saved_step = self.state.step
         started = time.monotonic()
-        mine = {"rng": torch.get_rng_state()}
-        if self.device.type != "cpu":
-            mine[f"rng.{self.device.type}"] = torch.get_device_module(self.device).get_rng_state()
-        ranks = {name: torch.stack(distributed.gather(values)) for name, values in mine.items()}
+
+        # states of all ranks, which rank 0 writes
+        ranks = {}
+        for name, state in _random_states(self.device).items():
+            ranks[name] = torch.stack(distributed.gather(state))
         checkpoint = Checkpoint(
             path=training_state.checkpoint_path(self.run.path, self.state.step),
             state=self.state,
@@ -259,10 +277,9 @@ class Trainer:
         )
 
         def write() -> None:
-            if not all(
-                bool(weight.isfinite().all()) for weight in checkpoint.learner.weights.values()
-            ):
-                raise self.not_finite("The model's weights are not finite and were not saved")
+            for weight in checkpoint.learner.weights.values():
+                if not weight.isfinite().all():
+                    raise self.not_finite("The model's weights are not finite and were not saved")
             training_state.save_checkpoint(checkpoint, keep=self.config.keep_checkpoints)
 
         distributed.run_on_primary(write, doing="saving a checkpoint")
@@ -273,21 +290,21 @@ class Trainer:
         if distributed.is_primary():
             self.run.forget_results()
         self.save_model(self.run.path, doing="saving the model")
-        if self.config.save_format == "occcanine":
-            learner, model = self.learner.state(), self.model
-            trained = [
-                name for name, parameter in model.named_parameters() if parameter.requires_grad
-            ]
-            path, step = self.run.path, self.state.step
-            save = partial(
-                training_state.save_last_bin,
-                path,
-                model.config,
-                learner,
-                step=step,
-                trained=trained,
-            )
-            distributed.run_on_primary(save, doing="saving last.bin")
+        if self.config.save_format != "occcanine":
+            return
+        trained = []
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                trained.append(name)
+        save = partial(
+            training_state.save_last_bin,
+            self.run.path,
+            self.model.config,
+            self.learner.state(),
+            step=self.state.step,
+            trained=trained,
+        )
+        distributed.run_on_primary(save, doing="saving last.bin")
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore the state of a checkpoint, right before `fit`; the checkpoint is not needed
@@ -296,13 +313,48 @@ class Trainer:
         self.learner.restore(checkpoint.learner)
         self.state = checkpoint.state
         self.saved_step = self.state.step
+
+        # with more processes than before, the new ones keep their seeds
         rank = distributed.rank()
-        if rank < len(
-            checkpoint.ranks["rng"]
-        ):  # with more processes than before, the new ones keep their seeds
-            torch.set_rng_state(
-                checkpoint.ranks["rng"][rank].clone()
-            )  # a view would be read beyond its end
-        states_of_device = checkpoint.ranks.get(f"rng.{self.device.type}", ())
-        if rank < len(states_of_device):
-            torch.get_device_module(self.device).set_rng_state(states_of_device[rank].clone())
+        for name in _random_states(self.device):
+            states = checkpoint.ranks.get(name, ())
+            if rank < len(states):
+                _set_random_state(name, states[rank].clone())  # a view would be read beyond its end
+
+
+def batched(batches: Iterable[Batch], size: int) -> Iterator[tuple[Batch, ...]]:
+    """Yield the parts of each step, as Python 3.12's `itertools.batched` does."""
+    iterator = iter(batches)
+    while parts := tuple(itertools.islice(iterator, size)):
+        yield parts
+
+
+def _build_learner(
+    model: MixerModel, config: TrainConfig, device: torch.device, *, total_steps: int
+) -> Learner:
+    """Return the model with its optimizer, whole on each rank or sharded."""
+    if config.fsdp is None:
+        return Learner(model, config, device, total_steps=total_steps)
+    # here, since it takes a while to import
+    from histocoder.training.fsdp import ShardedLearner
+
+    return ShardedLearner(model, config, device, total_steps=total_steps)
+
+
+def _random_states(device: torch.device) -> dict[str, Tensor]:
+    """Return the states of this rank's generators of random numbers, by their names in a
+    checkpoint.
+    """
+    states = {"rng": torch.get_rng_state()}
+    if device.type != "cpu":
+        states[f"rng.{device.type}"] = torch.get_device_module(device).get_rng_state()
+    return states
+
+
+def _set_random_state(name: str, state: Tensor) -> None:
+    """Set the state of the generator with a name in a checkpoint."""
+    _, _, device_type = name.partition(".")
+    if device_type:
+        torch.get_device_module(device_type).set_rng_state(state)
+    else:
+        torch.set_rng_state(state)
