@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,8 +51,13 @@ _WANDB_SECONDS = {
     "WANDB_FINISH_TIMEOUT": "20",
 }
 """W&B's own timeouts, which bound the time that it holds up a run's start and end."""
-_Dashboard: TypeAlias = tuple[Callable[[dict[str, float], int], object], Callable[[], object]]
-"""Function that takes the numbers of a step, and one that ends the dashboard."""
+
+
+class Dashboard(NamedTuple):
+    """Functions of a service that shows numbers."""
+
+    send: Callable[[dict[str, float], int], object]  # takes the numbers of a step, by their names
+    close: Callable[[], object]
 
 
 class Tracker:
@@ -65,40 +71,36 @@ class Tracker:
 
 
 class RunLog(Tracker):
-    """Writes `logs.csv` on rank 0, and sends numbers to dashboards, of which one that fails is left
-    out with a warning.
-
-    Lines of `logs.csv` beyond `start_step`, behind the last checkpoint, are removed.
+    """Appends to `logs.csv` on rank 0, and sends numbers to dashboards, of which one that fails is
+    left out with a warning.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        dashboards: dict[str, Callable[[], _Dashboard]],
-        *,
-        start_step: int,
-        attribute_cols: Sequence[str] = (),
-    ) -> None:
-        self._path, self._dashboards = path, dict[str, _Dashboard]()
-        self._columns = (*COLUMNS, *(f"acc_{name}" for name in attribute_cols))
-        kept = []
-        if path.exists() and start_step:
-            whole, _, _ = path.read_text(encoding="utf-8").rpartition(
-                "\n"
-            )  # a full disk may cut the last line
-            kept = [
-                row for row in csv.DictReader(whole.splitlines()) if int(row["step"]) <= start_step
-            ]
+    def __init__(self, path: Path, columns: Sequence[str] = COLUMNS) -> None:
+        self._path = path
+        self._columns = columns
+        self._dashboards: dict[str, Dashboard] = {}
+
+    def begin(self, *, start_step: int) -> None:
+        """Write the header of `logs.csv`, and the lines of an earlier part of the run up to a
+        step: later ones are behind the last checkpoint.
+        """
+        rows = []
+        if start_step and self._path.exists():
+            # a full disk may have cut the last line
+            lines = self._path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+            rows = [row for row in csv.DictReader(lines) if int(row["step"]) <= start_step]
         with (
-            replacing(path) as temporary,
+            replacing(self._path) as temporary,
             temporary.open("w", encoding="utf-8", newline="") as file,
         ):
             writer = csv.DictWriter(file, self._columns, extrasaction="ignore", restval="")
             writer.writeheader()
-            writer.writerows(kept)
-        for name, begin in dashboards.items():
-            with self._surviving(name):
-                self._dashboards[name] = begin()
+            writer.writerows(rows)
+
+    def add_dashboard(self, name: str, begin: Callable[[], Dashboard]) -> None:
+        """Send the numbers to a further service, which `begin` opens."""
+        with self._surviving(name):
+            self._dashboards[name] = begin()
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Append a line; a cell is empty if the number was not measured."""
@@ -109,20 +111,18 @@ class RunLog(Tracker):
                 csv.DictWriter(file, self._columns, restval="").writerow({**cells, "step": step})
         except OSError as error:
             raise UserError(f"Could not write {self._path}: {error.strerror or error}.") from error
-        for name, (send, _) in list(self._dashboards.items()):
+
+        shown = {
+            DASHBOARD_NAMES.get(name, f"val/{name}"): value for name, value in measured.items()
+        }
+        for name, dashboard in list(self._dashboards.items()):
             with self._surviving(name):
-                send(
-                    {
-                        DASHBOARD_NAMES.get(column, f"val/{column}"): value
-                        for column, value in measured.items()
-                    },
-                    step,
-                )
+                dashboard.send(shown, step)
 
     def close(self) -> None:
-        for name, (_, close) in list(self._dashboards.items()):
+        for name, dashboard in list(self._dashboards.items()):
             with self._surviving(name):
-                close()
+                dashboard.close()
 
     @contextmanager
     def _surviving(self, name: str) -> Iterator[None]:
@@ -131,9 +131,9 @@ class RunLog(Tracker):
             yield
         except (Exception, SystemExit) as error:  # a service's client may raise anything
             self._dashboards.pop(name, None)
-            why = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(str(error).split()) or type(error).__name__
             log.warning(
-                f"Warning: {name} failed ({why}); the run continues without it. {LOG_FILE} "
+                f"Warning: {name} failed ({reason}); the run continues without it. {LOG_FILE} "
                 "has all metrics."
             )
 
@@ -144,17 +144,19 @@ def open_tracker(config: RunConfig, run: RunFolder, *, start_step: int, system: 
     """
     if not distributed.is_primary():
         return Tracker()
-    dashboards: dict[str, Callable[[], _Dashboard]] = {}
+    columns = list(COLUMNS)
+    for name in config.attribute_cols or ():
+        columns.append(f"acc_{name}")
+    tracker = RunLog(run.logs, columns)
+    tracker.begin(start_step=start_step)
     if config.log_wandb:
-        dashboards["W&B"] = lambda: _begin_wandb(run, config, system)
+        tracker.add_dashboard("W&B", partial(_begin_wandb, run, config, system))
     if config.log_tensorboard:
-        dashboards["TensorBoard"] = lambda: _begin_tensorboard(run, start_step)
-    return RunLog(
-        run.logs, dashboards, start_step=start_step, attribute_cols=config.attribute_cols or ()
-    )
+        tracker.add_dashboard("TensorBoard", partial(_begin_tensorboard, run, start_step))
+    return tracker
 
 
-def _begin_wandb(run: RunFolder, config: RunConfig, system: str) -> _Dashboard:
+def _begin_wandb(run: RunFolder, config: RunConfig, system: str) -> Dashboard:
     """Open a W&B run, whose id is kept in the run's folder, so that a resumed run continues its
     curves.
     """
@@ -162,19 +164,23 @@ def _begin_wandb(run: RunFolder, config: RunConfig, system: str) -> _Dashboard:
         os.environ.setdefault(variable, seconds)
     import wandb
 
-    name = config.run_name or f"{Path(config.encoder).name}_{system}_gpu{distributed.world_size()}"
-    run_id = (
-        run.wandb_id.read_text(encoding="utf-8").strip()
-        if run.wandb_id.exists()
-        else uuid.uuid4().hex[:8]
+    run_id = uuid.uuid4().hex[:8]
+    if run.wandb_id.exists():
+        run_id = run.wandb_id.read_text(encoding="utf-8").strip()
+    encoder = Path(config.encoder).name
+    opened = wandb.init(
+        name=config.run_name or f"{encoder}_{system}_gpu{distributed.world_size()}",
+        id=run_id,
+        resume="allow",
+        dir=str(run.path),
+        project=config.wandb_project_name,
+        config=recorded(config),
     )
-    options: dict[str, Any] = {"project": config.wandb_project_name, "config": recorded(config)}
-    opened = wandb.init(name=name, id=run_id, resume="allow", dir=str(run.path), **options)
     write_text(run.wandb_id, run_id + "\n")
-    return opened.log, opened.finish
+    return Dashboard(opened.log, opened.finish)
 
 
-def _begin_tensorboard(run: RunFolder, start_step: int) -> _Dashboard:
+def _begin_tensorboard(run: RunFolder, start_step: int) -> Dashboard:
     """Open event files in `tensorboard/`; points beyond `start_step`, from after the last
     checkpoint, are hidden.
     """
@@ -187,16 +193,15 @@ def _begin_tensorboard(run: RunFolder, start_step: int) -> _Dashboard:
             writer.add_scalar(name, value, step)
         writer.flush()
 
-    return send, writer.close
+    return Dashboard(send, writer.close)
 
 
 @dataclass
 class Meter:
     """Sums loss, gradient norm and rows since the last read, on the device."""
 
-    loss: Tensor | float = (
-        0.0  # sum over steps, as `grad_norm` is, without those skipped as not finite
-    )
+    # sums over steps, without those skipped as not finite
+    loss: Tensor | float = 0.0
     grad_norm: Tensor | float = 0.0
     steps: int = 0  # number of steps, skipped ones included
     skipped: Tensor | int = 0
@@ -210,7 +215,8 @@ class Meter:
         self.grad_norm = self.grad_norm + grad_norm.masked_fill(is_skipped, 0.0)
         self.skipped = self.skipped + is_skipped.int()
         self.skipped_in_a_row = (self.skipped_in_a_row + 1) * is_skipped.int()
-        self.steps, self.rows = self.steps + 1, self.rows + rows
+        self.steps += 1
+        self.rows += rows
 
     def read(self) -> dict[str, float]:
         """Return means over all ranks and the steps that were not skipped (NaN without any), and
@@ -218,10 +224,10 @@ class Meter:
         """
         loss = distributed.all_reduce(torch.as_tensor(self.loss).cpu().double())
         skipped = int(self.skipped)
-        taken = self.steps - skipped or math.nan
+        num_taken = self.steps - skipped or math.nan
         means = {
-            "train_loss": float(loss) / taken,
-            "grad_norm": float(self.grad_norm) / taken,
+            "train_loss": float(loss) / num_taken,
+            "grad_norm": float(self.grad_norm) / num_taken,
             "samples_per_sec": self.rows / (time.monotonic() - self.started),
             "skipped_steps": float(skipped),
         }
@@ -237,12 +243,17 @@ class Progress:
     """
 
     def __init__(self, total: int, *, start: int = 0) -> None:
-        self._total, self._start, self._started = total, start, time.monotonic()
-        show = (
-            None if distributed.is_primary() else True
-        )  # None: disabled unless standard error is a terminal
+        self._total = total
+        self._start = start
+        self._started = time.monotonic()
         self._bar = tqdm(
-            total=total, initial=start, unit="step", dynamic_ncols=True, smoothing=0.1, disable=show
+            total=total,
+            initial=start,
+            unit="step",
+            dynamic_ncols=True,
+            smoothing=0.1,
+            # None: unless standard error is a terminal
+            disable=None if distributed.is_primary() else True,
         )
 
     def advance(self) -> None:
@@ -251,8 +262,9 @@ class Progress:
     def line(self, step: int, values: dict[str, float]) -> None:
         """Print a line with the step, some numbers, and the time left."""
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        seconds = (time.monotonic() - self._started) / (step - self._start) * (self._total - step)
-        log.info(f"step {step}/{self._total}  {numbers}  {timedelta(seconds=round(seconds))} left")
+        seconds_per_step = (time.monotonic() - self._started) / (step - self._start)
+        seconds_left = timedelta(seconds=round(seconds_per_step * (self._total - step)))
+        log.info(f"step {step}/{self._total}  {numbers}  {seconds_left} left")
 
     def close(self) -> None:
         self._bar.close()

@@ -11,7 +11,7 @@ from jobs import faulty, finetune, logged, two_ranks
 from pretended_gpu import Log
 
 from histocoder.model.devices import peak_gpu_memory
-from histocoder.training.tracking import RunLog
+from histocoder.training.tracking import Dashboard, RunLog
 
 VALIDATION = "loss loss_linear loss_seq2seq seq_acc token_acc flat_acc greedy_seq_acc".split()
 TRAINING = {f"train/{name}" for name in ("loss", "grad_norm", "epoch", "skipped_steps")}
@@ -32,8 +32,10 @@ def curves(out: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_the_memory_of_a_gpu_is_logged(tmp_path: Path, gpu: Log):
     sent = []
-    dashboard = (lambda values, step: sent.append((step, values)), lambda: None)
-    tracker = RunLog(tmp_path / "logs.csv", {"W&B": lambda: dashboard}, start_step=0)
+    dashboard = Dashboard(lambda values, step: sent.append((step, values)), lambda: None)
+    tracker = RunLog(tmp_path / "logs.csv")
+    tracker.begin(start_step=0)
+    tracker.add_dashboard("W&B", lambda: dashboard)
     tracker.log(1, {"train_loss": 1.0, **peak_gpu_memory(torch.device("cuda", 0))})
     assert logged(tmp_path, "gpu_memory_gb") == [2.0]
     assert sent == [(1, {"train/loss": 1.0, "perf/gpu_memory_gb": 2.0})]
