@@ -56,50 +56,57 @@ class OccupationClassifier(ClassifierMixin, BaseEstimator):
         settings: Any = None,
         random_state: Any = None,
     ) -> None:
-        self.encoder, self.language, self.settings, self.random_state = (
-            encoder,
-            language,
-            settings,
-            random_state,
-        )
+        self.encoder = encoder
+        self.language = language
+        self.settings = settings
+        self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> "OccupationClassifier":
         """Train on descriptions and their codes y (n,); raise a ValueError that says why if they
         can't be used.
         """
-        columns, codes = _columns(X), column_or_1d(y, warn=True)
+        columns = _columns(X)
+        codes = column_or_1d(y, warn=True)
         if pd.isna(codes).any():
             raise ValueError(
                 f"y has no code in row {pd.isna(codes).argmax()}; leave such rows out."
             )
         check_classification_targets(codes)
-        self.classes_, classes = np.unique(codes, return_inverse=True)
+        self.classes_, class_ids = np.unique(codes, return_inverse=True)
         labels = tuple(map(str, self.classes_.tolist()))
-        if len(labels) < 2 or {"", MISSING} & {*map(str.strip, labels)}:
+        if len(labels) < 2 or any(label.strip() in ("", MISSING) for label in labels):
             raise ValueError(
                 "y holds one class alone, or blank codes; it needs two codes or more, and "
                 "no '' or '?'."
             )
-        settings = {
-            "no_report": True,
-            "allow_codes_shorter_than_block_size": True,
-            **(self.settings or {}),
-        }
-        settings |= {"language_col": "lang"} if "lang" in columns else {"language": self.language}
+
+        # what the constructor's own parameters say wins over `settings`
+        settings: dict[str, Any] = {"no_report": True, "allow_codes_shorter_than_block_size": True}
+        settings.update(self.settings or {})
+        if "lang" in columns:
+            settings["language_col"] = "lang"
+        else:
+            settings["language"] = self.language
         settings["seed"] = int(check_random_state(self.random_state).randint(2**31))
-        with TemporaryDirectory() as folder:
-            table, key, run = (
-                str(Path(folder, name)) for name in ("table.parquet", "key.csv", "run")
+
+        # a run on files, of which only the best model is kept
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            columns["code"] = [labels[i] for i in class_ids]
+            pq.write_table(pa.table(columns), folder / "table.parquet")
+            # the model's classes have the order of classes_
+            write_key(folder / "key.csv", Key(labels))
+            config = FinetuneConfig(
+                str(folder / "table.parquet"),
+                ("code",),
+                key=str(folder / "key.csv"),
+                save_path=str(folder / "run"),
+                encoder=self.encoder,
+                **settings,
             )
-            pq.write_table(pa.table({**columns, "code": [labels[i] for i in classes]}), table)
-            write_key(Path(key), Key(labels))  # the model's classes have the order of classes_
             with sending_lines(lambda _: None):
-                train(
-                    FinetuneConfig(
-                        table, ("code",), key=key, save_path=run, encoder=self.encoder, **settings
-                    )
-                )
-            self.coder_ = Coder.from_pretrained(f"{run}/best", self._device())
+                train(config)
+            self.coder_ = Coder.from_pretrained(folder / "run" / "best", self._device())
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -108,13 +115,13 @@ class OccupationClassifier(ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self)
         columns = _columns(X)
-        ranked = self.coder_.predict_ranked(columns["occ1"], columns.get("lang", self.language))[1]
-        places = {code: i for i, code in enumerate(self.coder_.codes)}
+        langs = columns.get("lang", self.language)
+        _, ranked = self.coder_.predict_ranked(columns["occ1"], langs)
+        column_of_code = {code: i for i, code in enumerate(self.coder_.codes)}
         rows, ranks = ranked.codes.nonzero()
+        class_ids = [column_of_code[code] for code in ranked.codes[rows, ranks]]
         probabilities = np.zeros((len(ranked.codes), len(self.classes_)))
-        probabilities[rows, [places[code] for code in ranked.codes[rows, ranks]]] = ranked.probs[
-            rows, ranks
-        ]
+        probabilities[rows, class_ids] = ranked.probs[rows, ranks]
         return probabilities / probabilities.sum(axis=1, keepdims=True)
 
     def predict(self, X: Any) -> np.ndarray:
@@ -124,27 +131,34 @@ class OccupationClassifier(ClassifierMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.string, tags.input_tags.two_d_array = True, False
+        tags.input_tags.string = True
+        tags.input_tags.two_d_array = False
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
-        if "coder_" in state:  # as files, which open on machines without this one's devices, too
-            with TemporaryDirectory() as folder:
-                self.coder_.save_pretrained(model := Path(folder, "model"))
-                state["coder_"] = {
-                    p.relative_to(model).as_posix(): p.read_bytes() for p in model.rglob("*.*")
-                }
+        if "coder_" not in state:
+            return state
+        # as files, which open on machines without this one's devices, too
+        content = {}
+        with TemporaryDirectory() as name:
+            folder = Path(name, "model")
+            self.coder_.save_pretrained(folder)
+            for path in folder.rglob("*.*"):
+                content[path.relative_to(folder).as_posix()] = path.read_bytes()
+        state["coder_"] = content
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if "coder_" in state:
-            with TemporaryDirectory() as folder:
-                for name, content in state["coder_"].items():
-                    Path(folder, name).parent.mkdir(exist_ok=True)
-                    Path(folder, name).write_bytes(content)
-                self.coder_ = Coder.from_pretrained(folder, self._device())
+        if "coder_" not in state:
+            return
+        with TemporaryDirectory() as folder:
+            for name, content in state["coder_"].items():
+                path = Path(folder, name)
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(content)
+            self.coder_ = Coder.from_pretrained(folder, self._device())
 
     def _device(self) -> str | None:
         """Return the CPU if the settings name it; else None, which is a GPU where there is one."""

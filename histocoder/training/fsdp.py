@@ -27,9 +27,8 @@ from histocoder.model import MixerModel
 from histocoder.model.layers import TransformerLayer
 from histocoder.training.learner import Learner
 
-_ON_PRIMARY = StateDictOptions(
-    full_state_dict=True, cpu_offload=True
-)  # whole tensors on rank 0 alone
+# Whole tensors on rank 0 alone
+_ON_PRIMARY = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class ShardedLearner(Learner):
@@ -42,37 +41,39 @@ class ShardedLearner(Learner):
     @staticmethod
     def total_norm(gradients: Iterable[Any]) -> Tensor:
         """Return the norm of gradients, of which each rank has its shards."""
-        own = [gradient.to_local() for gradient in gradients]
-        return distributed.all_reduce(nn.utils.get_total_norm(own).square()).sqrt()
+        shards = [gradient.to_local() for gradient in gradients]
+        return distributed.all_reduce(nn.utils.get_total_norm(shards).square()).sqrt()
 
     def wrap(self) -> nn.Module:
         """Shard the model in place."""
-        model = self.model
-        self._empty = (
-            copy.deepcopy(  # the model before it was sharded, with weights on the meta device
-                model,
-                {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()},
-            )
-        )
-        mesh = init_device_mesh(self.device.type, (distributed.world_size(),))
+        # the model as it is before, with weights on the meta device, for `whole`
+        empty = {}
+        for parameter in self.model.parameters():
+            empty[id(parameter)] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        self._empty = copy.deepcopy(self.model, empty)
+
         shard = partial(
-            fully_shard, mesh=mesh, reshard_after_forward=self.config.fsdp == "full_shard"
+            fully_shard,
+            mesh=init_device_mesh(self.device.type, (distributed.world_size(),)),
+            reshard_after_forward=self.config.fsdp == "full_shard",
         )
         reduce_dtype = torch.bfloat16 if self.config.bf16_gradients else torch.float32
         in_fp32 = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
-        in_run_dtype = (
-            in_fp32 if model.dtype == torch.float32 else replace(in_fp32, param_dtype=model.dtype)
-        )
-        for layer in itertools.chain(*model.layers()):
-            # layers of other encoders than CANINE are under autocast, which looks for weights in
-            # fp32
-            shard(layer, mp_policy=in_run_dtype if isinstance(layer, TransformerLayer) else in_fp32)
-        shard(model, mp_policy=in_fp32)
+        in_run_dtype = in_fp32
+        if self.model.dtype != torch.float32:
+            in_run_dtype = replace(in_fp32, param_dtype=self.model.dtype)
+
+        # layers of other encoders than CANINE are under autocast, which looks for weights in fp32
+        for layer in itertools.chain(*self.model.layers()):
+            is_own_layer = isinstance(layer, TransformerLayer)
+            shard(layer, mp_policy=in_run_dtype if is_own_layer else in_fp32)
+        shard(self.model, mp_policy=in_fp32)
+
         # logits are a view, as of each linear layer; nothing changes them in place
         warnings.filterwarnings(
             "ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning
         )
-        return model
+        return self.model
 
     @contextmanager
     def whole(self) -> Iterator[MixerModel]:
@@ -86,9 +87,8 @@ class ShardedLearner(Learner):
         finally:
             for module in self._empty.modules():
                 for name, parameter in module.named_parameters(recurse=False):
-                    setattr(
-                        module, name, nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-                    )
+                    empty = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+                    setattr(module, name, empty)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights in rank 0's CPU memory; they are gathered one by one."""
@@ -96,45 +96,40 @@ class ShardedLearner(Learner):
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state in rank 0's CPU memory."""
-        state = self.optimizer.state_dict()
         # torch's function would take a first step where there has been none
-        whole: Any = (
-            get_optimizer_state_dict(self.model, self.optimizer, options=_ON_PRIMARY)
-            if state["state"]
-            else {}
-        )
-        names = [
-            name for name, parameter in self.model.named_parameters() if parameter.requires_grad
-        ]
-        return {
-            **state,
-            "state": {names.index(name): values for name, values in whole.get("state", {}).items()},
-        }
+        state = self.optimizer.state_dict()
+        if not state["state"]:
+            return state
+        by_name: Any = get_optimizer_state_dict(self.model, self.optimizer, options=_ON_PRIMARY)
+
+        # one process numbers its trained parameters
+        names = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
+        moments = by_name.get("state", {})
+        state["state"] = {i: moments[name] for i, name in enumerate(names) if name in moments}
+        return state
 
     def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None = None) -> None:
         """Load whole weights and, if given, the whole state of the optimizer; each rank keeps its
         shards.
         """
-        own = self.model.state_dict()
+        own_weights = self.model.state_dict()
         self.model.load_state_dict(
-            {name: _sharded(weight, own[name]) for name, weight in weights.items()}
+            {name: _sharded(weight, own_weights[name]) for name, weight in weights.items()}
         )
-        if optimizer is not None:
-            like = [p for group in self.optimizer.param_groups for p in group["params"]]
-            shards = {
-                i: {
-                    name: _sharded(value, like[i]) if value.dim() else value
-                    for name, value in values.items()
-                }
-                for i, values in optimizer["state"].items()
-            }
-            self.optimizer.load_state_dict({**optimizer, "state": shards})
+        if optimizer is None:
+            return
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        moments: dict[int, dict[str, Tensor]] = {}
+        for i, values in optimizer["state"].items():
+            moments[i] = {name: _sharded(value, parameters[i]) for name, value in values.items()}
+        self.optimizer.load_state_dict({**optimizer, "state": moments})
 
 
-def _sharded(whole: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor, whole on each rank, sharded as another one is; without communication."""
-    if not isinstance(like, DTensor):
-        return whole
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to(
-        like.device
-    )
+def _sharded(tensor: Tensor, example: Tensor) -> Tensor:
+    """Return a tensor, whole on each rank, sharded as another one is, without communication; a
+    number of steps stays whole.
+    """
+    if tensor.dim() == 0 or not isinstance(example, DTensor):
+        return tensor
+    sharded = distribute_tensor(tensor, example.device_mesh, example.placements, src_data_rank=None)
+    return sharded.to(example.device)
