@@ -18,7 +18,7 @@ from histocoder.formatters import MISSING
 from histocoder.log import log
 from histocoder.model.devices import computing_dtype, device_name, precision_name
 from histocoder.training.data import RunData, cut_notice
-from histocoder.training.start import Start
+from histocoder.training.start import EncoderChoice, Start
 from histocoder.training.trainer import Trainer
 
 
@@ -95,9 +95,15 @@ def codes_not_learned(train_rows: Examples, val_rows: Examples) -> str:
 
 
 def log_banner(
-    trainer: Trainer, *, encoder: str, num_distinct: dict[str, int], sentences: Sequence[str]
+    trainer: Trainer,
+    encoder: EncoderChoice,
+    num_distinct: dict[str, int],
+    sentences: Sequence[str],
 ) -> None:
-    """Log the lines that describe a run at its start, and then some notices."""
+    """Log the lines that describe a run at its start, and then some notices.
+
+    `num_distinct` are the distinct descriptions of each split.
+    """
     config = trainer.config
     data = trainer.train_data
     num_codes = trainer.model.config.num_classes
@@ -106,7 +112,7 @@ def log_banner(
     titles = f"{data.num_titles:,} titles of codes, " if data.num_titles else ""
     lines = {
         "script": Path(sys.argv[0]).name,
-        "encoder": encoder,
+        "encoder": f"{encoder.name}: {encoder.reason}" if encoder.reason else encoder.name,
         "parameters": _parameters(trainer),
         "data": f"{len(data) - data.num_titles:,} training rows "
         f"({num_distinct[TRAIN]:,} distinct descriptions), {titles}"

@@ -9,10 +9,11 @@ import torch
 
 from histocoder import distributed
 from histocoder.checkpoints.run_folder import RunFolder
+from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, recorded
-from histocoder.data.examples import Examples
+from histocoder.data.dataset import OccupationDataset
 from histocoder.data.hashes import hashes_of
-from histocoder.data.key import write_key
+from histocoder.data.key import Key, write_key
 from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.prepare import KEY_FILE, with_language_column
 from histocoder.errors import UserError
@@ -24,6 +25,7 @@ from histocoder.text.languages import own_languages
 from histocoder.training.banner import codes_not_learned, log_banner, notices
 from histocoder.training.building import seeded_model
 from histocoder.training.data import (
+    RunData,
     example_files,
     log_cut_descriptions,
     open_data,
@@ -135,12 +137,10 @@ def fit(
     checkpoint = run.checkpoint(config.resume, overwrite=config.overwrite)
     config = with_earlier_defaults(config, checkpoint)
 
-    # the data, and what follows from them
+    # the data, and what a model learns from them
     data = open_data(config, files, run, start)
-    train_rows = data.to_train_on()
-    val_rows = data.to_validate_on()
     task = task_of(data)
-    log_notices_on_data(config, train_rows, val_rows)
+    log_notices_on_data(config, data)
 
     # settings are compared before a model is built
     scaled = config.for_rows(data.num_examples(config.repeats), distributed.world_size())
@@ -148,30 +148,25 @@ def fit(
     check_settings(settings, scaled, checkpoint, run.path)
 
     model = seeded_model(config, task, start, checkpoint)
+    train_data = training_data(config, model, data.to_train_on())
+    val_data = train_data.of(data.to_validate_on(), augmenter=None)
+    start_step = 0
     if checkpoint is None:
-        record_descriptions(model, train_rows, before=start.trained_on)
-    train_data = training_data(config, model, train_rows)
-    val_data = train_data.of(val_rows, augmenter=None)
-    if checkpoint is None and not start.keeps_heads:
-        set_directions(model, train_data, device)
+        begin_model(model, train_data, start, device)
+    else:
+        start_step = checkpoint.state.step
     trainer = Trainer(
         model, train_data, val_data, scaled, device=device, run=run, settings=settings
     )
-    start_step = 0 if checkpoint is None else checkpoint.state.step
     check_steps(start_step, trainer.total_steps, run.path)
 
     # nothing in the run's folder is replaced before all checks are passed
-    def begin() -> None:
-        run.begin(recorded(config), checkpoint)
-        if config.key is None or not is_same_file(config.key, run.path / KEY_FILE):
-            write_key(run.path / KEY_FILE, task.key)
-
-    distributed.run_on_primary(begin, doing="opening the run's folder")
+    distributed.run_on_primary(
+        partial(begin_run, run, config, checkpoint, task.key), doing="opening the run's folder"
+    )
+    sentences = notices(config, data, start, trainer)
     log_banner(
-        trainer,
-        encoder=f"{config.encoder}: {encoder.reason}" if encoder.reason else config.encoder,
-        num_distinct=data.record["num_distinct"],
-        sentences=notices(config, data, start, trainer),
+        trainer, replace(encoder, name=config.encoder), data.record["num_distinct"], sentences
     )
 
     # training itself
@@ -187,26 +182,36 @@ def fit(
     finish(config, trainer, data)
 
 
-def log_notices_on_data(
-    config: FinetuneConfig | MixerConfig, train_rows: Examples, val_rows: Examples
-) -> None:
+def log_notices_on_data(config: FinetuneConfig | MixerConfig, data: RunData) -> None:
     """Log what a person should know of the codes and languages of the data."""
-    notices_on_data = [codes_not_learned(train_rows, val_rows)]
+    train_rows = data.to_train_on()
+    sentences = [codes_not_learned(train_rows, data.to_validate_on())]
     # `prepare` has printed the notice on languages of a user's own table
     if isinstance(config, MixerConfig):
-        notices_on_data.append(own_languages(sorted({*train_rows.languages, "unk"})))
-    for notice in notices_on_data:
-        if notice:
-            log.info(notice)
+        sentences.append(own_languages(sorted(train_rows.languages)))
+    for sentence in sentences:
+        if sentence:
+            log.info(sentence)
 
 
-def record_descriptions(
-    model: MixerModel, train_rows: Examples, *, before: np.ndarray | None
+def begin_model(
+    model: MixerModel, data: OccupationDataset, start: Start, device: torch.device
 ) -> None:
-    """Let a model keep hashes of the descriptions that it is trained on, and of those that it was
-    trained on before.
+    """Let a new model keep hashes of the descriptions that it is trained on, beside those of before,
+    and set the directions of a new head.
     """
-    hashes = hashes_of(train_rows)
-    if before is not None:
-        hashes = np.concatenate([hashes, before])
+    hashes = hashes_of(data.examples)
+    if start.trained_on is not None:
+        hashes = np.concatenate([hashes, start.trained_on])
     model.has_learned(torch.from_numpy(hashes))
+    if not start.keeps_heads:
+        set_directions(model, data, device)
+
+
+def begin_run(
+    run: RunFolder, config: FinetuneConfig | MixerConfig, checkpoint: Checkpoint | None, key: Key
+) -> None:
+    """Write a run's settings and its key into its folder."""
+    run.begin(recorded(config), checkpoint)
+    if config.key is None or not is_same_file(config.key, run.path / KEY_FILE):
+        write_key(run.path / KEY_FILE, key)
