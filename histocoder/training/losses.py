@@ -59,29 +59,18 @@ def block_order_invariant(
     targets: Tensor,
     *,
     num_blocks: int,
-    num_rows: int | None = None,
-    num_target_blocks: int | None = None,
-    counts: Tensor | None = None,
+    num_rows: int,
+    num_target_blocks: int,
+    counts: Tensor,
 ) -> Tensor:
     """Return the block loss as one number, of shape (); see `block_losses` for logits and targets.
 
     Target blocks are averaged over all rows (a row without that block counts as 0) and then over
     the target blocks that occur; unused blocks over all rows and blocks. `num_rows` and
     `num_target_blocks` are those of the batch of which these rows are a part, so that its parts'
-    losses add up to its own; by default these rows are all of it. `counts`, of shape (B,), is how
-    often each row occurs, once by default.
+    losses add up to its own. `counts`, of shape (B,), is how often each row occurs.
     """
     target, unused = block_losses(logits, targets, num_blocks=num_blocks)
-
-    # by default these rows are the whole batch
-    if counts is None:
-        counts = torch.ones(len(targets), device=targets.device)
-    if num_rows is None:
-        num_rows = int(counts.sum())
-    if num_target_blocks is None:
-        is_used = targets[:, 1:-1].unflatten(1, (num_blocks, -1)).ne(PAD).any(-1)
-        num_target_blocks = int(is_used.sum(-1).max())
-
     target_mean = counts @ target.sum(1) / (num_rows * max(num_target_blocks, 1))
     unused_mean = counts @ unused.sum(1) / (num_rows * num_blocks)
     return target_mean + unused_mean
@@ -102,9 +91,9 @@ def flat_loss(
     class_ids: Tensor,
     *,
     kind: str,
+    num_rows: int,
+    counts: Tensor,
     label_smoothing: float = 0.0,
-    num_rows: int | None = None,
-    counts: Tensor | None = None,
 ) -> Tensor:
     """Return the flat head's loss, averaged over rows, of shape ().
 
@@ -117,15 +106,12 @@ def flat_loss(
         softmax: cross-entropy, with the target spread evenly over a row's codes; 0 for rows without
         any. bce: binary cross-entropy summed over classes. bce-mean: averaged over classes, as by
         OccCANINE, which makes its gradients smaller the more classes there are.
+    num_rows : int
+    counts : Tensor of shape (B,)
+        See `block_order_invariant`.
     label_smoothing : float
         Share of a softmax's target that is spread over all classes (Szegedy et al. 2016).
-    num_rows, counts : optional
-        See `block_order_invariant`.
     """
-    if counts is None:
-        counts = torch.ones(len(logits), device=logits.device)
-    if num_rows is None:
-        num_rows = int(counts.sum())
     num_classes = logits.shape[1]
     targets = multi_hot(class_ids, num_classes)
 

@@ -118,9 +118,13 @@ def _batch_sums(
     encoded = None if outputs is None else outputs.of(batch)
     memory, pooled, memory_mask = model.encode(batch.input_ids, encoded)
     num_blocks = model.config.formatter["num_blocks"]
+    counts = torch.ones(len(pooled), device=pooled.device)  # each row counts once
 
     # the flat head, whose probabilities the decoder starts from
     flat_logits = model.classify(pooled)
+    flat_losses = flat_loss(
+        flat_logits, batch.class_ids, kind=model.config.flat_loss, num_rows=1, counts=counts
+    )
     is_flat_right = flat_exact_set(
         model.class_probabilities(flat_logits),
         batch.class_ids,
@@ -152,7 +156,6 @@ def _batch_sums(
     right_attributes = torch.zeros(0)
     attribute_logits = model.classify_attributes(pooled)
     if attribute_logits is not None:
-        counts = torch.ones(len(pooled), device=pooled.device)
         attributes_loss = attribute_loss(
             attribute_logits, batch.attribute_ids, model.config, counts
         )
@@ -163,7 +166,7 @@ def _batch_sums(
     return Sums(
         target_loss=target_losses.sum(),
         unused_loss=unused_losses.sum(),
-        flat_loss=flat_loss(flat_logits, batch.class_ids, kind=model.config.flat_loss, num_rows=1),
+        flat_loss=flat_losses,
         attribute_loss=attributes_loss,
         forced_right=exact_set(true_tokens, forced_tokens, num_blocks=num_blocks).sum(),
         right_tokens=right_tokens.sum(),

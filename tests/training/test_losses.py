@@ -49,64 +49,107 @@ def loop_over_blocks(logits: torch.Tensor, targets: torch.Tensor, num_blocks: in
     )
 
 
+def block_loss(logits: torch.Tensor, targets: torch.Tensor, num_blocks: int) -> torch.Tensor:
+    """The block loss of rows that are a whole batch, each once."""
+    is_used = targets[:, 1:-1].unflatten(1, (num_blocks, -1)).ne(PAD).any(-1)
+    return block_order_invariant(
+        logits,
+        targets,
+        num_blocks=num_blocks,
+        num_rows=len(targets),
+        num_target_blocks=int(is_used.sum(-1).max()),
+        counts=torch.ones(len(targets)),
+    )
+
+
+def whole_flat_loss(logits: torch.Tensor, class_ids: torch.Tensor, kind: str) -> torch.Tensor:
+    """The flat head's loss of rows that are a whole batch, each once."""
+    counts = torch.ones(len(logits))
+    return flat_loss(logits, class_ids, kind=kind, num_rows=len(logits), counts=counts)
+
+
 def test_block_loss_is_its_definition_in_any_order():
-    loss = block_order_invariant(LOGITS, TARGETS, num_blocks=4)
+    loss = block_loss(LOGITS, TARGETS, 4)
     torch.testing.assert_close(loss, loop_over_blocks(LOGITS, TARGETS, 4))
     permuted = torch.from_numpy(
         FORMATTER.encode(["&".join(reversed(row.split("&"))) for row in ROWS])
     ).long()
-    torch.testing.assert_close(block_order_invariant(LOGITS, permuted, num_blocks=4), loss)
+    torch.testing.assert_close(block_loss(LOGITS, permuted, 4), loss)
 
 
 def test_block_loss_agrees_with_the_reference():
     for case in json.loads(shared("reference/occcanine/expected.json").read_text())["loss_cases"]:
         logits = torch.tensor(case["yhat"], requires_grad=True)
-        loss = block_order_invariant(
-            logits, torch.tensor(case["target"]), num_blocks=case["num_blocks"]
-        )
+        loss = block_loss(logits, torch.tensor(case["target"]), case["num_blocks"])
         loss.backward()
         assert loss.item() == pytest.approx(case["loss"], abs=1e-5)
         assert logits.grad is not None
         assert logits.grad.abs().sum().item() == pytest.approx(case["grad_abs_sum"], rel=1e-5)
 
 
-def test_parts_of_a_batch_add_up_to_it():
-    whole = {"num_rows": len(ROWS), "num_target_blocks": 4}
-    class_ids = torch.tensor([[0, -1], [1, 2], [3, -1], [0, 4], [2, -1]])
-    flat_logits = torch.randn(len(ROWS), 5, generator=torch.Generator().manual_seed(2))
-    parts = [slice(0, 2), slice(2, 5)]
-    block = sum(block_order_invariant(LOGITS[p], TARGETS[p], num_blocks=4, **whole) for p in parts)
-    for kind in FLAT_LOSSES:
-        flat = sum(
-            flat_loss(flat_logits[p], class_ids[p], kind=kind, num_rows=len(ROWS)) for p in parts
+PARTS = [slice(0, 2), slice(2, 5)]
+"""Rows of each part of the batch `ROWS`."""
+
+
+def test_block_losses_of_parts_add_up():
+    loss = torch.zeros(())
+    for part in PARTS:
+        rows = LOGITS[part]
+        loss = loss + block_order_invariant(
+            rows,
+            TARGETS[part],
+            num_blocks=4,
+            num_rows=len(ROWS),
+            num_target_blocks=4,
+            counts=torch.ones(len(rows)),
         )
-        torch.testing.assert_close(flat, flat_loss(flat_logits, class_ids, kind=kind))
-    torch.testing.assert_close(block, block_order_invariant(LOGITS, TARGETS, num_blocks=4))
+    torch.testing.assert_close(loss, block_loss(LOGITS, TARGETS, 4))
+
+
+@pytest.mark.parametrize("kind", FLAT_LOSSES)
+def test_flat_losses_of_parts_add_up(kind: str):
+    class_ids = torch.tensor([[0, -1], [1, 2], [3, -1], [0, 4], [2, -1]])
+    logits = torch.randn(len(ROWS), 5, generator=torch.Generator().manual_seed(2))
+    loss = torch.zeros(())
+    for part in PARTS:
+        counts = torch.ones(len(logits[part]))
+        loss = loss + flat_loss(
+            logits[part], class_ids[part], kind=kind, num_rows=len(ROWS), counts=counts
+        )
+    torch.testing.assert_close(loss, whole_flat_loss(logits, class_ids, kind))
 
 
 def test_gradients_of_rows_without_codes_are_finite():
     targets = TARGETS.clone()
     targets[0, 1:-1] = PAD
     logits = LOGITS.clone().requires_grad_()
-    block_order_invariant(logits, targets, num_blocks=4).backward()
+    block_loss(logits, targets, 4).backward()
     assert logits.grad is not None and torch.isfinite(logits.grad).all()
 
 
-def test_flat_losses_are_torchs_own():
-    class_ids = torch.tensor([[0, 2], [1, -1], [-1, -1]])
-    hot = torch.tensor([[1.0, 0, 1], [0, 1, 0], [0, 0, 0]])
-    logits = torch.randn(3, 3, generator=torch.Generator().manual_seed(3))
-    assert torch.equal(multi_hot(class_ids, 3), hot)
-    mean = F.binary_cross_entropy_with_logits(logits, hot)
-    torch.testing.assert_close(flat_loss(logits, class_ids, kind="bce-mean"), mean)
-    torch.testing.assert_close(flat_loss(logits, class_ids, kind="bce"), 3 * mean)
+CLASS_IDS = torch.tensor([[0, 2], [1, -1], [-1, -1]])
+FLAT_LOGITS = torch.randn(3, 3, generator=torch.Generator().manual_seed(3))
+
+
+def test_multi_hot_by_hand():
+    assert multi_hot(CLASS_IDS, 3).tolist() == [[1, 0, 1], [0, 1, 0], [0, 0, 0]]
+
+
+def test_binary_losses_are_torchs_own():
+    mean = F.binary_cross_entropy_with_logits(FLAT_LOGITS, multi_hot(CLASS_IDS, 3))
+    torch.testing.assert_close(whole_flat_loss(FLAT_LOGITS, CLASS_IDS, "bce-mean"), mean)
+    torch.testing.assert_close(whole_flat_loss(FLAT_LOGITS, CLASS_IDS, "bce"), 3 * mean)
+
+
+def test_softmax_spreads_its_target_over_codes():
     spread = torch.tensor([[0.5, 0, 0.5], [0, 1, 0], [0, 0, 0]])
-    torch.testing.assert_close(
-        flat_loss(logits, class_ids, kind="softmax"), F.cross_entropy(logits, spread)
-    )
-    assert (
-        float(flat_loss(logits[:2, :1], torch.zeros(2, 1, dtype=torch.int64), kind="softmax")) == 0
-    )  # one class
+    expected = F.cross_entropy(FLAT_LOGITS, spread)
+    torch.testing.assert_close(whole_flat_loss(FLAT_LOGITS, CLASS_IDS, "softmax"), expected)
+
+
+def test_softmax_of_a_single_class_is_certain():
+    class_ids = torch.zeros(2, 1, dtype=torch.int64)
+    assert float(whole_flat_loss(FLAT_LOGITS[:2, :1], class_ids, "softmax")) == 0
 
 
 def test_the_decoder_learns_from_every_nth_row():
@@ -129,9 +172,7 @@ def test_the_decoder_learns_from_every_nth_row():
     )
     torch.testing.assert_close(third.seq2seq_logits, every.seq2seq_logits[::3])
     found = mixed_loss(third, batch, model.config, FitConfig(seq2seq_weight=1.0, decoder_stride=3))
-    torch.testing.assert_close(
-        found, block_order_invariant(third.seq2seq_logits, targets[::3], num_blocks=2)
-    )
+    torch.testing.assert_close(found, block_loss(third.seq2seq_logits, targets[::3], 2))
     flat_third = mixed_loss(
         third, batch, model.config, FitConfig(seq2seq_weight=0.0, decoder_stride=3)
     )
