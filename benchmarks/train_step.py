@@ -232,7 +232,7 @@ class Reference:
         for _ in range(count):
             rows = self.rng.permutation(len(self.data.noisy))[: self.batch_size]
             batch = _share(self.data.noisy, rows).to(self.device)
-            texts = self.data.noisy.examples.inputs(rows)
+            texts = self.data.noisy.examples.inputs.texts(rows)
             ids = [
                 tokenize([text], max_len=128).pad(np.arange(1), max_len=128, num_positions=128)
                 for text in texts

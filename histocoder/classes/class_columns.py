@@ -49,8 +49,8 @@ class Candidates:
         behind_first = np.where(self.is_first, 0, self.probs)
         unlisted = 1 - self._sums(self.probs)
         sum_behind = np.maximum(self._sums(behind_first), np.finfo(float).tiny)
-        probs = self._sums(self.probs * is_written)
-        probs += unlisted * self._sums(behind_first * is_written) / sum_behind
+        listed = self._sums(self.probs * is_written)
+        probs = listed + unlisted * self._sums(behind_first * is_written) / sum_behind
         return np.where(pd.notna(written), probs, np.nan)
 
     def scale_moments(self, values: np.ndarray) -> dict[str, np.ndarray]:

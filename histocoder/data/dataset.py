@@ -1,6 +1,6 @@
 """The data set of a run: its examples as batches of tensors."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,51 +30,54 @@ from histocoder.text.tokenizers import (
 )
 
 _ROWS_AT_ONCE = 1 << 18
-_ROWS_MULTIPLE = (
-    16  # rows that a merged batch keeps a multiple of: processors compile code for each shape
-)
+_ROWS_MULTIPLE = 16
+"""Divisor of the number of rows of a merged batch: processors compile code for each shape."""
 
 
 @dataclass
 class Batch:
     """One rank's part of a step."""
 
-    input_ids: Tensor  # token ids, of shape (B, S), int32
-    targets: Tensor  # tokens of the codes, of shape (B, 2 + num_blocks * block_size), int64
-    class_ids: (
-        Tensor  # classes of the codes, of shape (B, num_blocks), int64; -1 where there is none
-    )
-    attribute_ids: (
-        Tensor  # categories of the attributes, of shape (B, A), int64; 0 is none, -1 not known
-    )
-    num_rows: int  # number of rows of the global batch; see `samplers.BatchIndices` for this and the next two
+    input_ids: Tensor
+    """Token ids, of shape (B, S), int32."""
+    targets: Tensor
+    """Tokens of the codes, of shape (B, 2 + num_blocks * block_size), int64."""
+    class_ids: Tensor
+    """Classes of the codes, of shape (B, num_blocks), int64; -1 where there is none."""
+    attribute_ids: Tensor
+    """Categories of the attributes, of shape (B, A), int64; 0 is none, -1 not known."""
+    num_rows: int
+    """Number of rows of the global batch; see `BatchIndices` for this and the next two."""
     num_target_blocks: int
     weight: float
-    rows: Tensor  # indices of the rows in the dataset, of shape (B,)
-    counts: Tensor  # number of times each row occurs, of shape (B,), float32; see `merged`
-    lookup: Lookup | None = None  # n-grams, where the encoder reads them on a GPU
+    rows: Tensor
+    """Indices of the rows in the dataset, of shape (B,)."""
+    counts: Tensor
+    """Number of times each row occurs, of shape (B,), float32; see `merged`."""
+    lookup: Lookup | None = None
+    """N-grams, where the encoder reads them on a GPU."""
 
     def merged(self) -> "Batch":
         """Return the batch with rows of equal text and codes once, and their number in `counts`.
 
         Loss and gradients are the same, except that such rows share their dropout.
         """
-        labels = (ids.numpy().astype(np.int32) for ids in (self.class_ids, self.attribute_ids))
-        columns = (self.input_ids.numpy(), *labels)
-        table = np.ascontiguousarray(np.concatenate(columns, axis=1))
-        alike = table.view(np.dtype((np.void, table.strides[0])))[:, 0]
-        _, first, group = np.unique(alike, return_index=True, return_inverse=True)
+        columns = [self.input_ids, self.class_ids, self.attribute_ids]
+        table = np.concatenate([column.numpy().astype(np.int32) for column in columns], axis=1)
+        bytes_of_rows = np.ascontiguousarray(table).view(np.dtype((np.void, table.strides[0])))
+        _, first, group = np.unique(bytes_of_rows[:, 0], return_index=True, return_inverse=True)
+
+        # the first row of each group stays, and as many others as fill up a multiple
         is_repeat = np.ones(len(table), dtype=bool)
         is_repeat[first] = False
-        num_kept = -(-len(first) // _ROWS_MULTIPLE) * _ROWS_MULTIPLE
-        dropped = np.flatnonzero(is_repeat)[max(num_kept - len(first), 0) :]
+        num_rows = -(-len(first) // _ROWS_MULTIPLE) * _ROWS_MULTIPLE
+        dropped = np.flatnonzero(is_repeat)[max(num_rows - len(first), 0) :]
         if not len(dropped):
             return self
         counts = self.counts.numpy().copy()
         np.add.at(counts, first[group[dropped]], counts[dropped])
-        kept = np.setdiff1d(np.arange(len(table)), dropped)
-        merged = replace(self, counts=torch.from_numpy(counts))
-        return merged.mapped(lambda tensor: tensor[torch.from_numpy(kept)])
+        rows = torch.from_numpy(np.setdiff1d(np.arange(len(table)), dropped))
+        return replace(self, counts=torch.from_numpy(counts)).mapped(lambda tensor: tensor[rows])
 
     def to(self, device: torch.device) -> "Batch":
         return self.mapped(lambda tensor: tensor.to(device, non_blocking=True))
@@ -100,60 +103,65 @@ class OccupationDataset(Dataset):
     """
 
     examples: Examples
-    formatter: Formatter  # the one that the examples were checked with
-    classes: Sequence[str]  # codes of the flat head, in order
-    max_len: int  # maximum number of tokens of an input
-    attributes: Mapping[str, Sequence[str]] = field(
-        default_factory=dict
-    )  # column -> categories, beside none
+    formatter: Formatter
+    """Formatter that the examples were checked with."""
+    classes: Sequence[str]
+    """Codes of the flat head, in order."""
+    max_len: int
+    """Maximum number of tokens of an input."""
+    attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Column -> its categories, beside none."""
     tokenizer: Tokenizer = CHARACTERS
     augmenter: Augmenter | None = None
-    pad_to: int | None = (
-        None  # number of positions of all batches; None: as many as the longest row needs
-    )
-    # Whether each description is an example once, with its codes by their share of its rows
+    pad_to: int | None = None
+    """Number of positions of all batches; None: as many as the longest row needs."""
     once: bool = False
+    """Whether each description is an example once, with its codes by their share of its rows."""
 
     def __post_init__(self) -> None:
-        blocks = self.formatter.blocks(self.examples.code_table).astype(np.int64)
-        self._blocks = np.pad(
-            blocks, ((1, 0), (0, 0)), constant_values=PAD
-        )  # an unused block, then each code's
-        index = {MISSING: -1} | {code: i for i, code in enumerate(self.classes)}
-        if strange := [code for code in self.examples.code_table if code not in index]:
-            raise ValueError(f"the code {strange[0]!r} is not in the key")
-        # the class of an unused block and of each code, -1 where there is none
-        self._class_ids = np.array(
-            [-1, *(index[code] for code in self.examples.code_table)], dtype=np.int64
-        )
-        # A model that is trained further may write more codes than these data have columns of.
+        # the blocks and the class of each code; the first is an unused block's
+        codes = self.examples.code_table
+        blocks = self.formatter.blocks(codes).astype(np.int64)
+        self._blocks = np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)
+        class_of = {MISSING: -1} | {code: i for i, code in enumerate(self.classes)}
+        for code in codes:
+            if code not in class_of:
+                raise ValueError(f"the code {code!r} is not in the key")
+        self._class_ids = np.array([-1, *(class_of[code] for code in codes)], dtype=np.int64)
+        # a model that is trained further may write more codes than these data have columns of
         code_index = self.examples.code_index
         num_missing = self.formatter.num_blocks - code_index.shape[1]
         self._code_index = np.pad(code_index, ((0, 0), (0, num_missing)))  # (n, num_blocks)
-        ids = [
-            category_ids(self.examples.attributes[name], own)
-            for name, own in self.attributes.items()
+        self.num_target_blocks = (self._code_index > 0).sum(1, dtype=np.uint8)
+        """Number of codes of each row, of shape (n,)."""
+        attribute_ids = [
+            category_ids(self.examples.attributes[name], categories)
+            for name, categories in self.attributes.items()
         ]
-        self._attribute_ids = np.array(ids, dtype=np.int32).reshape(len(ids), len(self)).T  # (n, A)
+        shape = (len(attribute_ids), len(self))
+        self._attribute_ids = np.array(attribute_ids, dtype=np.int32).reshape(shape).T  # (n, A)
+
+        # the number of tokens of each row
         self._prefix_lengths = np.array([len(lang + LANG_SEP) for lang in self.examples.languages])
         if self.tokenizer.reads_characters:
-            lengths = self.examples.num_characters.astype(np.int64) + 2
+            lengths = self.examples.inputs.lengths.astype(np.int64) + 2
             self.num_cut = int((lengths > self.max_len).sum())
             lengths = np.minimum(lengths, self.max_len)
         else:
-            parts = np.array_split(np.arange(len(self)), -(-len(self) // _ROWS_AT_ONCE))
-            tokens = (
-                self.tokenizer.token_ids(self.examples.inputs(rows), max_len=self.max_len)
-                for rows in parts
-            )
-            of_parts = [(numbers, num_cut) for _, numbers, num_cut in tokens]
-            lengths = np.concatenate([numbers for numbers, _ in of_parts])
-            self.num_cut = sum(num_cut for _, num_cut in of_parts)
+            parts = []
+            self.num_cut = 0
+            for texts in self._texts():
+                _, lengths, num_cut = self.tokenizer.token_ids(texts, max_len=self.max_len)
+                parts.append(lengths)
+                self.num_cut += num_cut
+            lengths = np.concatenate(parts)
         self._lengths = lengths.astype(np.min_scalar_type(self.max_len))
-        self.weights = np.broadcast_to(np.float32(1.0), len(self))
-        """Weight of each row in the loss, of shape (n,)."""
+
+        # the rows to train on, and their weights
         self.rows = np.arange(len(self), dtype=np.int32)
         """Rows that are examples to train on, of shape (m,)."""
+        self.weights = np.broadcast_to(np.float32(1.0), len(self))
+        """Weight of each row in the loss, of shape (n,)."""
         if TITLES in self.examples.splits:
             is_title = pc.equal(self.examples.table["split"].cast(pa.string()), TITLES).to_numpy()
             self.weights = np.where(is_title, WEIGHT, np.float32(1.0))
@@ -166,9 +174,13 @@ class OccupationDataset(Dataset):
             _, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
             shares = np.zeros(len(self), dtype=np.float32)
             shares[first] = counts / np.bincount(text)[text[first]]
-            self.rows, self.weights = np.sort(first).astype(np.int32), self.weights * shares
-        self.num_target_blocks = (self._code_index > 0).sum(1, dtype=np.uint8)
-        """Number of codes of each row, of shape (n,)."""
+            self.rows = np.sort(first).astype(np.int32)
+            self.weights = self.weights * shares
+
+    def _texts(self) -> Iterator[list[str]]:
+        """Yield the inputs of all rows, some at a time."""
+        for rows in np.array_split(np.arange(len(self)), -(-len(self) // _ROWS_AT_ONCE)):
+            yield self.examples.inputs.texts(rows)
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -183,15 +195,13 @@ class OccupationDataset(Dataset):
         """Return the first row of each distinct text, of shape (m,), and the text of each row, of
         shape (n,).
         """
-        parts = np.array_split(np.arange(len(self)), -(-len(self) // _ROWS_AT_ONCE))
         hashes = [
-            hash_array(np.array(self.examples.inputs(rows), dtype=object), categorize=False)
-            for rows in parts
+            hash_array(np.array(texts, dtype=object), categorize=False) for texts in self._texts()
         ]
-        _, first, text_of_row = np.unique(
+        _, first_row, text_of_row = np.unique(
             np.concatenate(hashes), return_index=True, return_inverse=True
         )
-        return first, text_of_row
+        return first_row, text_of_row
 
     def lengths(self, epoch: int = 0) -> np.ndarray:
         """Return the number of tokens of each row in an epoch, of shape (n,).
@@ -202,15 +212,15 @@ class OccupationDataset(Dataset):
         """
         if self.augmenter is None or not self.tokenizer.reads_characters:
             return self._lengths
-        found = np.empty_like(self._lengths)
-        for start in range(0, len(found), _ROWS_AT_ONCE):
-            rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(found)))
+        lengths = np.empty_like(self._lengths)
+        for start in range(0, len(self), _ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(self)))
             noise = self.augmenter.noise(rows, epoch)
             prefix = self._prefix_lengths[self.examples.lang_index[rows]]
-            text = self.augmenter.lengths(noise, self.examples.num_characters[rows] - prefix)
+            text = self.augmenter.lengths(noise, self.examples.inputs.lengths[rows] - prefix)
             prefix = np.where(noise.withheld, len(UNKNOWN + LANG_SEP), prefix)
-            found[rows] = np.minimum(prefix + text + 2, self.max_len)
-        return found
+            lengths[rows] = np.minimum(prefix + text + 2, self.max_len)
+        return lengths
 
     def labels(self, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return rows, a row of k classes k times, and their classes, both of shape (num_labels,).
@@ -231,16 +241,15 @@ class OccupationDataset(Dataset):
 
     def descriptions(self, rows: np.ndarray) -> list[str]:
         """Return normalised descriptions, without their languages."""
-        return [text.partition(LANG_SEP)[2] for text in self.examples.inputs(rows)]
+        return [text.partition(LANG_SEP)[2] for text in self.examples.inputs.texts(rows)]
 
     def __getitem__(self, share: BatchIndices) -> Batch:
-        rows, input_ids = share.rows, self._input_ids(share)
+        rows = share.rows
         codes = self._code_index[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
-        targets = np.full((len(rows), 2 + blocks.shape[1]), BOS)
-        targets[:, 1:-1], targets[:, -1] = blocks, EOS
+        targets = np.pad(blocks, ((0, 0), (1, 1)), constant_values=((0, 0), (BOS, EOS)))
         return Batch(
-            input_ids=torch.from_numpy(input_ids),
+            input_ids=torch.from_numpy(self._input_ids(share)),
             targets=torch.from_numpy(targets),
             class_ids=torch.from_numpy(self._class_ids[codes]),
             attribute_ids=torch.from_numpy(self._attribute_ids[rows].astype(np.int64)),
@@ -253,16 +262,15 @@ class OccupationDataset(Dataset):
 
     def _input_ids(self, share: BatchIndices) -> np.ndarray:
         """Return token ids, of shape (B, S)."""
-        if self.augmenter is None and self.tokenizer.reads_characters:
+        augmenter = self.augmenter
+        if augmenter is None and self.tokenizer.reads_characters:
             return self._characters(share.rows)
-        texts = self.examples.inputs(share.rows)
-        if (augmenter := self.augmenter) is not None:
+        texts = self.examples.inputs.texts(share.rows)
+        if augmenter is not None:
             noise = augmenter.noise(share.rows, share.epoch)
-            altered = [
-                augmenter.alter(text, noise, i)
-                for i, text in enumerate(self.descriptions(share.rows))
-            ]
-            langs = [self.examples.languages[lang] for lang in self.examples.lang_index[share.rows]]
+            descriptions = self.descriptions(share.rows)
+            altered = [augmenter.alter(text, noise, i) for i, text in enumerate(descriptions)]
+            langs = np.array(self.examples.languages)[self.examples.lang_index[share.rows]]
             texts = join_language(altered, np.where(noise.withheld, UNKNOWN, langs).tolist())
         tokens = tokenize(texts, max_len=self.max_len, tokenizer=self.tokenizer)
         return tokens.pad(np.arange(len(texts)), max_len=self.max_len, num_positions=self.pad_to)
@@ -271,13 +279,14 @@ class OccupationDataset(Dataset):
         """Return what `tokenize` makes of rows' characters, in half its time, since no strings are
         made of them.
         """
-        characters, lengths = self.examples.characters(rows, most=self.max_len - 2)
-        num_positions = self.pad_to or self.tokenizer.num_positions(
-            int(lengths.max()) + 2, self.max_len
-        )
+        characters, lengths = self.examples.inputs.code_points(rows, max_length=self.max_len - 2)
+        num_positions = self.pad_to
+        if num_positions is None:
+            num_positions = self.tokenizer.num_positions(int(lengths.max()) + 2, self.max_len)
         ids = np.zeros((len(rows), num_positions), dtype=np.int32)
+        ids[:, 0] = CLS_ID
         ids[:, 1:][np.arange(num_positions - 1) < lengths[:, None]] = characters
-        ids[:, 0], ids[np.arange(len(rows)), lengths + 1] = CLS_ID, SEP_ID
+        ids[np.arange(len(rows)), lengths + 1] = SEP_ID
         return ids
 
 
@@ -285,8 +294,5 @@ def category_ids(column: pa.ChunkedArray, categories: Sequence[str]) -> np.ndarr
     """Return the index of each category, from 1, writable; 0 where there is none, -1 where that is
     not known.
     """
-    return (
-        pc.fill_null(pc.index_in(column, value_set=pa.array(["", *categories], pa.string())), -1)
-        .to_numpy()
-        .copy()
-    )
+    index = pc.index_in(column, value_set=pa.array(["", *categories], pa.string()))
+    return pc.fill_null(index, -1).to_numpy().copy()

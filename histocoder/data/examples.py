@@ -1,6 +1,5 @@
 """Examples: descriptions with languages and codes, in memory or mapped from `examples.arrow`."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.formatters import MISSING
-from histocoder.text.tokenizers import ragged
+from histocoder.text.packed_texts import PackedTexts
 
 TEXT_COL = "occ1"
 LANG_COL = "lang"
@@ -47,10 +46,8 @@ known.
 
 def row_schema(target_cols: Sequence[str], attribute_cols: Sequence[str] = ()) -> pa.Schema:
     """Return the columns of checked rows."""
-    names = [
-        *(f"{CODES}{name}" for name in target_cols),
-        *(f"{ATTRIBUTES}{name}" for name in attribute_cols),
-    ]
+    names = [f"{CODES}{name}" for name in target_cols]
+    names += [f"{ATTRIBUTES}{name}" for name in attribute_cols]
     return pa.schema([*ROW, *((name, pa.string()) for name in names)])
 
 
@@ -67,11 +64,12 @@ class Examples:
     """
 
     def __init__(self, table: pa.Table) -> None:
-        self.table = (
-            table  # columns `text`, `lang` and those of codes; see `row_schema` and `ExampleWriter`
-        )
-        self.path: Path | None = None  # file that is mapped
-        self.splits: tuple[str, ...] = ()  # those of that file
+        self.table = table
+        """Columns `text`, `lang` and those of codes; see `row_schema` and `ExampleWriter`."""
+        self.path: Path | None = None
+        """File that is mapped."""
+        self.splits: tuple[str, ...] = ()
+        """Splits of that file."""
         self._content: pa.Buffer = None  # that file's
 
     @classmethod
@@ -81,23 +79,25 @@ class Examples:
         """
         content = pa.memory_map(str(path)).read_buffer()
         file = pa.ipc.open_file(content)
-        batches = [file.get_batch(i) for i in range(file.num_record_batches)]
-        own = [batch for name in splits for batch in batches if batch["split"][0].as_py() == name]
-        found = cls(pa.Table.from_batches(own, schema=file.schema))
-        found.path, found.splits, found._content = path, splits, content
-        return found
+        batches = []
+        for split in splits:
+            for i in range(file.num_record_batches):
+                batch = file.get_batch(i)
+                if batch["split"][0].as_py() == split:
+                    batches.append(batch)
+        examples = cls(pa.Table.from_batches(batches, schema=file.schema))
+        examples.path = path
+        examples.splits = splits
+        examples._content = content
+        return examples
 
     @classmethod
     def of(cls, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame) -> "Examples":
         """Return examples from a column of codes for each of `codes`, None where there is none."""
-        columns = {
-            "text": texts,
-            "lang": langs,
-            **{f"{CODES}{name}": codes[name] for name in codes},
-        }
-        return cls(
-            pa.table({name: pa.array(column, pa.string()) for name, column in columns.items()})
-        )
+        columns = {"text": texts, "lang": langs}
+        columns |= {f"{CODES}{name}": codes[name] for name in codes}
+        arrays = {name: pa.array(column, pa.string()) for name, column in columns.items()}
+        return cls(pa.table(arrays))
 
     @classmethod
     def join(cls, parts: "Sequence[Examples]") -> "Examples":
@@ -107,11 +107,9 @@ class Examples:
         return len(self.table)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (
-            (Examples, (self.table,))
-            if self.path is None
-            else (Examples.open, (self.path, *self.splits))
-        )
+        if self.path is None:
+            return Examples, (self.table,)
+        return Examples.open, (self.path, *self.splits)
 
     @cached_property
     def texts(self) -> list[str]:
@@ -159,21 +157,16 @@ class Examples:
             yield Examples(pa.Table.from_batches([batch]))
 
     def to_tables(self) -> Iterator[pa.Table]:
-        """Yield descriptions, languages, codes, and attributes that some rows state, under their
-        names, by chunks.
+        """Yield descriptions, languages, codes, and attributes that some rows state, under the
+        names that people know, by chunks.
         """
-        known = [
-            name for name, column in self.attributes.items() if column.null_count < len(column)
-        ]
-        names = [
-            TEXT_COL,
-            LANG_COL,
-            *(name.removeprefix(CODES) for name in self._code_columns),
-            *known,
-        ]
-        own = (f"{ATTRIBUTES}{name}" for name in known)
-        table = self.table.select(["text", "lang", *self._code_columns, *own]).rename_columns(names)
-        return (pa.Table.from_batches([batch]) for batch in table.to_batches())
+        names = {"text": TEXT_COL, "lang": LANG_COL}
+        names |= {name: name.removeprefix(CODES) for name in self._code_columns}
+        for name, column in self.attributes.items():
+            if column.null_count < len(column):
+                names[f"{ATTRIBUTES}{name}"] = name
+        for batch in self.table.select(list(names)).to_batches():
+            yield pa.Table.from_batches([batch]).rename_columns(list(names.values()))
 
     @cached_property
     def languages(self) -> tuple[str, ...]:
@@ -204,50 +197,9 @@ class Examples:
         return _index([self.table[name] for name in self._code_columns])
 
     @cached_property
-    def num_characters(self) -> np.ndarray:
-        """Number of characters of each row's input, of shape (n,)."""
-        return _smallest(pc.utf8_length(self.table["input"]).to_numpy())
-
-    @cached_property
-    def _bytes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Bytes of the file; index of each input's first one; number of bytes of each."""
-        starts, sizes = [], []
-        for chunk in self.table["input"].chunks:
-            _, offsets, content = chunk.buffers()
-            bounds = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
-            start = content.address - self._content.address if content is not None else 0
-            starts.append(start + bounds[:-1].astype(np.int64))
-            sizes.append(np.diff(bounds))
-        return (
-            np.frombuffer(self._content, np.uint8),
-            np.concatenate(starts),
-            _smallest(np.concatenate(sizes)),
-        )
-
-    def inputs(self, rows: np.ndarray) -> list[str]:
-        """Return what models read: the languages and descriptions of some rows, joined for
-        `tokenize`.
-        """
-        text = self._input_bytes(rows).tobytes().decode()
-        ends = np.cumsum(self.num_characters[rows].astype(np.int64)).tolist()
-        return [text[start:end] for start, end in itertools.pairwise([0, *ends])]
-
-    def characters(self, rows: np.ndarray, *, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the Unicode code points of `inputs`, at most so many of each row, and how many
-        each row has.
-        """
-        found, numbers = self._input_bytes(rows), self.num_characters[rows].astype(np.int64)
-        if len(found) != numbers.sum():  # not ASCII
-            found = np.frombuffer(found.tobytes().decode().encode("utf-32-le"), "<u4")
-        if numbers.max() <= most:
-            return found, numbers
-        kept = np.minimum(numbers, most)
-        return found[ragged(np.cumsum(numbers) - numbers, kept)], kept
-
-    def _input_bytes(self, rows: np.ndarray) -> np.ndarray:
-        """Return the bytes of the inputs of some rows, one behind the other."""
-        content, starts, sizes = self._bytes
-        return content[ragged(starts[rows], sizes[rows].astype(np.int64))]
+    def inputs(self) -> PackedTexts:
+        """Texts that models read: the languages and descriptions, joined for `tokenize`."""
+        return PackedTexts.of_column(self.table["input"], self._content)
 
 
 def _index(columns: Sequence[pa.ChunkedArray]) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -264,8 +216,3 @@ def _index(columns: Sequence[pa.ChunkedArray]) -> tuple[np.ndarray, tuple[str, .
         [(np.asarray(chunk.indices.fill_null(-1)) + 1).astype(kind) for chunk in coded.chunks]
     )
     return np.ascontiguousarray(index.reshape(len(columns), -1).T), tuple(values.to_pylist())
-
-
-def _smallest(values: np.ndarray) -> np.ndarray:
-    """Return numbers of 0 or more in the smallest type that holds them all."""
-    return values.astype(np.min_scalar_type(int(values.max(initial=0))))

@@ -16,6 +16,7 @@ import numpy as np
 from histocoder.config import LANG_SEP
 from histocoder.errors import DamagedError, Interrupted, UserError
 from histocoder.files import replacing_folder
+from histocoder.text.packed_texts import ragged
 
 CLS_ID, SEP_ID, PAD_ID = 0xE000, 0xE001, 0  # CANINE's own, in Unicode's private use area
 UNKNOWN = "unk"  # language of descriptions whose language is unknown or withheld
@@ -297,9 +298,3 @@ def end_characters(texts: Sequence[str]) -> np.ndarray:
     """
     described = (text.partition(LANG_SEP)[2].strip().lower() or " " for text in texts)
     return np.array([(ord(text[0]), ord(text[-1])) for text in described], dtype=np.int32)
-
-
-def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the indices start, …, start + length - 1 of each run, one run behind the other."""
-    behind = np.cumsum(lengths)
-    return np.repeat(starts - (behind - lengths), lengths) + np.arange(behind[-1])

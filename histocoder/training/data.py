@@ -272,7 +272,7 @@ def log_cut_descriptions(config: FinetuneConfig | MixerConfig) -> None:
     if not distributed.is_primary() or config.encoder not in (PRETRAINED_ENCODER, *PRESETS):
         return
     examples = Examples.open(config.folder / EXAMPLES_FILE, TRAIN, VAL)
-    num_cut = int((examples.num_characters.astype(np.int64) + 2 > config.max_len).sum())
+    num_cut = int((examples.inputs.lengths.astype(np.int64) + 2 > config.max_len).sum())
     notice = cut_notice(num_cut, config.max_len, "characters")
     if notice is not None:
         log.warning(notice)

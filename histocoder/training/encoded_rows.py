@@ -43,7 +43,7 @@ def _encode(
     order = np.argsort(data.lengths()[rows], kind="stable")
     for start in range(0, len(order), batch_size):
         index = order[start : start + batch_size]
-        texts = data.examples.inputs(rows[index])
+        texts = data.examples.inputs.texts(rows[index])
         tokens = tokenize(texts, max_len=data.max_len, tokenizer=model.tokenizer)
         ids = tokens.pad(np.arange(len(index)), max_len=data.max_len, num_positions=data.pad_to)
         memory, pooled, _ = model.encode(torch.from_numpy(ids).to(device))
@@ -197,7 +197,7 @@ def fit_nearest_expert(model: MixerModel, data: OccupationDataset) -> NearestExp
     # a text with two codes is encoded once
     encoded_rows, index = np.unique(rows[labels], return_inverse=True)
     encodings = pooled_encodings(model, data, encoded_rows)
-    ends = end_characters(data.examples.inputs(encoded_rows))
+    ends = end_characters(data.examples.inputs.texts(encoded_rows))
     device = encodings.device
     return NearestExpert.of(
         encodings[torch.from_numpy(index)],

@@ -94,7 +94,7 @@ def _ngram_counts(
     """
     parts = []
     for start in range(0, len(data), _ROWS_AT_ONCE):
-        texts = data.examples.inputs(np.arange(start, min(start + _ROWS_AT_ONCE, len(data))))
+        texts = data.examples.inputs.texts(np.arange(start, min(start + _ROWS_AT_ONCE, len(data))))
         ngrams = linear_ngrams(torch.from_numpy(lower_characters(texts))).numpy()
         rows, at, kinds = (ngrams >= 0).nonzero()
         parts.append((start + rows, ngrams[rows, at, kinds], kinds))

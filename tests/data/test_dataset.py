@@ -90,7 +90,7 @@ def test_plain_batches_hold_their_texts_tokens(
     data = dataset(examples, max_len=max_len, pad_to=pad_to)
     for rows in (np.arange(6), np.array([3, 1]), np.array([0])):
         batch = data[BatchIndices(rows, epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
-        tokens = tokenize(examples.inputs(rows), max_len=max_len)
+        tokens = tokenize(examples.inputs.texts(rows), max_len=max_len)
         expected = tokens.pad(np.arange(len(rows)), max_len=max_len, num_positions=pad_to)
         assert torch.equal(batch.input_ids, torch.from_numpy(expected))
 

@@ -80,7 +80,7 @@ def test_the_size_of_chunks_changes_nothing(
     in_chunks = stored(tmp_path / "files in chunks", files)
     rows = np.arange(66)
     assert (
-        in_chunks.inputs(rows) == examples.inputs(rows)
+        in_chunks.inputs.texts(rows) == examples.inputs.texts(rows)
         and (in_chunks.code_index == examples.code_index).all()
     )
     for some in (examples, in_chunks):
@@ -138,8 +138,11 @@ def test_prepared_tables_are_what_is_stored(config: PrepareConfig, tmp_path: Pat
             assert (codes == read.codes.to_numpy()).all()
             assert [found.languages[lang] for lang in found.lang_index] == read.langs
             inputs = join_language(normalize(read.texts, how), read.langs)
-            assert found.inputs(rows) == inputs and found.inputs(rows[::-2]) == inputs[::-2]
-            assert found.num_characters.tolist() == [*map(len, inputs)]
+            assert (
+                found.inputs.texts(rows) == inputs
+                and found.inputs.texts(rows[::-2]) == inputs[::-2]
+            )
+            assert found.inputs.lengths.tolist() == [*map(len, inputs)]
 
 
 def test_files_are_read_once_for_the_same_settings(mixed: Path, tmp_path: Path, logged: list[str]):
@@ -177,4 +180,6 @@ def test_damaged_examples_are_read_again(table: Path, tmp_path: Path, damage: st
 def test_workers_are_handed_the_path_alone(table: Path, tmp_path: Path):
     examples = stored(tmp_path, example_files(table))
     handed, rows = pickle.dumps(examples), np.arange(64)
-    assert len(handed) < 1000 and pickle.loads(handed).inputs(rows) == examples.inputs(rows)
+    assert len(handed) < 1000 and pickle.loads(handed).inputs.texts(rows) == examples.inputs.texts(
+        rows
+    )

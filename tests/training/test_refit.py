@@ -150,7 +150,9 @@ def test_linear_experts_need_no_kernels(
     assert fit_linear_expert(data, num_classes=8) is None
     monkeypatch.setattr(svm, "_MAX_COST", 10_000_000)
     without = fit_linear_expert(data, num_classes=8)
-    characters = torch.from_numpy(lower_characters(data.examples.inputs(np.arange(len(data)))))
+    characters = torch.from_numpy(
+        lower_characters(data.examples.inputs.texts(np.arange(len(data))))
+    )
     assert torch.equal(*(expert(characters).argmax(1) for expert in (with_kernels, without)))
 
 
