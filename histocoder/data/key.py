@@ -19,22 +19,18 @@ from histocoder.text.characters import is_missing
 _INDEX_COLUMNS = ("code", "index")
 _CODE_COLUMNS = ("system_code", "hisco", "occ1950")
 _DESC_COLUMNS = ("desc", "title", "en_hisco_text")
-_NUM_DIGITS = {
-    "hisco": 5,
-    "occ1950": 3,
-}  # of codes in these columns, whose leading zeros may be lost
+_NUM_DIGITS = {"hisco": 5, "occ1950": 3}
+"""Column of codes whose leading zeros may be lost -> their number of digits."""
 
 
 @dataclass(frozen=True)
 class Key:
     """Codes in the order of the flat head's classes."""
 
-    codes: tuple[
-        str, ...
-    ]  # by class; one may be empty: OccCANINE's class of blank cells, which no row has here
-    descriptions: dict[str, str] = field(
-        default_factory=dict
-    )  # code -> its meaning, if the key describes it
+    codes: tuple[str, ...]
+    """By class; one may be empty: OccCANINE's class of blank cells, which no row has here."""
+    descriptions: dict[str, str] = field(default_factory=dict)
+    """Code -> its meaning, if the key describes it."""
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -70,7 +66,7 @@ def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
     """
     file = open_table(path, (), optional=(*_CODE_COLUMNS, *_INDEX_COLUMNS, *_DESC_COLUMNS))
     code_col, index_col, desc_col = (
-        next((name for name in names if file.has(name)), None)
+        next(filter(file.has, names), None)
         for names in (_CODE_COLUMNS, _INDEX_COLUMNS, _DESC_COLUMNS)
     )
     if code_col is None or index_col is None:
@@ -78,15 +74,22 @@ def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
             f"The key {path} needs the columns system_code and code (its index from 0); it has: "
             f"{', '.join(file.header)}."
         )
-    table = file.read([c for c in (code_col, index_col, desc_col) if c is not None])
-    pairs = zip(*(table.columns[c].to_pylist() for c in (code_col, index_col)), strict=True)
-    table = table.filter(np.array([not all(map(_is_blank, pair)) for pair in pairs]))
-    codes, indices = (
-        [bare(cell or "") for cell in table.columns[c].to_pylist()] for c in (code_col, index_col)
-    )
-    longest = max((len(code) for code in codes if code.isdigit()), default=0)
-    num_digits = _NUM_DIGITS.get(code_col, longest if num_digits is None else num_digits)
+    table = file.read([name for name in (code_col, index_col, desc_col) if name is not None])
+    is_blank = [
+        _is_blank(row[code_col]) and _is_blank(row[index_col])
+        for row in pa.table(table.columns).to_pylist()
+    ]
+    table = table.filter(~np.array(is_blank, dtype=bool))
+
+    # codes with their leading zeros
+    codes = [bare(cell or "") for cell in table.columns[code_col].to_pylist()]
+    if num_digits is None:
+        num_digits = max((len(code) for code in codes if code.isdigit()), default=0)
+    num_digits = _NUM_DIGITS.get(code_col, num_digits)
     codes = [code.zfill(num_digits) if code.isdigit() else code for code in codes]
+
+    # indices 0, 1, 2, …, each once
+    indices = [bare(cell or "") for cell in table.columns[index_col].to_pylist()]
     numbers = pd.Series(
         [int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1 for text in indices], dtype=int
     )
@@ -100,11 +103,12 @@ def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
             row = np.flatnonzero(is_wrong)[:1]
             has = f"line {table.lines(row)[0]} has {shown(cells[row[0]])}"
             raise UserError(f"The key {path} must {rule} in the column {column!r}; {has}.")
-    texts = table.columns[desc_col].to_pylist() if desc_col is not None else []
-    ordered = tuple(codes[i] for i in np.argsort(numbers.to_numpy()))
-    return Key(
-        ordered, {code: text for code, text in zip(codes, texts, strict=False) if text is not None}
-    )
+
+    descriptions = {}
+    if desc_col is not None:
+        texts = table.columns[desc_col].to_pylist()
+        descriptions = {code: text for code, text in zip(codes, texts, strict=True) if text}
+    return Key(tuple(codes[i] for i in np.argsort(numbers.to_numpy())), descriptions)
 
 
 def _is_blank(cell: str | None) -> bool:

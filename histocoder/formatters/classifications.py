@@ -43,17 +43,20 @@ def _titles(system: str) -> dict[str, str]:
 @cache
 def group_of(system: str, level: str, code: str) -> tuple[str | None, str | None]:
     """Return the number and the title of the group of a code on a level; None if there is none."""
-    titles, group = _titles(system), None
+    titles = _titles(system)
+    group = None
     if system == "occ1950" and code.isdecimal():
-        group = next((one for one in titles if int(one[:3]) <= int(code) <= int(one[4:])), None)
+        for numbers in titles:
+            if int(numbers[:3]) <= int(code) <= int(numbers[4:]):
+                group = numbers
     elif code.isdecimal() and len(code) == 5 and code[:2] in titles:
         if level == "major":
-            group = next(one for one in titles if code[0] in one.split("/"))
-        elif (
-            code[: _DIGITS[level]] in titles or code[2] == "0"
-        ):  # such as 610, farmers without more being said
+            group = next(digits for digits in titles if code[0] in digits.split("/"))
+        elif code[: _DIGITS[level]] in titles or code[2] == "0":  # such as 610, any farmers
             group = code[: _DIGITS[level]]
-    return group, group and (titles.get(group) or f"{titles[group[:2]]} (minor group)")
+    if group is None:
+        return None, None
+    return group, titles.get(group) or f"{titles[group[:2]]} (minor group)"
 
 
 def titles_of(codes: Collection[str]) -> dict[str, str]:
@@ -65,12 +68,18 @@ def titles_of(codes: Collection[str]) -> dict[str, str]:
     >>> titles_of(["61110", "78390", "61000"])
     {'61110': 'farmer', '78390': 'cigarette makers (unit group)', '61000': 'farmers (minor group)'}
     """
-    own, found = _titles("hisco"), dict[str, str]()
-    for code in codes if are_hisco(codes) else ():
+    titles_of_codes: dict[str, str] = {}
+    if not are_hisco(codes):
+        return titles_of_codes
+    hisco_titles = _titles("hisco")
+    for code in codes:
         group, title = group_of("hisco", "unit", code)
-        if title := own.get(code) or (f"{title} (unit group)" if group in own else title):
-            found[code] = title
-    return found
+        if group in hisco_titles:
+            title = f"{title} (unit group)"
+        title = hisco_titles.get(code) or title
+        if title is not None:
+            titles_of_codes[code] = title
+    return titles_of_codes
 
 
 def are_hisco(codes: Collection[str]) -> bool:

@@ -3,7 +3,12 @@
 import string
 from collections.abc import Sequence
 
-UNK, PAD, BOS, EOS, SEP = 0, 1, 2, 3, 4  # tokens that every code system shares
+# tokens that every code system shares
+UNK = 0
+PAD = 1
+BOS = 2
+EOS = 3
+SEP = 4
 FIRST_TOKEN = 5  # the first token of a code's symbol
 CODE_SEP = "&"  # separator of the codes of one description in one string
 MISSING = "?"  # symbol of a missing first code
@@ -49,21 +54,21 @@ class CodeSystem:
     ) -> None:
         if block_size < 1:
             raise ValueError(f"a block holds one token or more, not {block_size}")
-        self.name, self.block_size, self.separator, self.labels = (
-            name,
-            block_size,
-            separator,
-            labels,
-        )
-        self.symbols, self._special, self._form = list(symbols), special, form
-        self._tokens = {symbol: FIRST_TOKEN + i for i, symbol in enumerate(self.symbols)}
+        self.name = name
+        self.block_size = block_size
+        self.symbols = list(symbols)
+        self.separator = separator
+        self.labels = labels
         self.vocab_size = FIRST_TOKEN + len(self.symbols)
-        numbers = {label: f"{i:0{block_size}}" for i, label in enumerate(labels or ())}
-        self._written, self._read = numbers, {number: label for label, number in numbers.items()}
+        self._special = special
+        self._form = form
+        self._tokens = {symbol: FIRST_TOKEN + i for i, symbol in enumerate(self.symbols)}
+        self._numbers = {label: f"{i:0{block_size}}" for i, label in enumerate(labels or ())}
+        self._labels = {number: label for label, number in self._numbers.items()}
         self.missing_block = self.to_block(MISSING) if MISSING in self._tokens else None
 
     def _split(self, code: str) -> list[str]:
-        code = self._written.get(code, code)
+        code = self._numbers.get(code, code)
         if code in self._special:
             return [code] * self.block_size
         return code.split(self.separator) if self.separator else list(code)
@@ -73,13 +78,10 @@ class CodeSystem:
         if self.labels is not None:
             return None
         symbols = self._split(code)
-        unknown = next((s for s in symbols if s not in self._tokens), None)
+        unknown = next((symbol for symbol in symbols if symbol not in self._tokens), None)
         if self._form:
-            return (
-                f"is not {self._form}"
-                if unknown is not None or len(symbols) != self.block_size
-                else None
-            )
+            has_form = unknown is None and len(symbols) == self.block_size
+            return None if has_form else f"is not {self._form}"
         if unknown == WITHIN_BLOCK_SEP:
             return "has ',' in it"
         if unknown is not None:
@@ -88,9 +90,8 @@ class CodeSystem:
                 "or punctuation"
             )
         if len(symbols) > self.block_size:
-            return (
-                f"is longer than {self.block_size} {'numbers' if self.separator else 'characters'}"
-            )
+            unit = "numbers" if self.separator else "characters"
+            return f"is longer than {self.block_size} {unit}"
         return None
 
     def length(self, code: str) -> int:
@@ -118,7 +119,7 @@ class CodeSystem:
                 return None
         code = self.separator.join(symbols)
         if self.labels is not None:
-            return self._read.get(code)
+            return self._labels.get(code)
         return None if code == MISSING or (self._form and self.problem(code)) else code
 
 

@@ -40,26 +40,27 @@ class Formatter:
     def __init__(self, system: CodeSystem, *, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ValueError(f"a description holds one code or more, not {num_blocks}")
-        self.system, self.num_blocks = system, num_blocks
-        self.name, self.block_size, self.vocab_size = (
-            system.name,
-            system.block_size,
-            system.vocab_size,
-        )
+        self.system = system
+        self.num_blocks = num_blocks
+        self.name = system.name
+        self.block_size = system.block_size
+        self.vocab_size = system.vocab_size
         self.target_len = 2 + num_blocks * system.block_size
 
     def to_config(self) -> dict[str, Any]:
         """Return the arguments that `build_formatter` builds the same formatter from."""
         system = self.system
-        form = {"name": self.name, "num_blocks": self.num_blocks, "block_size": self.block_size}
-        form["use_within_block_sep"] = bool(system.separator)
+        config: dict[str, Any] = {
+            "name": self.name,
+            "num_blocks": self.num_blocks,
+            "block_size": self.block_size,
+            "use_within_block_sep": bool(system.separator),
+        }
         if system.labels is not None:
-            return {**form, "labels": list(system.labels)}
-        return (
-            form
-            if self.name != "general" or system.symbols == SYMBOLS
-            else {**form, "symbols": system.symbols}
-        )
+            config["labels"] = list(system.labels)
+        elif self.name == "general" and system.symbols != SYMBOLS:
+            config["symbols"] = system.symbols
+        return config
 
     def without_numbers(self) -> "Formatter":
         """Return a formatter of the same codes without tokens that they never need: numbers of
@@ -76,9 +77,9 @@ class Formatter:
         all rows have some.
         """
         block = self.system.missing_block
-        return (
-            None if block is None or any(code.startswith(MISSING) for code in codes) else block[0]
-        )
+        if block is None or any(code.startswith(MISSING) for code in codes):
+            return None
+        return block[0]
 
     def encode(self, codes: Sequence[str | None]) -> np.ndarray:
         """Encode n descriptions' codes, with "&" between them, as int16 of shape (n, 2 + num_blocks
@@ -88,7 +89,8 @@ class Formatter:
         codes.
         """
         targets = np.full((len(codes), self.target_len), PAD, dtype=np.int16)
-        targets[:, 0], targets[:, -1] = BOS, EOS
+        targets[:, 0] = BOS
+        targets[:, -1] = EOS
         nothing = [] if self.system.missing_block is None else [MISSING]
         for row, text in enumerate(codes):
             blocks = self.blocks(nothing if text is None else text.split(CODE_SEP))
@@ -104,11 +106,11 @@ class Formatter:
         does not fit.
         """
         for code in codes:
-            if (problem := self.system.problem(code)) is not None:
+            problem = self.system.problem(code)
+            if problem is not None:
                 raise ValueError(f"the code {code!r} {problem}")
-        return np.array([self.system.to_block(code) for code in codes], dtype=np.int16).reshape(
-            -1, self.block_size
-        )
+        blocks = [self.system.to_block(code) for code in codes]
+        return np.array(blocks, dtype=np.int16).reshape(-1, self.block_size)
 
     def decode(self, targets: np.ndarray) -> np.ndarray:
         """Decode target sequences (n, 2 + num_blocks * block_size), with or without EOS, into codes

@@ -14,11 +14,8 @@ with Path(__file__).with_name("languages.csv").open(encoding="utf-8", newline=""
     _ROWS = list(csv.DictReader(file))
 NAMES = {row["code"]: row["name"] for row in _ROWS}
 """ISO 639-1 code -> English name, without Northern Sami, whose code OccCANINE uses for Swedish."""
-_OCCCANINE = {
-    "sv": "se",
-    "de": "ge",
-    "el": "gr",
-}  # ISO 639-1 -> OccCANINE's own, as published weights were trained
+_OCCCANINE = {"sv": "se", "de": "ge", "el": "gr"}
+"""ISO 639-1 code -> OccCANINE's own, as published weights were trained."""
 _ISO = {code: iso for iso, code in _OCCCANINE.items()}
 _BY_NAME = {name.casefold(): code for code, name in NAMES.items()} | {"unknown": UNKNOWN}
 _OTHER_NAMES = {
@@ -29,31 +26,12 @@ are left out.
 """
 _LONG_CODES = {code: row["code"] for row in _ROWS for code in row["iso3"].split()}
 """ISO 639-2 and 639-3 code -> ISO 639-1 code."""
-_SAMPLE = (
-    "ca",
-    "da",
-    "en",
-    "es",
-    "fr",
-    "de",
-    "el",
-    "is",
-    "it",
-    "nl",
-    "no",
-    "pt",
-    "sv",
-)  # those of OccCANINE
+_SAMPLE = "ca da en es fr de el is it nl no pt sv".split()  # languages of OccCANINE
+_NAMED = [f"{code} (or {_OCCCANINE[code]})" if code in _OCCCANINE else code for code in _SAMPLE]
 HELP = (
-    "Languages: "
-    + ", ".join(
-        f"{c} (or {_OCCCANINE[c]}) {NAMES[c]}" if c in _OCCCANINE else f"{c} {NAMES[c]}"
-        for c in _SAMPLE
-    )
-    + (
-        "; any other by its ISO 639 code; all by their names, in English, their own or "
-        "others; unk where it is not known."
-    )
+    f"Languages: {', '.join(f'{code} {NAMES[iso]}' for code, iso in zip(_NAMED, _SAMPLE, strict=True))}"
+    "; any other by its ISO 639 code; all by their names, in English, their own or others; unk "
+    "where it is not known."
 )
 
 
@@ -106,11 +84,9 @@ class Language(str):
         >>> [Language("Swedish").among(known) for known in (("da", "sv"), ("da", "se"), ("da",), ())]
         ['sv', 'se', 'unk', 'se']
         """
-        return (
-            next((own for own in languages if Language(own) == self), UNKNOWN)
-            if languages
-            else self
-        )
+        if not languages:
+            return self
+        return next((code for code in languages if Language(code) == self), UNKNOWN)
 
 
 def chosen_language(text: str, known: Collection[str] = ()) -> Language:
@@ -132,10 +108,11 @@ def not_in_table(languages: Collection[str]) -> str:
     >>> not_in_table(["Englsh"]).partition(".")[0]
     "Languages that histocoder does not know: 'Englsh' (did you mean English, en?)"
     """
-    few = ", ".join(map(with_nearest, sorted(languages)[:10]))
+    names = [with_nearest(language) for language in sorted(languages)[:10]]
+    if len(languages) > 10:
+        names.append("…")
     return (
-        f"Languages that histocoder does not know: {few}{', …' * (len(languages) > 10)}. "
-        "Give an ISO 639 code or a "
+        f"Languages that histocoder does not know: {', '.join(names)}. Give an ISO 639 code or a "
         "name (docs/configuration.md lists them), and unk where the language is not known."
     )
 
@@ -152,7 +129,7 @@ def with_nearest(text: str) -> str:
     """Return a language as messages name it; if it is not in the table, with the nearest that
     is.
     """
-    near = (
-        [] if Language(text).is_known else difflib.get_close_matches(text.casefold(), _BY_NAME, n=1)
-    )
-    return f"{shown(text)}{''.join(f' (did you mean {name.title()}, {_BY_NAME[name]}?)' for name in near)}"
+    near = difflib.get_close_matches(text.casefold(), _BY_NAME, n=1)
+    if Language(text).is_known or not near:
+        return shown(text)
+    return f"{shown(text)} (did you mean {near[0].title()}, {_BY_NAME[near[0]]}?)"

@@ -18,12 +18,18 @@ from histocoder.errors import DamagedError, Interrupted, UserError
 from histocoder.files import replacing_folder
 from histocoder.text.packed_texts import ragged
 
-CLS_ID, SEP_ID, PAD_ID = 0xE000, 0xE001, 0  # CANINE's own, in Unicode's private use area
-UNKNOWN = "unk"  # language of descriptions whose language is unknown or withheld
-_LONGEST = 256  # maximum number of characters that a linear expert reads
-# Divisor of the number of positions of Hugging Face's encoders; multiples of 8 pad short texts by
-# half
-_MULTIPLE = 2
+CLS_ID = 0xE000
+"""CANINE's own, as is `SEP_ID`, in Unicode's private use area."""
+SEP_ID = 0xE001
+PAD_ID = 0
+UNKNOWN = "unk"
+"""Language of descriptions whose language is unknown or withheld."""
+MAX_LINEAR_CHARACTERS = 256
+"""Maximum number of characters that a linear expert reads."""
+POSITIONS_MULTIPLE = 2
+"""Divisor of the number of positions of Hugging Face's encoders; multiples of 8 pad short texts by
+half.
+"""
 
 
 def trimmed_length(length: int, max_len: int) -> int:
@@ -121,7 +127,8 @@ class PretrainedTokenizer:
     def __init__(self, files: dict[str, bytes], reads_language: bool = True) -> None:
         # its threads would not exist in forked loader workers, of which it warns at each fork
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self._files, self._reads_language = dict(sorted(files.items())), reads_language
+        self._files = dict(sorted(files.items()))
+        self._reads_language = reads_language
         with tempfile.TemporaryDirectory() as folder:
             for name, content in self._files.items():
                 Path(folder, name).write_bytes(content)
@@ -130,21 +137,24 @@ class PretrainedTokenizer:
             raise UserError(
                 "The encoder's tokenizer has no padding token; choose another --encoder."
             )
-        self._tokenizer.model_max_length = 10**9  # texts are cut by `token_ids`
-        self.pad_id = int(self._tokenizer.pad_token_id)
-        first, *_, last = self._read(["a"], ["a"])[0]
-        special = set(self._tokenizer.all_special_ids)
-        others = (
-            self._tokenizer.unk_token_id,
-            self._tokenizer.eos_token_id,
-            self._tokenizer.sep_token_id,
-        )
-        self._instead_of_padding = next((i for i in others if i is not None), int(self.pad_id == 0))
-        added = special | set(self._tokenizer.get_added_vocab().values())
-        if len(self._tokenizer) - len(added) <= 1:  # some have one token without any file
+        tokenizer = self._tokenizer
+        special = set(tokenizer.all_special_ids)
+        added = special | set(tokenizer.get_added_vocab().values())
+        if len(tokenizer) - len(added) <= 1:  # some have one token without any file
             raise ValueError("its tokenizer has no vocabulary; files are missing")
+        tokenizer.model_max_length = 10**9  # texts are cut by `token_ids`
+
+        # what a literal padding token in a description is read as
+        self.pad_id = int(tokenizer.pad_token_id)
+        self._instead_of_padding = int(self.pad_id == 0)
+        for token_id in (tokenizer.sep_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id):
+            if token_id is not None:
+                self._instead_of_padding = token_id
+
+        # the marks around texts
+        first, *_, last = self._read(["a"], ["a"])[0]
         self._ends_with_sep = last in special
-        self.begins_with_cls = first in special and first == self._tokenizer.cls_token_id
+        self.begins_with_cls = first in special and first == tokenizer.cls_token_id
 
     @classmethod
     def from_folder(cls, folder: Path, *, reads_language: bool = True) -> "PretrainedTokenizer":
@@ -165,24 +175,24 @@ class PretrainedTokenizer:
         """Tokenise texts, and cut off the ends of long descriptions; see `CharacterTokenizer`."""
         if not texts:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0
-        parts = [text.partition(LANG_SEP) for text in texts]
-        rows = self._read(
-            [lang for lang, _, _ in parts], [description for _, _, description in parts]
-        )
-        too_long = [i for i, row in enumerate(rows) if len(row) > max_len]
-        for i in too_long:
-            rows[i] = (
-                [*rows[i][: max_len - 1], rows[i][-1]] if self._ends_with_sep else rows[i][:max_len]
-            )
+        langs, _, descriptions = zip(*(text.partition(LANG_SEP) for text in texts), strict=True)
+        rows = self._read(list(langs), list(descriptions))
+        num_cut = 0
+        for row in rows:
+            if len(row) > max_len:
+                num_cut += 1
+                last = row[-1]
+                del row[max_len:]
+                if self._ends_with_sep:
+                    row[-1] = last
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         ids = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
-        ids[ids == self.pad_id] = (
-            self._instead_of_padding
-        )  # some read it from the literal characters
-        return ids, lengths, len(too_long)
+        # some read padding from the literal characters
+        ids[ids == self.pad_id] = self._instead_of_padding
+        return ids, lengths, num_cut
 
     def num_positions(self, length: int, max_len: int) -> int:
-        return min(max_len, -(-length // _MULTIPLE) * _MULTIPLE)
+        return min(max_len, -(-length // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE)
 
     def num_encoded(self, num_positions: int, max_len: int) -> int:
         return num_positions
@@ -240,13 +250,15 @@ Tokenizer: TypeAlias = CharacterTokenizer | PretrainedTokenizer
 class TokenizedTexts:
     """Token ids of texts, one behind the other in one array."""
 
-    ids: (
-        np.ndarray
-    )  # of shape (total,); those of CANINE's tokenizer are CLS, the Unicode code points, SEP
-    offsets: np.ndarray  # index of each text's first token, of shape (n + 1,)
-    lengths: np.ndarray  # number of tokens of each text, of shape (n,)
+    ids: np.ndarray
+    """Of shape (total,); those of CANINE's tokenizer are CLS, the Unicode code points, SEP."""
+    offsets: np.ndarray
+    """Index of each text's first token, of shape (n + 1,)."""
+    lengths: np.ndarray
+    """Number of tokens of each text, of shape (n,)."""
     tokenizer: Tokenizer
-    num_cut: int  # number of texts that were longer than `max_len`
+    num_cut: int
+    """Number of texts that were longer than `max_len`."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -260,9 +272,8 @@ class TokenizedTexts:
         lengths = self.lengths[rows]
         num_positions = num_positions or self.tokenizer.num_positions(int(lengths.max()), max_len)
         padded = np.full((len(rows), num_positions), self.tokenizer.pad_id, dtype=np.int32)
-        padded[np.arange(num_positions) < lengths[:, None]] = self.ids[
-            ragged(self.offsets[rows], lengths)
-        ]
+        index = ragged(self.offsets[rows], lengths)
+        padded[np.arange(num_positions) < lengths[:, None]] = self.ids[index]
         return padded
 
 
@@ -277,15 +288,14 @@ def tokenize(
     [57344, 101, 110, 91]
     """
     ids, lengths, num_cut = tokenizer.token_ids(texts, max_len=max_len)
-    return TokenizedTexts(
-        ids, np.concatenate([[0], np.cumsum(lengths)]), lengths, tokenizer, num_cut
-    )
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return TokenizedTexts(ids, offsets, lengths, tokenizer, num_cut)
 
 
 def lower_characters(texts: Sequence[str]) -> np.ndarray:
     """Return the characters of texts in lower case, of shape (n, S), for `LinearExpert`."""
-    tokens = tokenize([text.lower() for text in texts], max_len=_LONGEST)
-    return tokens.pad(np.arange(len(texts)), max_len=_LONGEST)
+    tokens = tokenize([text.lower() for text in texts], max_len=MAX_LINEAR_CHARACTERS)
+    return tokens.pad(np.arange(len(texts)), max_len=MAX_LINEAR_CHARACTERS)
 
 
 def end_characters(texts: Sequence[str]) -> np.ndarray:
