@@ -28,7 +28,7 @@ class Key:
     """Codes in the order of the flat head's classes."""
 
     codes: tuple[str, ...]
-    """By class; one may be empty: OccCANINE's class of blank cells, which no row has here."""
+    """Codes by class; one may be empty: OccCANINE's class of blank cells, which no row has here."""
     descriptions: dict[str, str] = field(default_factory=dict)
     """Code -> its meaning, if the key describes it."""
 

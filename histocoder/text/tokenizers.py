@@ -251,7 +251,7 @@ class TokenizedTexts:
     """Token ids of texts, one behind the other in one array."""
 
     ids: np.ndarray
-    """Of shape (total,); those of CANINE's tokenizer are CLS, the Unicode code points, SEP."""
+    """Token ids, of shape (total,); CANINE's are CLS, the Unicode code points, SEP."""
     offsets: np.ndarray
     """Index of each text's first token, of shape (n + 1,)."""
     lengths: np.ndarray
