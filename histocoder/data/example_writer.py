@@ -58,14 +58,10 @@ class ExampleWriter:
         trained_on: np.ndarray | None = None,
         compares_splits: bool = False,
     ) -> None:
-        own = {
-            "split": pa.dictionary(pa.int8(), pa.string()),
-            "key": pa.string(),
-            "input": pa.string(),
-        }
-        first = [("split", own["split"]), *ROW, ("key", own["key"]), ("input", own["input"])]
-        self._schema = pa.schema([*first, *list(files.schema)[len(ROW) :]])
-        self.path, self._how = path, text_normalization
+        fields = [("split", pa.dictionary(pa.int8(), pa.string())), *ROW]
+        fields += [("key", pa.string()), ("input", pa.string())]
+        self._schema = pa.schema([*fields, *list(files.schema)[len(ROW) :]])
+        self._text_normalization = text_normalization
         self._learned = [np.zeros(0, np.int32) if trained_on is None else trained_on]
         self._compares_splits = compares_splits
         self._writer = pa.ipc.new_file(str(path), self._schema)
@@ -75,51 +71,51 @@ class ExampleWriter:
 
     def write(self, rows: pa.RecordBatch, split: np.ndarray) -> None:
         """Write a chunk; `split` has an index into `SPLITS` for each row, or `NO_SPLIT`."""
-        texts = normalize_column(rows["text"], self._how)
-        keys = rows["key"] if "key" in rows.schema.names else None
-        keys = (
-            pa.array(description_keys(rows["text"].fill_null("")), pa.string())
-            if keys is None
-            else keys
-        )
-        split = self._with_seen(split, keys)
-        own = {"key": keys, "input": pc.binary_join_element_wise(rows["lang"], texts, LANG_SEP)}
-        columns = [own[name] if name in own else rows[name] for name in self._schema.names[1:]]
-        whole = pa.RecordBatch.from_arrays(columns, self._schema.names[1:])
-        found = np.unique(split).tolist()
-        for i in found:
-            part = whole if len(found) == 1 else whole.filter(pa.array(split == i))
-            index = pa.array(
-                np.full(len(part), i), pa.int8(), mask=np.full(len(part), i == NO_SPLIT)
-            )
-            names = pa.DictionaryArray.from_arrays(index, [*SPLITS])
-            self._writer.write(
-                pa.RecordBatch.from_arrays([names, *part.columns], schema=self._schema)
-            )
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        if "key" not in columns:
+            keys = description_keys(rows["text"].fill_null(""))
+            columns["key"] = pa.array(keys, pa.string())
+        texts = normalize_column(rows["text"], self._text_normalization)
+        columns["input"] = pc.binary_join_element_wise(rows["lang"], texts, LANG_SEP)
+
+        # the rows of a batch are of one split
+        split = self._with_seen(split, columns["key"])
+        for i in np.unique(split).tolist():
+            is_part = pa.array(split == i)
+            num_rows = int((split == i).sum())
+            mask = np.full(num_rows, i == NO_SPLIT)
+            index = pa.array(np.full(num_rows, i), pa.int8(), mask=mask)
+            arrays = [pa.DictionaryArray.from_arrays(index, list(SPLITS))]
+            arrays += [columns[name].filter(is_part) for name in self._schema.names[1:]]
+            self._writer.write(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
 
     def _with_seen(self, split: np.ndarray, keys: pa.Array) -> np.ndarray:
         """Return the splits of a chunk with `SEEN` in place of `VAL` where a description was
         learned from.
         """
+        hashes = key_hashes(keys)
+        is_train = split == SPLITS.index(TRAIN)
+        if self._compares_splits and is_train.any():
+            self._learned.append(np.unique(hashes[is_train]))
         is_val = split == SPLITS.index(VAL)
-        if self._compares_splits and (split == SPLITS.index(TRAIN)).any():
-            self._learned.append(np.unique(key_hashes(keys)[split == SPLITS.index(TRAIN)]))
         if not is_val.any():
             return split
         if len(self._learned) > 1:
             self._learned = [np.unique(np.concatenate(self._learned))]
-        return np.where(
-            is_val & np.isin(key_hashes(keys), self._learned[0]), SPLITS.index(SEEN), split
-        )
+        is_seen = is_val & np.isin(hashes, self._learned[0])
+        return np.where(is_seen, SPLITS.index(SEEN), split)
 
 
 def examples_record(path: Path, source: dict[str, Any]) -> dict[str, Any]:
     """Return what tells `examples.arrow` from others, and the number of distinct descriptions of
     each split.
     """
-    keys = ((name, Examples.open(path, name).table["key"]) for name in SPLITS)
-    distinct = {name: len(key.unique()) for name, key in keys if len(key)}
-    return {"made_from": source, "sha256": sha256(path), "num_distinct": distinct}
+    num_distinct = {}
+    for split in SPLITS:
+        keys = Examples.open(path, split).table["key"]
+        if len(keys):
+            num_distinct[split] = len(keys.unique())
+    return {"made_from": source, "sha256": sha256(path), "num_distinct": num_distinct}
 
 
 def made_from(
@@ -129,24 +125,27 @@ def made_from(
 ) -> dict[str, Any]:
     """Return what determines the examples of some files, for JSON."""
     files = next(iter(splits.values()))
-    return {
+    sources = {
+        split: [fingerprint(path) for path in files.paths] for split, files in splits.items()
+    }
+    source = {
         "version": EXAMPLES_VERSION,
-        "sources": {
-            name: [fingerprint(path) for path in part.paths] for name, part in splits.items()
-        },
+        "sources": sources,
         "columns": [files.input_col, files.language_col, *files.target_cols],
         "language": files.language,
         "formatter": files.formatter.to_config(),
-        "key": None
-        if files.key is None
-        else hashlib.sha256("&".join(files.key.codes).encode()).hexdigest(),
+        "key": None if files.key is None else _hash("&".join(files.key.codes).encode()),
         "rules": asdict(files.rules),
         "text_normalization": text_normalization,
-        "trained_on": None
-        if trained_on is None
-        else hashlib.sha256(trained_on.tobytes()).hexdigest(),
-        **({"attributes": list(files.attribute_cols)} if files.attribute_cols else {}),
+        "trained_on": None if trained_on is None else _hash(trained_on.tobytes()),
     }
+    if files.attribute_cols:
+        source["attributes"] = list(files.attribute_cols)
+    return source
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def store_examples(
@@ -171,35 +170,37 @@ def store_examples(
     half-built is left.
     """
     source = made_from(splits, text_normalization, trained_on)
-    path, whole = folder / EXAMPLES_FILE, read_prepared(folder)
-    record = whole.pop("examples", None) or {}
-    before = record.get("made_from") or {}
-    is_same = {**before, "trained_on": source["trained_on"]} == source
-    is_same &= before.get("trained_on", source["trained_on"]) == source["trained_on"]
+    path = folder / EXAMPLES_FILE
+    prepared = read_prepared(folder)
+    record = prepared.pop("examples", None) or {}
+    is_same = _is_same(record.get("made_from") or {}, source)
     if is_same and path.is_file() and sha256(path) == record["sha256"]:
         return record
+
     make_folder(folder)
     if sets_aside:
         set_aside(folder, (EXAMPLES_FILE, PREPARED_FILE))
-    write_record(folder, {"format_version": PREPARED_VERSION, **whole})
+    write_record(folder, {"format_version": PREPARED_VERSION, **prepared})
     with replacing(path) as temporary:
-        first = next(iter(splits.values()))
-        with closing(
-            ExampleWriter(
-                temporary,
-                first,
-                text_normalization=text_normalization,
-                trained_on=trained_on,
-                compares_splits=compares_splits,
-            )
-        ) as writer:
-            for name, files in splits.items():
+        writer = ExampleWriter(
+            temporary,
+            next(iter(splits.values())),
+            text_normalization=text_normalization,
+            trained_on=trained_on,
+            compares_splits=compares_splits,
+        )
+        with closing(writer):
+            for split, files in splits.items():
                 for rows in files.rows(say=log.info):
-                    writer.write(
-                        rows, np.where(rows["reason"].is_null(), SPLITS.index(name), NO_SPLIT)
-                    )
+                    is_kept = rows["reason"].is_null()
+                    writer.write(rows, np.where(is_kept, SPLITS.index(split), NO_SPLIT))
         record = examples_record(temporary, source)
     write_record(folder, {**read_prepared(folder), "examples": record})
     names = ", ".join(path.name for files in splits.values() for path in files.paths)
     log.info(f"Read {names} into {path} ({path.stat().st_size / 1e6:,.1f} MB).")
     return record
+
+
+def _is_same(before: Mapping[str, Any], source: Mapping[str, Any]) -> bool:
+    """Return whether examples were made from a source; earlier versions knew no `trained_on`."""
+    return {"trained_on": source["trained_on"], **before} == source

@@ -80,24 +80,24 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 def read_prepared(folder: Path) -> dict[str, Any]:
     """Return the content of `prepared.json`; an empty dict if it is missing or damaged."""
     try:
-        found = json.loads((folder / PREPARED_FILE).read_text(encoding="utf-8"))
+        record = json.loads((folder / PREPARED_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def record_of(config: PrepareConfig) -> dict[str, Any]:
     """Return what `prepared.json` records of the source and the settings, before the data are
     prepared.
     """
-    names = [one.name for one in settings_of(PrepareConfig) if one.name not in _NOT_OF_THE_DATA]
-    settings = {_NAMES.get(name, name): getattr(config, name) for name in names}
-    lists = {
-        name: list(getattr(config, name) or ()) or None
-        for name in ("target_cols", "attribute_cols")
-    }
+    settings: dict[str, Any] = {}
+    for setting in settings_of(PrepareConfig):
+        if setting.name not in _NOT_OF_THE_DATA:
+            settings[_NAMES.get(setting.name, setting.name)] = getattr(config, setting.name)
     settings["language_col"] = config.column_of_languages
-    settings |= {**lists, "key": fingerprint(config.key) if config.key else None}
+    for name in ("target_cols", "attribute_cols"):
+        settings[name] = list(getattr(config, name) or ()) or None
+    settings["key"] = fingerprint(config.key) if config.key else None
     if config.titles not in ("auto", "none"):
         settings["titles"] = fingerprint(config.titles)
     if config.corrections:
@@ -116,31 +116,35 @@ def prepared_before(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | No
     """
     if not (folder / PREPARED_FILE).is_file():
         return None
-    record, instead = (
-        read_prepared(folder),
-        "Choose another folder, or add --overwrite to prepare them again.",
-    )
+    record = read_prepared(folder)
     version = record.get("format_version", 0)
     if version and "settings" not in record:
         return None
+    advice = "Choose another folder, or add --overwrite to prepare them again."
     if not _OLDEST_VERSION <= version <= PREPARED_VERSION:
         raise UserError(
-            f"{folder / PREPARED_FILE} is damaged, or of another version of histocoder. {instead}"
+            f"{folder / PREPARED_FILE} is damaged, or of another version of histocoder. {advice}"
         )
-    old, new = ({**r["settings"], "dataset": r["source"]["sha256"]} for r in (record, wanted))
-    if "titles" not in old:  # of an earlier version
+
+    # settings that an earlier version lacked, or that are not given now, are those of the data
+    old = {**record["settings"], "dataset": record["source"]["sha256"]}
+    new = {**wanted["settings"], "dataset": wanted["source"]["sha256"]}
+    if "titles" not in old:
         new.pop("titles")
-    # without the flags, those of the data
-    new |= {name: old[name] for name in ("block_size", "share_val") if new[name] is None}
-    differences = ", ".join(
-        f"{name} has changed"
-        if name in _FILES
-        else f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
-        for name in {**new, **old}
-        if old.get(name) != new.get(name)
-    )
+    for name in ("block_size", "share_val"):
+        if new[name] is None:
+            new[name] = old[name]
+
+    differences = []
+    for name in {**new, **old}:
+        if old.get(name) == new.get(name):
+            continue
+        if name in _FILES:
+            differences.append(f"{name} has changed")
+        else:
+            differences.append(f"{name}: {old.get(name)!r} there, {new.get(name)!r} now")
     if differences:
         raise UserError(
-            f"{folder} holds data prepared with other settings ({differences}). {instead}"
+            f"{folder} holds data prepared with other settings ({', '.join(differences)}). {advice}"
         )
     return record

@@ -26,7 +26,10 @@ same.
 """
 _CODE_COLUMNS = ("hisco", "code", "system_code")
 _MAX_ROWS = 200_000  # larger tables have the words of titles themselves
-_LEAST_KNOWN, _LEAST_AGREEING = 1 / 3, 1 / 2
+MIN_SHARE_WITH_TITLES = 1 / 3
+"""Share of a table's codes that have titles of HISCO, from which on it is coded by HISCO."""
+MIN_SHARE_AGREEING = 1 / 2
+"""Share of descriptions that are titles and have the title's code, likewise."""
 
 
 def titles_to_learn(
@@ -50,27 +53,33 @@ def titles_to_learn(
     if config.titles == "none" or len(rows) > _MAX_ROWS:
         return None
     titles = _read(config)
-    kept = rows.filter(rows["reason"].is_null())
-    first = kept[next(filter(is_codes, rows.column_names))]
-    given = pd.DataFrame(
+    kept_rows = rows.filter(rows["reason"].is_null())
+    first_codes = kept_rows[next(filter(is_codes, rows.column_names))]
+    described = pd.DataFrame(
         {
-            "key": kept["key"].to_pylist(),
-            "lang": kept["lang"].to_pylist(),
-            "code": first.to_pylist(),
+            "key": kept_rows["key"].to_pylist(),
+            "lang": kept_rows["lang"].to_pylist(),
+            "code": first_codes.to_pylist(),
         }
     )
-    fits = np.array([files.formatter.system.problem(code) is None for code in titles["code"]])
-    titles = titles[titles["lang"].isin(given["lang"].unique()) & fits]
+    fits = [files.formatter.system.problem(code) is None for code in titles["code"]]
+    titles = titles[titles["lang"].isin(described["lang"].unique()) & np.array(fits)]
+
+    # whether the table is coded by HISCO
     if config.titles == "auto":
-        coded = given.drop_duplicates("code")["code"]
-        both = titles.merge(given.drop_duplicates(["key", "lang", "code"]), on=["key", "lang"])
-        agrees = both["code_x"] == both["code_y"]
-        if coded.isin(titles["code"]).mean() < _LEAST_KNOWN or (
-            len(both) and agrees.mean() < _LEAST_AGREEING
-        ):
+        has_title = described["code"].drop_duplicates().isin(titles["code"])
+        pairs = titles.merge(described.drop_duplicates(["key", "lang", "code"]), on=["key", "lang"])
+        agrees = pairs["code_x"] == pairs["code_y"]
+        if has_title.mean() < MIN_SHARE_WITH_TITLES:
             return None
-    titles = titles[~titles["key"].isin({*given["key"], *beside})].drop_duplicates(["key", "lang"])
-    titles = titles if key is None else titles[titles["code"].isin(key.codes)]
+        if len(pairs) and agrees.mean() < MIN_SHARE_AGREEING:
+            return None
+
+    # none is validated on, or contradicts the table
+    titles = titles[~titles["key"].isin({*described["key"], *beside})]
+    titles = titles.drop_duplicates(["key", "lang"])
+    if key is not None:
+        titles = titles[titles["code"].isin(key.codes)]
     if titles.empty:
         return None
     langs = ", ".join(sorted(titles["lang"].unique()))
@@ -89,27 +98,20 @@ def _read(config: PrepareConfig) -> pd.DataFrame:
             f"--titles {path} has no column of codes; it needs title, code and, for "
             "languages, lang."
         )
-    columns = ["title", code_column, *filter(file.has, ["lang"])]
-    table = file.read(columns).columns
-    langs = (
-        table["lang"].to_pylist() if "lang" in table else [config.language] * len(table["title"])
-    )
-    found = pd.DataFrame(
-        {"text": table["title"].to_pylist(), "code": table[code_column].to_pylist()}
-    )
-    found["lang"] = [Language(lang or "") for lang in langs]
-    found = found.dropna(subset=["text", "code"])
-    return found.assign(key=description_keys(found["text"].tolist()))
+    table = file.read(["title", code_column, *filter(file.has, ["lang"])]).columns
+    texts = table["title"].to_pylist()
+    langs = table["lang"].to_pylist() if "lang" in table else [config.language] * len(texts)
+    titles = pd.DataFrame({"text": texts, "code": table[code_column].to_pylist()})
+    titles["lang"] = [Language(lang or "") for lang in langs]
+    titles = titles.dropna(subset=["text", "code"])
+    return titles.assign(key=description_keys(titles["text"].tolist()))
 
 
 def _checked_rows(files: LabelledFiles, titles: pd.DataFrame) -> pa.RecordBatch:
-    nothing = [None] * len(titles)
-    columns = {
-        "text": titles["text"].tolist(),
-        "lang": titles["lang"].tolist(),
-        "key": titles["key"].tolist(),
-    }
+    """Return titles with the columns of checked rows, and their keys."""
+    columns = {name: titles[name].tolist() for name in ("text", "lang", "key")}
     columns[f"{CODES}{files.target_cols[0]}"] = titles["code"].tolist()
     schema = pa.schema([*files.schema, ("key", pa.string())])
-    arrays = [pa.array(columns.get(field.name, nothing), field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    for name in schema.names:
+        columns.setdefault(name, [None] * len(titles))
+    return pa.RecordBatch.from_pydict(columns, schema=schema)
