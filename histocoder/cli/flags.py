@@ -95,7 +95,11 @@ class KnownCodesFlags(Settings):
 
     batch_size: int | None = changed(PredictOptions, "batch_size", None)
     data: str = free(
-        None, f"table of descriptions and codes: {TABLE_HELP}", metavar="FILE", is_required=True
+        None,
+        f"table of descriptions and codes: {TABLE_HELP}",
+        metavar="FILE",
+        is_required=True,
+        flags=("--data", "--input"),
     )
     sheet: str | None = free(None, f"--data: {SHEET_HELP}", metavar="NAME")
     file_encoding: str | None = free(None, f"--data: {ENCODING_HELP}", metavar="NAME")
@@ -190,7 +194,11 @@ class AuditFlags(CodedTableFlags):
     """Find labels of a table that are likely wrong, before a model is trained on them."""
 
     dataset: str = free(
-        None, f"table of descriptions and codes: {TABLE_HELP}", metavar="FILE", is_required=True
+        None,
+        f"table of descriptions and codes: {TABLE_HELP}",
+        metavar="FILE",
+        is_required=True,
+        flags=("--data", "--input"),
     )
     sheet: str | None = free(None, f"--dataset: {SHEET_HELP}", metavar="NAME")
     file_encoding: str | None = free(None, f"--dataset: {ENCODING_HELP}", metavar="NAME")
@@ -226,7 +234,13 @@ class AgreementFlags(CodedTableFlags):
 class ReviewFlags(NamedModel):
     """Choose the rows of a coded file that a person should check first."""
 
-    predictions: str = free(None, "output of histocoder predict", metavar="FILE", is_required=True)
+    predictions: str = free(
+        None,
+        "output of histocoder predict",
+        metavar="FILE",
+        is_required=True,
+        flags=("--predictions", "--input"),
+    )
     apply: tuple[str, ...] | None = free(
         None,
         "files that are filled in: write --predictions with their codes to --output",
@@ -307,7 +321,12 @@ class ServeFlags(ComputingFlags):
     add_user: str | None = free(
         None, "ask for the password of a user, who can then sign in, and stop", metavar="NAME"
     )
-    data: str | None = free(None, "output of histocoder predict to review", metavar="FILE")
+    data: str | None = free(
+        None,
+        "output of histocoder predict to review",
+        metavar="FILE",
+        flags=("--data", "--input"),
+    )
     input_col: str | None = free(
         None, "--data: column of descriptions (default: the run's, or occ1)", metavar="COL"
     )
@@ -325,7 +344,10 @@ class ExportFlags(NamedModel):
 
     onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
     data: str | None = free(
-        None, f"table to check the graphs on: {TABLE_HELP} (default: the run's)", metavar="FILE"
+        None,
+        f"table to check the graphs on: {TABLE_HELP} (default: the run's)",
+        metavar="FILE",
+        flags=("--data", "--input"),
     )
     input_col: str = free("occ1", "--data: column of descriptions", metavar="COL")
 

@@ -64,7 +64,10 @@ class TableConfig(Settings):
     GROUP = "table"
 
     dataset: str = free(
-        None, "table of descriptions and codes: .csv, .xlsx, .parquet, … (required)", metavar="FILE"
+        None,
+        "table of descriptions and codes: .csv, .xlsx, .parquet, … (required)",
+        metavar="FILE",
+        flags=("--dataset", "--input"),
     )
     target_cols: tuple[str, ...] = free(
         None, "columns of codes, first code first (required)", metavar="COL"

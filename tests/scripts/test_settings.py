@@ -20,6 +20,7 @@ from histocoder.checkpoints.model_files import read_model_config, save_config
 from histocoder.checkpoints.run_files import ARGS_FILE
 from histocoder.checkpoints.training_state import list_checkpoints, load_checkpoint
 from histocoder.cli.arguments import build_parser, parse
+from histocoder.cli.main import build_parser as command_parser
 from histocoder.config import RECIPES, ModelConfig, RunConfig, recorded, settings_of, without_effect
 from histocoder.config.settings import fixed
 from histocoder.data.key import Key
@@ -419,3 +420,24 @@ def test_settings_not_given_are_the_starts(settings: dict, kind: str):
     assert kind_of_start(config, Start.of(config)) == kind
     assert filled_in(config).learning_rate == RECIPES[kind]["learning_rate"]
     assert filled_in(replace(config, learning_rate=0.5)).learning_rate == 0.5
+
+
+@cases(
+    ("command", "name"),
+    ("evaluate --model m", "data"),
+    ("compare m n", "data"),
+    ("audit --target-cols c", "dataset"),
+    ("review --model m", "predictions"),
+    ("serve", "data"),
+    ("export --model m --onnx o", "data"),
+    ("predict --model m", "input"),
+    ("classes --output o", "input"),
+)
+def test_every_command_takes_input(command: str, name: str):
+    args = command_parser().parse([*command.split(), "--input", "my.csv"])
+    assert getattr(args, name) == "my.csv"
+
+
+def test_input_is_the_table_to_train_on(tmp_path: Path):
+    flags = ["--input", "my.csv", "--target-cols", "hisco_1"]
+    assert parse(FinetuneConfig, flags) == parse(FinetuneConfig, ["--dataset", *flags[1:]])
