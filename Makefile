@@ -110,6 +110,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python -m docs.flags
 	$(BIN)/python -m docs.cells
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html. Its search needs a server: $(BIN)/mkdocs serve"
 
 bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
