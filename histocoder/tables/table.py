@@ -22,7 +22,7 @@ CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at 
 PARQUET, EXCEL, STATA = (".parquet", ".pq"), (".xlsx", ".xlsm", ".xls", ".ods"), (".dta", ".sav")
 READ_ONLY = {".xlsm": ".xlsx", ".xls": ".xlsx", ".ods": ".xlsx", ".sav": ".dta"}
 """Suffixes of tables that can't be written, and of those that are alike and can be."""
-_TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat")
+TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat")
 _Cells = TypeVar("_Cells", pa.Array, pa.ChunkedArray)
 
 
@@ -214,11 +214,11 @@ def kind_of(path: Path, *, doing: str = "read") -> str:
     are no such tables.
     """
     kind = path.suffix.lower()
-    kinds = {"", *_TEXT, *PARQUET, *EXCEL, *STATA}
+    kinds = {"", *TEXT, *PARQUET, *EXCEL, *STATA}
     if doing == "written":
         kinds -= {*READ_ONLY}
     if kind == ".gz":
-        kind, kinds = Path(path.stem).suffix.lower(), set(_TEXT)
+        kind, kinds = Path(path.stem).suffix.lower(), set(TEXT)
     if kind in kinds:
         return kind
     forms = ".csv, .csv.gz, .tsv, .parquet, .xlsx or .dta"

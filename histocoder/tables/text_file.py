@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from histocoder.errors import UserError, shown
-from histocoder.tables.encodings import ENCODINGS, TwiceEncoded, guess, wide_encoding
+from histocoder.tables.text_encodings import (
+    ENCODINGS,
+    Reading,
+    TwiceEncoded,
+    guess,
+    readings,
+    wide_encoding,
+)
 
 MAX_LINE_BYTES = 4 << 20  # largest size of a line, and of a row
 _CHUNK_BYTES = 1 << 24
@@ -40,6 +47,7 @@ class TextFile:
     def __init__(self, path: Path, encoding: str | None = None) -> None:
         self.path = path
         self.notices: list[str] = []
+        self.readings: list[Reading] = []  # in encodings that it may have, if that is a guess
         self.first_lines: list[bytes] = []  # which are not blank
         self.repeated_lines: list[
             int
@@ -203,20 +211,19 @@ class TextFile:
             start = end
 
     def _guess(self, words: set[bytes]) -> None:
-        self._encoding = guess(words)
-        if self._encoding is None:
+        encoding = guess(words)
+        if encoding is None:
             raise UserError(
                 f"{self.path} is not UTF-8 text, nor in another usual encoding. Name its "
                 "encoding with "
                 "--file-encoding, or save it as UTF-8."
             )
-        examples = ", ".join(
-            shown(word.decode(self._encoding))
-            for word in sorted(words, key=lambda word: (len(word), word))[-3:]
-        )
+        self._encoding = encoding
+        self.readings = readings(words, encoding)
+        examples = ", ".join(map(shown, self.readings[0].examples))
         self.notices.append(
-            f"{self.path} is not UTF-8; it is read as {ENCODINGS[self._encoding]} "
-            f"({self._encoding}), for example "
+            f"{self.path} is not UTF-8; it is read as {ENCODINGS[encoding]} "
+            f"({encoding}), for example "
             f"{examples}. If these are wrong, name its encoding with --file-encoding."
         )
 
@@ -241,6 +248,13 @@ class _Stream(io.RawIOBase):
         buffer[:size] = self._left[:size]
         self._left = self._left[size:]
         return size
+
+
+def readings_of(path: Path) -> list[Reading]:
+    """Return how a text file that is not UTF-8 reads in the encodings that it may have, the likeliest
+    first.
+    """
+    return TextFile(path).readings
 
 
 def opened(path: Path) -> BinaryIO:

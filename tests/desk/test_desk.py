@@ -283,6 +283,25 @@ def test_names_in_capitals_tell_the_form(client: TestClient):
     )
 
 
+def test_an_encoding_is_chosen_by_its_examples(client: TestClient):
+    words = ["bådsmand", "væver", "møller", "tømrer"]
+    content = "\n".join(["occ1", *words]).encode("cp850")
+    file = client.post("/api/files?name=a.csv", content=content).json()
+    first, *others = file["encodings"]
+    assert (file["encoding"], first["name"]) == ("cp850", "DOS")
+    assert {*first["examples"]} <= {*words} and "cp1252" in [one["encoding"] for one in others]
+    shown = client.get(f"/api/files/{file['id']}/preview").json()
+    assert shown["rows"][0] == ["bådsmand"] and shown["notices"] == []
+    address = f"/api/files/{file['id']}/encoding"
+    other = client.post(address, json={"encoding": "cp1252"}).json()
+    assert other["rows"][0] != ["bådsmand"] and "--" not in str(other["notices"])
+    assert client.post(address, json={"encoding": "utf-7"}).status_code == 422
+    assert client.post(address, json={"encoding": "cp850"}).is_success
+    assert code(client, file["id"])["rows_done"] == 4
+    coded = client.get(f"/api/files/{file['id']}/result").content.decode()
+    assert "bådsmand" in coded
+
+
 def test_sheets_of_workbooks_are_chosen(client: TestClient):
     book, content = openpyxl.Workbook(), io.BytesIO()
     book.active.append(["note"])

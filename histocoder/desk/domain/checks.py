@@ -57,7 +57,9 @@ class Check(BaseModel):
     conflict_rows: list[dict[str, str]] = []
 
 
-def check(dataset: Path, options: TrainOptions, *, sheet: str | None = None) -> Check:
+def check(
+    dataset: Path, options: TrainOptions, *, sheet: str | None = None, encoding: str | None = None
+) -> Check:
     """Prepare a table as `histocoder finetune` does, in a temporary folder, and return what was
     found.
     """
@@ -65,7 +67,9 @@ def check(dataset: Path, options: TrainOptions, *, sheet: str | None = None) -> 
     with TemporaryDirectory() as name, sending_lines(lines.append):
         folder = Path(name) / "prepared"
         settings = options.model_dump(exclude={"quick"})
-        config = PrepareConfig(dataset=str(dataset), sheet=sheet, save_path=name, **settings)
+        config = PrepareConfig(
+            dataset=str(dataset), sheet=sheet, file_encoding=encoding, save_path=name, **settings
+        )
         try:
             record = prepare(config, folder)
         except UserError as error:

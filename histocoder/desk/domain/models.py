@@ -134,11 +134,21 @@ class Models:
             return self._given_folder
         return self._folder / self.jobs[model_id].id / BEST_FOLDER
 
-    def train(self, dataset: Path, options: TrainOptions, *, file: str, sheet: str | None) -> Model:
+    def train(
+        self,
+        dataset: Path,
+        options: TrainOptions,
+        *,
+        file: str,
+        sheet: str | None,
+        encoding: str | None,
+    ) -> Model:
         """Train a new model on a table."""
         words = ["--dataset", str(dataset)]
         if sheet is not None:
             words += ["--sheet", sheet]
+        if encoding is not None:
+            words += ["--file-encoding", encoding]
         if options.quick:
             words += ["--num-epochs", "3", "--min-steps", "0"]
         for name, value in options.model_dump(exclude_defaults=True, exclude={"quick"}).items():

@@ -41,7 +41,12 @@ class Preview(BaseModel):
 
 
 def read_preview(
-    path: Path, *, sheet: str | None, input_col: str | None, language_col: str | None
+    path: Path,
+    *,
+    sheet: str | None,
+    encoding: str | None,
+    input_col: str | None,
+    language_col: str | None,
 ) -> Preview:
     """Read the first rows of a table; raise a UserError if it can't be read.
 
@@ -49,7 +54,7 @@ def read_preview(
     descriptions and languages; they are taken where the table has them.
     """
     optional = [name for name in (input_col, language_col, "occ1", "lang") if name]
-    table = open_table(path, {}, optional=optional, sheet=sheet)
+    table = open_table(path, {}, optional=optional, sheet=sheet, encoding=encoding)
     chunk = next(table.chunks(chunk_rows=_NUM_ROWS_READ))
     texts = {}
     for name, column in zip(table.header, chunk.columns, strict=True):

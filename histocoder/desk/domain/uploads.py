@@ -33,7 +33,9 @@ from histocoder.inference.predict_file import facts_of, predict_file
 from histocoder.inference.provenance import provenance_file, write_provenance
 from histocoder.inference.table_coder import TableCoder
 from histocoder.tables.excel import sheets_of
-from histocoder.tables.table import EXCEL, kind_of, open_table
+from histocoder.tables.table import EXCEL, TEXT, kind_of, open_table
+from histocoder.tables.text_encodings import Reading
+from histocoder.tables.text_file import readings_of
 from histocoder.text.languages import chosen_language
 
 _RECORD_FILE = "file.json"  # in the folder of a file
@@ -66,6 +68,8 @@ class File(Job):
     sheets: list[str] = Field(
         default_factory=list
     )  # sheets that it may be, where there are several
+    encoding: str | None = None  # encoding of a text file that is not UTF-8
+    encodings: list[Reading] = Field(default_factory=list)  # encodings that it may be
     # "cancelled": only in records of earlier versions
     state: Literal["new", "queued", "running", "done", "failed", "cancelled"] = "new"
     options: Options | None = None
@@ -122,6 +126,7 @@ class Uploads:
                     await saved.write(part)
             await run_sync(self._choose_sheet, file)
             await run_sync(self._preview, file)  # a table that can't be read is not kept
+            await run_sync(self._choose_encoding, file)
             self.jobs.add(file)
         except BaseException as error:
             self._delete(file)
@@ -150,6 +155,23 @@ class Uploads:
         if len(sheets.names) > 1:
             file.sheet = sheets.likeliest
             file.sheets = sheets.names
+
+    def _choose_encoding(self, file: File) -> None:
+        """Choose the encoding of a text file that is not UTF-8; people may choose another."""
+        path = self._path(file)
+        if kind_of(path) in TEXT:
+            file.encodings = readings_of(path)
+        if file.encodings:
+            file.encoding = file.encodings[0].encoding
+
+    def use_encoding(self, file_id: str, encoding: str) -> Preview:
+        """Read a text file in another encoding, and return its first rows."""
+        file = self.jobs[file_id]
+        if file.is_unfinished or encoding not in [reading.encoding for reading in file.encodings]:
+            raise UserError(f"{file.name} is being coded, or can't be read as {encoding}.")
+        preview = self._preview(file.model_copy(update={"encoding": encoding}))
+        self.jobs.save(file, encoding=encoding)
+        return preview
 
     def use_sheet(self, file_id: str, sheet: str) -> Preview:
         """Use another sheet of a workbook, and return its first rows."""
@@ -191,6 +213,7 @@ class Uploads:
         preview = read_preview(
             path,
             sheet=file.sheet,
+            encoding=file.encoding,
             input_col=settings.get("input_col"),
             language_col=settings.get("language_col"),
         )
@@ -200,13 +223,15 @@ class Uploads:
     def check(self, file_id: str, options: TrainOptions) -> Check:
         """Prepare a table of training data to try, and list all its problems."""
         file = self.jobs[file_id]
-        result = check(self._path(file), options, sheet=file.sheet)
+        result = check(self._path(file), options, sheet=file.sheet, encoding=file.encoding)
         return Check.model_validate_json(self.as_sent(result.model_dump_json()))
 
     def train(self, file_id: str, options: TrainOptions) -> Model:
         """Train a new model on a table."""
         file = self.jobs[file_id]
-        return self._models.train(self._path(file), options, file=file_id, sheet=file.sheet)
+        return self._models.train(
+            self._path(file), options, file=file_id, sheet=file.sheet, encoding=file.encoding
+        )
 
     def queue(self, file_id: str, options: Options) -> File:
         """Code a file as `histocoder predict` does, after those that wait already."""
@@ -336,8 +361,14 @@ class Uploads:
             language_col=options.language_col,
             mode=coder.mode,
             sheet=file.sheet,
+            file_encoding=file.encoding,
         )
-        table = open_table(self._path(file), config.settings_of_columns, sheet=file.sheet)
+        table = open_table(
+            self._path(file),
+            config.settings_of_columns,
+            sheet=file.sheet,
+            encoding=file.encoding,
+        )
         names = [*TableCoder(coder, config).schema.names, SOURCE_COL]
         prefix = ""
         while any(f"{prefix}{name}" in table.header for name in names):

@@ -155,6 +155,14 @@ def use_sheet(
     return desk.uploads.use_sheet(file, sheet)
 
 
+@files.post("/files/{file}/encoding")
+def use_encoding(
+    desk: TheDesk, file: str, encoding: Annotated[str, Body(embed=True, max_length=300)]
+) -> Preview:
+    """Read a text file in another encoding, and return its first rows."""
+    return desk.uploads.use_encoding(file, encoding)
+
+
 @files.post("/files/{file}/code")
 def code_file(desk: TheDesk, file: str, options: Options) -> File:
     """Code a file as `histocoder predict` does, after those that wait already."""

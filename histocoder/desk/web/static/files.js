@@ -1,6 +1,6 @@
 // Send tables in, choose their columns, watch them being coded.
 import { api, bar, count, doing, duration, el, get, languageSelect, percent } from "./lib.js";
-import { dropZone, firstRows, option, previewOf, sheetChoice, upload } from "./upload.js";
+import { dropZone, firstRows, option, previewOf, formChoices, upload } from "./upload.js";
 
 const begun = {}; // file -> when its first rows were coded, and how many
 let timer, files = [];
@@ -63,7 +63,7 @@ async function choose(file) {
     el("h2", { tabindex: "-1" }, file.name),
     ...preview.notices.map((text) => el("p", { class: "notice" }, text)),
     rows,
-    el("div", { class: "row" }, ...[sheetChoice(file, choose)].filter(Boolean),
+    el("div", { class: "row" }, ...formChoices(file, choose),
       el("label", {}, "Descriptions are in ", input),
       el("label", {}, "Languages are in ", column),
       el("label", {}, "Language ", language),

@@ -1,6 +1,6 @@
 // Train models on coded tables, compare them, and switch between them.
 import { api, bar, count, doing, duration, el, get, languageSelect, percent, say } from "./lib.js";
-import { dropZone, firstRows, option, previewOf, sheetChoice } from "./upload.js";
+import { dropZone, firstRows, option, previewOf, formChoices } from "./upload.js";
 
 const FIXES = {
   zero_pad_codes: ["--zero-pad-codes", "Restore lost leading zeros of codes"],
@@ -144,7 +144,7 @@ async function choose(file, more = {}) {
     el("h2", { tabindex: "-1" }, file.name),
     ...preview.notices.map((text) => el("p", { class: "notice" }, text)),
     rows,
-    el("div", { class: "row" }, ...[sheetChoice(file, (other) => choose(other, more))].filter(Boolean),
+    el("div", { class: "row" }, ...formChoices(file, (other) => choose(other, more)),
       el("label", {}, "Descriptions are in ", input),
       el("label", {}, "Languages are in ", column),
       el("label", {}, preview.language_col ? "Language " : "Language, guessed from the descriptions ", language)),

@@ -67,22 +67,28 @@ export function firstRows(preview) {
   return [el("div", { id, class: "scroll", tabindex: "0", role: "region", "aria-label": "First rows" }, table), mark];
 }
 
-// A list of a workbook's sheets, where there are several; `then` shows the file again with the one that was chosen.
-export function sheetChoice(file, then) {
-  if (!file.sheets?.length) return null;
-  const select = el("select", {}, file.sheets.map((name) => option(name, file.sheet)));
+// Lists of a workbook's sheets, and of the encodings of a text file with examples, where there are several; `then` shows the file
+// again with what was chosen.
+export const formChoices = (file, then) => [
+  choice(file, then, "sheet", "Sheet ", file.sheets.map((name) => [name, name])),
+  choice(file, then, "encoding", "Letters are read as ", file.encodings.map((one) => [one.encoding, `${one.examples.join(", ")} (${one.name})`])),
+].filter(Boolean);
+
+function choice(file, then, name, label, values) {
+  if (values.length < 2) return null;
+  const select = el("select", { name }, values.map(([value, text]) => option(value, file[name], text)));
   select.onchange = doing(async (event) => {
-    event.stopPropagation(); // the form would ask about the columns of the earlier sheet
+    event.stopPropagation(); // the form would ask about the columns as they were
     try {
-      await api(`files/${file.id}/sheet`, { json: { sheet: select.value } });
-      file.sheet = select.value;
+      await api(`files/${file.id}/${name}`, { json: { [name]: select.value } });
+      file[name] = select.value;
       await then(file);
     } catch (error) {
-      select.value = file.sheet;
+      select.value = file[name];
       throw error;
     }
   });
-  return el("label", {}, "Sheet ", select);
+  return el("label", {}, label, select);
 }
 
 export const previewOf = (file) => api(`files/${file.id}/preview`);

@@ -87,6 +87,28 @@ def guess(words: Collection[bytes]) -> str | None:
     return best if "cp1252" in scores or scores[best] <= num_characters / 2 else None
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How some bytes read in an encoding."""
+
+    encoding: str
+    name: str  # what people call it
+    examples: list[str]
+
+
+def readings(words: Collection[bytes], first: str) -> list[Reading]:
+    """Return how a few words read in each encoding that has their bytes; `first` is the first."""
+    texts: list[Reading] = []
+    examples = sorted(words, key=lambda word: (len(word), word))[-3:]
+    for encoding in [first, *(name for name in ENCODINGS if name != first)]:
+        try:
+            decoded = [word.decode(encoding) for word in examples]
+        except UnicodeDecodeError:
+            continue
+        texts.append(Reading(encoding, ENCODINGS[encoding], decoded))
+    return texts
+
+
 def wide_encoding(head: bytes) -> str | None:
     """Return which UTF-16 or UTF-32 the first bytes of a file are; None if they are neither.
 
