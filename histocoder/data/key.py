@@ -101,7 +101,7 @@ def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
     ):
         if is_wrong.any():
             row = np.flatnonzero(is_wrong)[:1]
-            has = f"line {table.lines(row)[0]} has {shown(cells[row[0]])}"
+            has = f"{table.file.unit} {table.lines(row)[0]} has {shown(cells[row[0]])}"
             raise UserError(f"The key {path} must {rule} in the column {column!r}; {has}.")
 
     descriptions = {}

@@ -296,7 +296,7 @@ def _codes_of(table: Table, column: str, key: Key | None) -> pa.Array:
         else:
             first = np.flatnonzero(pc.equal(coded.indices, i).fill_null(False))[:1]
             raise UserError(
-                f"{table.file.path}, line {table.lines(first)[0]}, {column}: {shown(text)} is not "
+                f"{table.file.path}, {table.file.unit} {table.lines(first)[0]}, {column}: {shown(text)} is not "
                 f"an index into the key, which has {len(key.codes):,} codes."
             )
     return pa.array(codes, pa.string()).take(coded.indices)

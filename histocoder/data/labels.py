@@ -235,7 +235,9 @@ class LabelChecker:
                 changed.texts[texts[i].strip()] += counts[i]
                 if not changed.first:
                     line = table.lines(np.flatnonzero(index == i)[:1])[0]
-                    changed.first = f"the first in line {line}, {name}: {shown(texts[i])}"
+                    changed.first = (
+                        f"the first in {table.file.unit} {line}, {name}: {shown(texts[i])}"
+                    )
                     if cell.codes and cell.change != changes.MAYBE_BLANK:
                         changed.first += f" as {' & '.join(cell.codes)}"
         return ReadColumn(index, [*texts, ""], [*cells, blank])
@@ -309,7 +311,7 @@ class LabelChecker:
         is_bad = np.array([row.problem is not None for row in rows], dtype=bool)
         positions = np.flatnonzero(is_bad[index])[: _NUM_EXAMPLES - len(findings.first_bad)]
         for line, i in zip(table.lines(positions).tolist(), index[positions], strict=True):
-            findings.first_bad.append(f"line {line}, {rows[i].problem}")
+            findings.first_bad.append(f"{table.file.unit} {line}, {rows[i].problem}")
         if self._is_checked:
             is_blank = np.array([row.is_blank for row in rows], dtype=bool)
             positions = np.flatnonzero(is_blank[index])

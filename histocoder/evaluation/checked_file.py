@@ -80,7 +80,7 @@ def read_decisions(
             for name in code_cols:
                 cell = code_column.read(cells[name][row] or "")
                 if cell.problem:
-                    where = f"{path}, line {table.lines(np.array([row]))[0]}, column {name!r}"
+                    where = f"{path}, {table.file.unit} {table.lines(np.array([row]))[0]}, column {name!r}"
                     raise UserError(
                         f"{where}: {shown(cells[name][row])} {cell.problem}. Correct it, "
                         "or remove the mark."

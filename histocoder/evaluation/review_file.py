@@ -194,7 +194,7 @@ def in_order_of_worth(
         cells = frame[f"{prefix}conf"]
         conf = pd.to_numeric(cells.str.replace(",", "."), errors="coerce")
         if len(bad := np.flatnonzero(~conf.between(0, 1) & cells.notna())):
-            where = f"{file.path}, line {table.lines(bad[:1])[0]}, {prefix}conf"
+            where = f"{file.path}, {file.unit} {table.lines(bad[:1])[0]}, {prefix}conf"
             raise UserError(f"{where}: {shown(cells[bad[0]])} is not a number from 0 to 1.")
         others = {f"row_{name}": frame[name] for name in beside}
         frame = frame[[*by, *answers, *alternatives]].assign(**others, conf=conf, times=1)[

@@ -71,6 +71,11 @@ class TableFile:
         """The form of a CSV file; None for others."""
         return self.rows if isinstance(self.rows, CsvFile) else None
 
+    @property
+    def unit(self) -> str:
+        """What messages call a row: a CSV may have several lines in one."""
+        return "row" if self.csv is None else "line"
+
     def has(self, name: str) -> bool:
         """Return whether a name means a column."""
         return bool(named(name, self.header))

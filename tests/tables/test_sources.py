@@ -107,7 +107,7 @@ def test_numbers_of_excel_are_codes(tmp_path: Path):
         "-1",
     ]
     with pytest.raises(
-        UserError, match=r"line 2, h: '2000' has fewer than 5 characters.*--zero-pad-codes"
+        UserError, match=r"row 2, h: '2000' has fewer than 5 characters.*--zero-pad-codes"
     ):
         prepare(FinetuneConfig(str(path), ("h",), drop_bad_labels=True), tmp_path / "out")
     book = openpyxl.load_workbook(path)
@@ -619,3 +619,15 @@ def test_csv_is_written_as_it_was_read(tmp_path: Path, content: bytes, coded: by
     block = block.append_column("conf", pa.array([0.5] * len(block)))
     output.write_table(tmp_path / "out.csv", [block], output.Form.like(file))
     assert (tmp_path / "out.csv").read_bytes() == coded
+
+
+def test_rows_of_workbooks_are_called_rows(tmp_path: Path):
+    frame = pd.DataFrame({"occ1": ["smed", "bager"], "hisco_1": ["83110", "baker"]})
+    frame.to_excel(tmp_path / "a.xlsx", index=False)
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    for name, where in (("a.xlsx", "row 3, hisco_1"), ("a.csv", "line 3, hisco_1")):
+        config = PrepareConfig(
+            dataset=str(tmp_path / name), target_cols=("hisco_1",), save_path=str(tmp_path / "out")
+        )
+        with pytest.raises(UserError, match=where):
+            prepare(config, tmp_path / "out")
