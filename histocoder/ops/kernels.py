@@ -139,9 +139,12 @@ def adamw_rows(
     gradient is (R, dim).
     """
     assert all(x.dtype == torch.float32 and x.is_contiguous() for x in (table, mean, square))
+    # the kernel reads rows one after the other
     rows = rows.contiguous()
     gradient = gradient.float().contiguous()
     pointers = [x.data_ptr() for x in (table, mean, square, gradient, rows)]
+
+    # both corrections of the moments' bias, which begin at 0
     step_size = lr / (1 - betas[0] ** step)
     correction = math.sqrt(1 - betas[1] ** step)
     library().adamw_rows(*pointers, *gradient.shape, *betas, eps, step_size, correction)
@@ -169,6 +172,8 @@ def hash_ngrams(
     num_kinds = 2 * sizes["max_n"] + 1
     if across:
         num_kinds += sizes["max_n"] - 1
+
+    # the kernel writes into tensors that are made here
     buckets = ids.new_empty(*ids.shape, num_kinds)
     words = torch.empty_like(ids)
     call = _NgramArguments(
@@ -194,6 +199,8 @@ def attend_paths(levels: Sequence[Tensor], paths: Tensor, *, num_heads: int) -> 
     assert all(level.is_contiguous() for level in levels)
     newest = levels[-1]
     paths = paths.contiguous()
+
+    # addresses of the levels, in an array of their own
     pointers = (c_void_p * len(levels))(*(level.data_ptr() for level in levels))
     out = newest.new_empty(len(newest), newest.shape[1] // 3)
     call = _PathArguments(
@@ -230,7 +237,7 @@ def nearest(
     assert blocks.dtype == torch.bfloat16 and queries.dtype == torch.float32
     queries = queries.contiguous()
     classes = classes.contiguous()
-    pairs = classes.flatten().argsort()  # so that the rows of a class are read once
+    pairs = classes.flatten().argsort()  # so that the rows of a class are read one after the other
     products = torch.empty(classes.shape)
     rows = torch.empty_like(classes)
     pointers = [x.data_ptr() for x in (queries, classes, pairs, blocks, first, products, rows)]
@@ -250,6 +257,8 @@ def fit_machines(
     assert features.format == members.format == "csr"
     num_classes = members.shape[0]
     weights = np.empty((features.shape[1] + 1, num_classes), np.float32)
+
+    # in the types that the kernel reads, kept until it has read them
     arrays = [
         features.indptr.astype(np.int64),
         members.indptr.astype(np.int64),
@@ -330,6 +339,8 @@ class AttentionKernel:
         queries = self._sources[0]
         out = queries.new_empty(call.batch, call.num_queries, self._width)
         call.out = out.data_ptr()
+
+        # rows of probabilities are padded to whole vectors
         probabilities = None
         call.probabilities = None
         if keep:
@@ -343,6 +354,7 @@ class AttentionKernel:
     def backward(self, grad: Tensor, probabilities: Tensor) -> list[Tensor]:
         """Return the gradients of the sources from the gradient of the output."""
         grad = grad.contiguous()
+        # the call now means the gradient of the output
         results = [torch.empty_like(source) for source in self._sources]
         self._call.out = grad.data_ptr()
         self._call.probabilities = probabilities.data_ptr()

@@ -28,13 +28,18 @@ def notices(
     """Return what a person should know before a run trains, each in a sentence or two."""
     train_data = trainer.train_data
     model_config = trainer.model.config
+
+    # on descriptions: learned before, or longer than the model reads
     unit = "characters" if train_data.tokenizer.reads_characters else "tokens"
     num_cut = train_data.num_cut + trainer.val_data.num_cut
     sentences = [seen_notice(data, start), cut_notice(num_cut, config.max_len, unit)]
-    # `prepare` has looked at a user's table
+
+    # on codes; `prepare` has looked at a user's table
     if isinstance(config, MixerConfig):
         column = config.columns[0]
         sentences.append(identifiers_notice(model_config.num_classes, len(train_data), column))
+
+    # on settings that mean nothing here; the loader knows how many workers it has
     with_workers = replace(config, num_workers=trainer.train_loader.num_workers)
     for sentence in without_effect(with_workers, model_config):
         sentences.append(f"Notice: {sentence}")
@@ -45,6 +50,7 @@ def seen_notice(data: RunData, start: Start) -> str | None:
     """Return a notice if the model has, or may have, learned from descriptions that it is validated
     on.
     """
+    # descriptions that are known to be learned
     num_seen = len(data.open(SEEN))
     if num_seen:
         consequence = "There are too few others to choose a model by, so accuracy is too high."
@@ -58,6 +64,8 @@ def seen_notice(data: RunData, start: Start) -> str | None:
             f"({descriptions}) are of "
             f"descriptions in the training data, or in those of the initial model. {consequence}"
         )
+
+    # models of earlier versions and of OccCANINE don't say what they have learned
     if start.path is not None and start.trained_on is None:
         return (
             f"Notice: {start.path} does not record what it was trained on. "
@@ -80,9 +88,13 @@ def codes_not_learned(train_rows: Examples, val_rows: Examples) -> str:
     # index 0 of `code_index` stands for no code
     has_new_code = np.insert(is_new, 0, False)[val_rows.code_index].any(axis=1)
     num_rows = int(has_new_code.sum())
+
+    # a few such rows hardly matter; where they are most of them, accuracy says nothing
     consequence = "so these rows count as wrong."
     if 2 * num_rows > len(val_rows):
         consequence = "so its accuracy is low. Add rows with them."
+
+    # some of them, to look up in the table
     examples = ", ".join(new_codes[:5])
     if len(new_codes) > 5:
         examples += ", …"
@@ -108,8 +120,12 @@ def log_banner(
     data = trainer.train_data
     num_codes = trainer.model.config.num_classes
     step_size = config.step_size(distributed.world_size())
+
+    # the last epoch may end before its last step
     num_epochs = -(-trainer.total_steps // trainer.sampler.num_batches)
-    titles = f"{data.num_titles:,} titles of codes, " if data.num_titles else ""
+    titles = ""
+    if data.num_titles:
+        titles = f"{data.num_titles:,} titles of codes, "
     lines = {
         "script": Path(sys.argv[0]).name,
         "encoder": f"{encoder.name}: {encoder.reason}" if encoder.reason else encoder.name,

@@ -69,6 +69,7 @@ def seeded_model(
     if config.fsdp and any(map(is_table, model.parameters())):
         raise UserError("--fsdp does not support n-gram encoders, which are small; omit it.")
 
+    # DDP must know what is trained when it wraps the model
     if config.freeze_encoder:
         model.freeze_encoder()
     elif encoder_type(model.config.encoder) != "canine":
@@ -127,6 +128,8 @@ def build_model(config: RunConfig, task: Task, start: Start) -> MixerModel:
     )
     if start.path is not None:
         return _with_initial_weights(model_config, config, start)
+
+    # the encoder's own sizes complete the config
     tokenizer = _first_on_primary(partial(load_tokenizer, config.encoder))
     encoder = _load_encoder(config)
     model_config = _as_needed(replace(model_config, encoder=encoder.config.to_diff_dict()))
@@ -141,6 +144,8 @@ def _as_needed(config: ModelConfig) -> ModelConfig:
     encodings of characters learn from it.
     """
     kind = encoder_type(config.encoder)
+
+    # a prefix of one language says nothing
     if kind not in ("canine", "ngram") and len({*config.languages} - {UNKNOWN}) < 2:
         config = replace(config, reads_language=False)
     if kind != "canine" and config.decoder_prior and config.formatter["num_blocks"] == 1:
@@ -150,6 +155,7 @@ def _as_needed(config: ModelConfig) -> ModelConfig:
 
 def _load_encoder(config: RunConfig) -> Encoder:
     """Load the encoder that the settings name, or draw the weights of a preset."""
+    # rank 0 alone shows how far a download is
     if config.encoder not in PRESETS and not distributed.is_primary():
         from transformers.utils import logging
 
@@ -234,6 +240,7 @@ def _with_decoder_of(
         labels = dict.fromkeys([*form["labels"], *model_config.codes])
         form = form | {"labels": list(labels)}
 
+    # the decoder's tokens have to do for the codes; OccCANINE's first version has none
     head = weights.get("decoder.head.weight")
     if (
         head is None
@@ -276,6 +283,8 @@ def _give_classes(
     labels = () if start.config is None else start.config.attribute_labels
     if labels or model_config.attribute_labels:
         _set_classes(weights, "attribute_head", labels, model_config.attribute_labels)
+
+    # the classifier keeps what it knows of each code, whatever the order of the codes
     if codes is None or codes == model_config.codes:
         return
     lacking = sorted(set(codes) - set(model_config.codes))
@@ -295,6 +304,8 @@ def _set_classes(
     dim = weights["linear_decoder.weight"].shape[1]
     weight = torch.zeros(len(new), dim)
     bias = torch.full((len(new),), -math.log(max(len(new), 1)))
+
+    # a head that the initial model lacks has no old classes
     old_weight = weights.pop(f"{head}.weight", weight)
     old_bias = weights.pop(f"{head}.bias", bias)
     old_index = {label: i for i, label in enumerate(old)}

@@ -75,7 +75,9 @@ class RunData:
 
     def to_train_on(self) -> Examples:
         """Return the rows to train on, and the titles of codes if there are any."""
-        return self.open(TRAIN, TITLES) if TITLES in self.splits else self.open(TRAIN)
+        if TITLES in self.splits:
+            return self.open(TRAIN, TITLES)
+        return self.open(TRAIN)
 
     def to_validate_on(self) -> Examples:
         """Return the rows by which models are chosen and judged: without `SEEN`, if there are
@@ -130,6 +132,7 @@ def example_files(config: FinetuneConfig | MixerConfig, start: Start) -> dict[st
 def _mixer_files(config: MixerConfig) -> dict[str, LabelledFiles]:
     """Return the prepared files that the settings name, with the form of their codes."""
     columns = config.columns
+    # these formatters fix the number of codes; the general one has a block for each column
     num_blocks = NUM_CODES.get(config.formatter, len(columns))
     formatter = build_formatter(
         config.formatter,
@@ -138,6 +141,8 @@ def _mixer_files(config: MixerConfig) -> dict[str, LabelledFiles]:
         use_within_block_sep=config.use_within_block_sep,
     )
     check_target_len(formatter.num_blocks, formatter.block_size)
+
+    # what the formatter can't write
     if len(columns) > formatter.num_blocks:
         raise UserError(
             f"--formatter {config.formatter} takes {formatter.num_blocks} columns of codes at most."
@@ -155,10 +160,13 @@ def _mixer_files(config: MixerConfig) -> dict[str, LabelledFiles]:
     num_digits: int | None = 0
     if config.zero_pad_codes:
         num_digits = None if is_fitted else formatter.block_size
+
+    # the key, if there is one, has all codes
     key = None
     if config.key is not None:
         key = read_key(config.key, num_digits=num_digits)
 
+    # all files together, since the form of the codes is that of all of them
     files = LabelledFiles(
         tuple(map(Path, config.train_data + config.val_data)),
         columns,
@@ -211,6 +219,8 @@ def task_of(data: RunData) -> Task:
     """Return what a model is to learn from the data of a run; say which attributes are rare."""
     train_rows = data.to_train_on()
     val_rows = data.open(VAL, SEEN)
+
+    # without a key, the codes that occur, in validation rows alone, too
     key = data.files.key
     if key is None:
         key = Key.from_codes({*train_rows.code_table, *val_rows.code_table} - {MISSING})
@@ -261,6 +271,7 @@ def training_data(config: RunConfig, model: MixerModel, rows: Examples) -> Occup
         pad_to=model.config.pad_to,
         once=config.repeats == "once",
     )
+    # noise inserts words that the data have
     data.augmenter = augmenter_of(config, data)
     return data
 
@@ -295,6 +306,8 @@ def augmenter_of(config: RunConfig, data: OccupationDataset) -> Augmenter | None
     alters_words = config.augmentation_prob > 0 and config.num_transformations > 0
     if not alters_words and config.unk_lang_prob == 0:
         return None
+
+    # the words to insert: a file's, or the data's own
     if config.fn_word_freq is not None:
         words = read_word_list(config.fn_word_freq, config.text_normalization)
     else:
@@ -321,6 +334,8 @@ def read_word_list(path: str, text_normalization: str) -> WordList:
     """
     columns = open_table(path, ("word", "freq")).read(("word", "freq"))
     words = columns.columns["word"].fill_null("").to_pylist()
+
+    # the first cell that is not a number is named with its line
     cells = columns.columns["freq"].fill_null("").to_pandas()
     counts = pd.to_numeric(cells, errors="coerce").to_numpy(float)
     for row in np.flatnonzero(~np.isfinite(counts))[:1]:

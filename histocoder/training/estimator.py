@@ -72,6 +72,8 @@ class OccupationClassifier(ClassifierMixin, BaseEstimator):
                 f"y has no code in row {pd.isna(codes).argmax()}; leave such rows out."
             )
         check_classification_targets(codes)
+
+        # the model's codes are texts, whatever the type of y
         self.classes_, class_ids = np.unique(codes, return_inverse=True)
         labels = tuple(map(str, self.classes_.tolist()))
         if len(labels) < 2 or any(label.strip() in ("", MISSING) for label in labels):
@@ -115,8 +117,12 @@ class OccupationClassifier(ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self)
         columns = _columns(X)
+
+        # the codes that were weighed, in the order of their probabilities
         langs = columns.get("lang", self.language)
         _, ranked = self.coder_.predict_ranked(columns["occ1"], langs)
+
+        # classes_ has the order of the model's codes
         column_of_code = {code: i for i, code in enumerate(self.coder_.codes)}
         rows, ranks = ranked.codes.nonzero()
         class_ids = [column_of_code[code] for code in ranked.codes[rows, ranks]]
@@ -167,6 +173,7 @@ class OccupationClassifier(ClassifierMixin, BaseEstimator):
 
 def _columns(X: Any) -> dict[str, list[str]]:
     """Return the descriptions of X, and their languages if it has them."""
+    # arrays of one dimension become one column
     cells = np.column_stack([np.asarray(X, dtype=object)])
     if cells.ndim != 2 or cells.shape[1] not in (1, 2):
         raise ValueError(
@@ -177,5 +184,7 @@ def _columns(X: Any) -> dict[str, list[str]]:
             raise ValueError(
                 f"X has no description in row {row}, but {text!r}; leave such rows out."
             )
+
+    # languages alone may be missing
     cells[pd.isna(cells)] = "unk"
     return dict(zip(("occ1", "lang"), cells.T.tolist(), strict=False))

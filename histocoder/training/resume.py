@@ -21,6 +21,7 @@ def with_earlier_defaults(config: _Config, checkpoint: Checkpoint | None) -> _Co
     """
     if checkpoint is None:
         return config
+    # which settings a checkpoint records tells the version that wrote it
     if "--repeats" not in checkpoint.settings:
         config = replace(config, repeats="all", label_smoothing=0.0, flat_head="linear")
     if "text_normalization" in (config.by_recipe or ()):
@@ -34,6 +35,7 @@ def settings_to_compare(config: RunConfig, task: Task) -> dict[str, Any]:
 
     Learning rates in `config` are scaled.
     """
+    # the form of the data; codes are many, so a hash stands for them
     files = task.files
     codes_hash = hashlib.sha256("&".join(task.key.codes).encode()).hexdigest()[:8]
     form = files.formatter.to_config()
@@ -45,6 +47,8 @@ def settings_to_compare(config: RunConfig, task: Task) -> dict[str, Any]:
         "formatter": ", ".join(f"{name} {value}" for name, value in form.items()),
         "rows a step": config.step_size(distributed.world_size()),
     }
+
+    # settings, by their flags; of a file that one names, what counts is its content
     for setting in settings_of(type(config)):
         if setting.resume:
             value = getattr(config, setting.name)
@@ -78,6 +82,7 @@ def check_settings(
                 f"files:\n{table}"
             )
 
+    # and all of them with the run to resume
     if checkpoint is None:
         return
     table = _differences(("setting", "then", "now"), checkpoint.settings, settings)
@@ -94,6 +99,7 @@ def _batch_size_for(earlier: dict[str, Any], config: RunConfig) -> str:
     """Return, for a message, how to have the rows a step of an earlier run, if they differ."""
     num_rows = int(earlier.get("rows a step", 0))
     num_processes = distributed.world_size()
+    # 0: an earlier version, which did not record it
     if num_rows in (0, config.step_size(num_processes)):
         return ""
     if num_rows % num_processes:
@@ -101,6 +107,8 @@ def _batch_size_for(earlier: dict[str, Any], config: RunConfig) -> str:
             f" ({num_rows:,} rows a step can't be divided among {num_processes:,} processes: start "
             "another number of them)"
         )
+
+    # accumulation stays as it is where the rows can be divided so
     rows_per_process = num_rows // num_processes
     if rows_per_process % config.gradient_accumulation_steps:
         return f" (here, --batch-size {rows_per_process} --gradient-accumulation-steps 1)"
@@ -119,6 +127,8 @@ def _differences(
             rows.append((name, str(first[name]), str(value)))
     if len(rows) == 1:
         return ""
+
+    # columns as wide as their longest cell
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join(f"  {line}" for line in lines)

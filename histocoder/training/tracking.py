@@ -104,6 +104,7 @@ class RunLog(Tracker):
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Append a line; a cell is empty if the number was not measured."""
+        # a number that was not measured has an empty cell, and no point in a curve
         measured = {name: value for name, value in values.items() if not math.isnan(value)}
         cells = {name: f"{value:.6g}" for name, value in measured.items()}
         try:
@@ -112,6 +113,7 @@ class RunLog(Tracker):
         except OSError as error:
             raise UserError(f"Could not write {self._path}: {error.strerror or error}.") from error
 
+        # a dashboard groups numbers by their names
         shown = {
             DASHBOARD_NAMES.get(name, f"val/{name}"): value for name, value in measured.items()
         }
@@ -144,6 +146,7 @@ def open_tracker(config: RunConfig, run: RunFolder, *, start_step: int, system: 
     """
     if not distributed.is_primary():
         return Tracker()
+    # the columns are those of the first line, whatever is measured later
     columns = list(COLUMNS)
     for name in config.attribute_cols or ():
         columns.append(f"acc_{name}")
@@ -164,6 +167,7 @@ def _begin_wandb(run: RunFolder, config: RunConfig, system: str) -> Dashboard:
         os.environ.setdefault(variable, seconds)
     import wandb
 
+    # the id of an earlier part of this run, if there is one
     run_id = uuid.uuid4().hex[:8]
     if run.wandb_id.exists():
         run_id = run.wandb_id.read_text(encoding="utf-8").strip()
@@ -222,6 +226,7 @@ class Meter:
         """Return means over all ranks and the steps that were not skipped (NaN without any), and
         reset the meter.
         """
+        # each rank has its part of the loss; norms are of all ranks' gradients
         loss = distributed.all_reduce(torch.as_tensor(self.loss).cpu().double())
         skipped = int(self.skipped)
         num_taken = self.steps - skipped or math.nan
@@ -231,8 +236,13 @@ class Meter:
             "samples_per_sec": self.rows / (time.monotonic() - self.started),
             "skipped_steps": float(skipped),
         }
-        self.loss = self.grad_norm = 0.0
-        self.skipped = self.steps = self.rows = 0
+
+        # `skipped_in_a_row` stays
+        self.loss = 0.0
+        self.grad_norm = 0.0
+        self.skipped = 0
+        self.steps = 0
+        self.rows = 0
         self.started = time.monotonic()
         return means
 
