@@ -26,9 +26,9 @@ from histocoder.checkpoints.starter import BOX
 from histocoder.config import PredictOptions
 from histocoder.config.model import ALL_LANGUAGES
 from histocoder.inference.confidence import elsewhere, say_little_known
-from histocoder.inference.decoding import Decoding, Inputs
-from histocoder.inference.descriptions import Descriptions, Langs, Texts, readings
-from histocoder.inference.predictions import Prediction, join_rows
+from histocoder.inference.decoding import BatchPredictor, Inputs
+from histocoder.inference.descriptions import Descriptions, Langs, Texts, make_batches
+from histocoder.inference.predictions import Prediction, RankedPrediction, join_rows
 from histocoder.model import MixerModel
 from histocoder.model.devices import computing_dtype, rows_at_once
 from histocoder.model.ngram import NgramEncoder
@@ -85,28 +85,32 @@ class Coder:
         self, model: MixerModel, device: str | None = None, *, precision: str = "fp32"
     ) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        dtype = computing_dtype(precision, self.device)
         self.model = model.to(self.device).eval()
-        # in another precision, a copy: weights are saved as they were trained, and experts compute
-        # in their own
-        own = (model.linear_expert, model.nearest_expert, model.attribute_expert)
-        experts: dict[int, Any] = dict.fromkeys(map(id, own))
-        self.computing = (
-            self.model if dtype == torch.float32 else copy.deepcopy(self.model, experts).to(dtype)
-        )
+        dtype = computing_dtype(precision, self.device)
+        self.computing = self.model
+        if dtype != torch.float32:
+            # A copy, since weights are saved as they were trained. Experts compute in their own
+            # precision, and are shared.
+            experts = (model.linear_expert, model.nearest_expert, model.attribute_expert)
+            shared: dict[int, Any] = dict.fromkeys(map(id, experts))
+            self.computing = copy.deepcopy(self.model, shared).to(dtype)
         self.computing.dtype = dtype
         self.precision = str(dtype).removeprefix("torch.")
-        self.decoding = Decoding(self.model, self.computing)
-        self.formatter, self.codes = self.decoding.formatter, self.decoding.codes
+
+        self.decoding = BatchPredictor(self.model, self.computing)
+        self.formatter = self.decoding.formatter
+        self.codes = self.decoding.codes
         self.attributes = model.config.attributes
-        self.system, self.mode = model.config.system, model.config.mode
+        self.system = model.config.system
+        self.mode = model.config.mode
         self.card = model_card(model.config)
+
         self.batch_size = rows_at_once(self.device)
         self.turn: AbstractContextManager[object] = nullcontext()
         self.is_fast = isinstance(self.model.encoder, NgramEncoder)
-        self.num_workers = (
-            min(2, torch.get_num_threads()) if self.is_fast and self.device.type == "cpu" else 1
-        )
+        self.num_workers = 1
+        if self.is_fast and self.device.type == "cpu":
+            self.num_workers = min(2, torch.get_num_threads())
 
     @classmethod
     def from_pretrained(
@@ -183,32 +187,38 @@ class Coder:
         UserError
             If the mode is unknown, or the options do not fit it.
         """
-        found = self.code(self.distinct(texts, lang), PredictOptions(**options), progress=progress)
-        frame = found.frame(self.model.config)
+        descriptions = self.distinct(texts, lang)
+        prediction = self.code(descriptions, PredictOptions(**options), progress=progress)
+        frame = prediction.frame(self.model.config)
         return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
 
     def code(
-        self, given: Descriptions, options: PredictOptions, *, progress: ShowProgress = True
+        self,
+        descriptions: Descriptions,
+        options: PredictOptions,
+        *,
+        progress: ShowProgress = True,
     ) -> Prediction:
-        """Return the codes of `predict` as arrays, those of each row of `given`."""
+        """Return the codes of `predict` as arrays, those of each row of the descriptions."""
         options = replace(options, mode=options.mode or self.mode)  # which is checked with it
-        parts = self.each_batch(
-            lambda inputs: self.predict_batch(inputs, options).arrays,
-            given,
-            options,
-            progress=progress,
-        )
-        found = Prediction.of(join_rows(parts, given.rows), self.model.config)
-        found = self._calibrated(found, given, options)
-        found.drop_unsure(options.min_confidence)
-        return found
+        if not descriptions.texts:
+            return self.decoding.missing(len(descriptions.rows), options)
+
+        def work(inputs: Inputs) -> Prediction:
+            return self.predict_batch(inputs, options)
+
+        batches = self.each_batch(work, descriptions, options, progress=progress)
+        prediction = Prediction.joined(batches, descriptions.rows)
+        prediction = self._calibrated(prediction, descriptions, options)
+        prediction.drop_unsure(options.min_confidence)
+        return prediction
 
     @torch.inference_mode()
     def predict_batch(self, inputs: Inputs, options: PredictOptions) -> Prediction:
         """Code a batch of tokenised descriptions; see `predict`."""
         batch = self.decoding.encode(inputs)
-        arrays = [*self.decoding.decode(batch, options)[:3], *self.decoding.attributes(batch)]
-        return Prediction.of(arrays, self.model.config)
+        prediction = self.decoding.decode(batch, options)
+        return prediction._replace(attributes=self.decoding.attributes(batch))
 
     @torch.inference_mode()
     def embed(
@@ -217,46 +227,60 @@ class Coder:
         """Return pooled encodings of descriptions, an array of shape (n, hidden); NaN for missing
         descriptions.
         """
-        given, options = self.distinct(texts, lang), PredictOptions(batch_size=batch_size)
-        parts = self.each_batch(
-            lambda inputs: [self.decoding.encode(inputs).pooled.float().cpu().numpy()],
-            given,
-            options,
-        )
-        return join_rows(parts, given.rows)[0]
+        descriptions = self.distinct(texts, lang)
+        if not descriptions.texts:
+            size = self.model.linear_decoder.in_features
+            return np.full((len(descriptions.rows), size), np.nan, dtype=np.float32)
+
+        def work(inputs: Inputs) -> np.ndarray:
+            pooled: np.ndarray = self.decoding.encode(inputs).pooled.float().cpu().numpy()
+            return pooled
+
+        batches = self.each_batch(work, descriptions, PredictOptions(batch_size=batch_size))
+        indices, arrays = zip(*batches, strict=True)
+        return join_rows(indices, arrays, descriptions.rows)
 
     def predict_ranked(
         self, texts: Texts, lang: Langs = "unk", *, batch_size: int | None = None
-    ) -> tuple[Prediction, Prediction]:
+    ) -> RankedPrediction:
         """Code n descriptions in the model's own mode, and rank first codes; see `code_ranked`."""
-        return self.code_ranked(
-            self.distinct(texts, lang), PredictOptions(batch_size=batch_size), progress=False
-        )
+        options = PredictOptions(batch_size=batch_size)
+        return self.code_ranked(self.distinct(texts, lang), options, progress=False)
 
-    @torch.inference_mode()
     def code_ranked(
-        self, given: Descriptions, options: PredictOptions, *, progress: ShowProgress = True
-    ) -> tuple[Prediction, Prediction]:
+        self,
+        descriptions: Descriptions,
+        options: PredictOptions,
+        *,
+        progress: ShowProgress = True,
+    ) -> RankedPrediction:
         """Return the codes of `code`, and those that all experts propose as the first, by their
         combined probability.
 
         Each description is encoded once.
         """
         options = replace(options, mode=options.mode or self.mode)
+        num_rows = len(descriptions.rows)
+        if not descriptions.texts:
+            missing = self.decoding.missing(num_rows, options)
+            return RankedPrediction(missing, missing._replace(attributes={}))
 
-        def work(inputs: Inputs) -> list[np.ndarray]:
+        def work(inputs: Inputs) -> RankedPrediction:
             batch = self.decoding.encode(inputs)
-            chosen, others = self.decoding.ranked(batch)
+            prediction = self.decoding.ranked(batch)
+            answer = prediction.answer
             if options.mode != "combined":
-                chosen = self.decoding.decode(batch, options)
-            return [*others[:3], *chosen[:3], *self.decoding.attributes(batch)]
+                answer = self.decoding.decode(batch, options)
+            answer = answer._replace(attributes=self.decoding.attributes(batch))
+            return prediction._replace(answer=answer)
 
-        arrays = self.each_batch(work, given, options, progress=progress)
-        codes, probs, conf, *of_answer = join_rows(arrays, given.rows)
-        found = Prediction.of(of_answer, self.model.config)
-        found = self._calibrated(found, given, options)
-        found.drop_unsure(options.min_confidence)
-        return found, Prediction(codes, probs, conf)
+        batches = list(self.each_batch(work, descriptions, options, progress=progress))
+        answers = ((indices, batch.answer) for indices, batch in batches)
+        rankings = ((indices, batch.ranked) for indices, batch in batches)
+        answer = Prediction.joined(answers, descriptions.rows)
+        answer = self._calibrated(answer, descriptions, options)
+        answer.drop_unsure(options.min_confidence)
+        return RankedPrediction(answer, Prediction.joined(rankings, descriptions.rows))
 
     def _calibrated(
         self, found: Prediction, given: Descriptions, options: PredictOptions
@@ -274,7 +298,7 @@ class Coder:
     def each_batch(
         self,
         work: Callable[[Inputs], Result],
-        given: Descriptions,
+        descriptions: Descriptions,
         options: PredictOptions,
         *,
         progress: ShowProgress = False,
@@ -284,32 +308,30 @@ class Coder:
 
         `progress` is that of `predict`.
         """
-        num_texts = len(given.texts)
+        num_texts = len(descriptions.texts)
         batch_size = options.batch_size or self.batch_size
-        options = replace(options, batch_size=batch_size)
-        hidden = (
-            None if progress is True and num_texts > batch_size else True
-        )  # None: without a terminal
-        batches = readings(
-            given,
+        batches = make_batches(
+            descriptions,
             self.model.config,
             self.model.tokenizer,
-            options,
+            replace(options, batch_size=batch_size),
             at_least=self.decoding.num_at_once,
         )
 
         def compute(batch: tuple[Any, ...]) -> tuple[np.ndarray, Result]:
             rows, *arrays, language = batch
-            tensors: list[Any] = [a if a is None else torch.from_numpy(a) for a in arrays]
+            tensors: list[Any] = [None if a is None else torch.from_numpy(a) for a in arrays]
             with self.turn, torch.inference_mode():
                 return rows, work(Inputs(language, *tensors))
 
+        # A bar is shown on a terminal (None), if there is more than one batch.
+        is_hidden = None if progress is True and num_texts > batch_size else True
         num_workers = self.num_workers if num_texts > batch_size else 1
-        with tqdm(total=num_texts, unit="text", disable=hidden, leave=False) as bar:
-            tell = progress if callable(progress) else bar.update
+        with tqdm(total=num_texts, unit="text", disable=is_hidden, leave=False) as bar:
+            on_progress = progress if callable(progress) else bar.update
             for rows, result in _in_order(compute, batches, num_workers=num_workers):
                 yield rows, result
-                tell(min(len(rows), num_texts))
+                on_progress(len(rows))
 
 
 def _in_order(
@@ -321,16 +343,20 @@ def _in_order(
     if num_workers == 1:
         yield from map(work, items)
         return
-    num_threads, ahead = torch.get_num_threads(), deque[Future[Result]]()
-    share = -(-num_threads // num_workers)
-    pool = ThreadPoolExecutor(num_workers, initializer=torch.set_num_threads, initargs=(share,))
+
+    num_threads = torch.get_num_threads()
+    threads_each = -(-num_threads // num_workers)
+    pool = ThreadPoolExecutor(
+        num_workers, initializer=torch.set_num_threads, initargs=(threads_each,)
+    )
+    results = deque[Future[Result]]()
     try:
         for item in items:
-            ahead.append(pool.submit(work, item))
-            if len(ahead) > num_workers:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+            results.append(pool.submit(work, item))
+            if len(results) > num_workers:
+                yield results.popleft().result()
+        while results:
+            yield results.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(num_threads)  # new threads begin with the number that was set last

@@ -1,7 +1,7 @@
 """The modes of decoding: encoded descriptions in, their codes out."""
 
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ from torch import Tensor
 from histocoder.config import PredictOptions
 from histocoder.formatters import build_formatter
 from histocoder.inference.combined import CombinedSearch, set_probability
-from histocoder.inference.predictions import Prediction
+from histocoder.inference.predictions import Attribute, Prediction, RankedPrediction
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
 from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel
@@ -39,35 +39,45 @@ class Encoded(NamedTuple):
     inputs: Inputs
     memory: Tensor  # encoding of each position, of shape (B, S, dim)
     pooled: Tensor  # encoding of each description, of shape (B, dim)
-    memory_mask: (
-        Tensor | None
-    )  # positions that the decoder may attend to, of shape (B, S); None means all
+    # positions that the decoder may attend to, of shape (B, S); None means all
+    memory_mask: Tensor | None
 
 
-class Decoding:
-    """Decodes encoded descriptions; `computing` is `model` in the precision that its neural part is
-    computed in.
+class BatchPredictor:
+    """Decodes encoded descriptions.
+
+    Parameters
+    ----------
+    model : MixerModel
+    computing : MixerModel
+        The model in the precision that its neural part is computed in.
+
+    Attributes
+    ----------
+    num_at_once : int
+        Number of descriptions that a CPU's caches have room for, or with which a GPU is busy.
     """
 
     def __init__(self, model: MixerModel, computing: MixerModel) -> None:
-        self._model, self._computing = model, computing
+        self._model = model
+        self._computing = computing
         self.formatter = build_formatter(**model.config.formatter)
-        self.codes = tuple(
-            filter(None, model.config.codes)
-        )  # without OccCANINE's class for blank cells
-        self._named = np.array(
-            [*self.codes, None], dtype=object
-        )  # by their indices in the key; -1 is none
+        # without OccCANINE's class for blank cells
+        self.codes = tuple(code for code in model.config.codes if code)
+        # by their indices in the key; -1 is none
+        self._code_names = np.array([*self.codes, None], dtype=object)
         self._device = computing.linear_decoder.weight.device
-        on_cpu = self._device.type == "cpu"
-        in_cache = (
-            256 if isinstance(computing.encoder, NgramEncoder) else 64
-        )  # descriptions that fit a CPU's caches
-        self.num_at_once = in_cache if on_cpu else 4096  # decoding prefers more
-        is_code = [i for i, code in enumerate(model.config.codes) if code]
+        if self._device.type != "cpu":
+            self.num_at_once = 4096
+        elif isinstance(computing.encoder, NgramEncoder):
+            self.num_at_once = 256
+        else:
+            self.num_at_once = 64
+
         self._is_code: slice | Tensor = slice(None)  # classes that are codes
-        if len(is_code) < len(model.config.codes):
-            self._is_code = torch.tensor(is_code, device=self._device)
+        if len(self.codes) < len(model.config.codes):
+            classes = [i for i, code in enumerate(model.config.codes) if code]
+            self._is_code = torch.tensor(classes, device=self._device)
 
     @cached_property
     def _trie(self) -> CodeTrie:
@@ -75,116 +85,172 @@ class Decoding:
 
     def encode(self, inputs: Inputs) -> Encoded:
         """Encode a batch as `MixerModel.encode` does, `num_at_once` descriptions at once."""
-        config, tokenizer = self._model.config, self._model.tokenizer
+        config = self._model.config
+        tokenizer = self._model.tokenizer
         encoder = self._computing.encoder
-        parts = []
+        memories: list[Tensor] = []
+        pooled: list[Tensor] = []
+        masks: list[Any] = []
         for ids in inputs.input_ids.split(self.num_at_once):
             num_positions = ids.shape[1]
             if config.mask_memory:  # else the decoder attends to padding, which is not cut off
-                num_positions = tokenizer.num_positions(
-                    int(ids.ne(tokenizer.pad_id).sum(1).max()), config.max_len
-                )
-            trimmed, lookup = ids[:, :num_positions], None
+                longest = int(ids.ne(tokenizer.pad_id).sum(1).max())
+                num_positions = tokenizer.num_positions(longest, config.max_len)
+            trimmed = ids[:, :num_positions]
+
+            # A GPU gets n-grams that were counted here.
+            lookup = None
             if self._device.type == "cuda" and isinstance(encoder, NgramEncoder):
-                lookup = Lookup.of(trimmed, encoder.config).mapped(
-                    partial(moved, device=self._device)
-                )
-            parts.append(self._computing.encode(moved(trimmed, self._device), lookup=lookup))
-        memories, pooled, masks = zip(*parts, strict=True)
+                lookup = Lookup.of(trimmed, encoder.config)
+                lookup = lookup.mapped(partial(moved, device=self._device))
+            encoding = self._computing.encode(moved(trimmed, self._device), lookup=lookup)
+            memories.append(encoding[0])
+            pooled.append(encoding[1])
+            masks.append(encoding[2])
+
         width = max(memory.shape[1] for memory in memories)
         memory = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[1])) for part in memories])
-        mask = None
+        memory_mask = None
         if config.mask_memory:
-            mask = torch.cat([F.pad(part, (0, width - part.shape[1])) for part in masks])
-        return Encoded(inputs, memory, torch.cat(pooled), mask)
+            memory_mask = torch.cat([F.pad(mask, (0, width - mask.shape[1])) for mask in masks])
+        return Encoded(inputs, memory, torch.cat(pooled), memory_mask)
+
+    def width(self, options: PredictOptions) -> int:
+        """Return the number of codes that a row has in the answer of a mode, blank ones included;
+        in mode full that of probabilities.
+        """
+        if options.mode == "full":
+            return len(self.codes)
+        if options.mode == "topk":
+            return min(options.k, len(self.codes))
+        if options.mode == "flat":
+            return min(self.formatter.num_blocks, len(self.codes))
+        return self.formatter.num_blocks
+
+    def missing(self, num_rows: int, options: PredictOptions) -> Prediction:
+        """Return what `decode` would return for rows without a description."""
+        missing = Prediction.missing(num_rows, self.width(options), self._model.config)
+        if options.mode == "full":
+            return missing._replace(codes=missing.codes[:, :0])
+        return missing
 
     def decode(self, batch: Encoded, options: PredictOptions) -> Prediction:
         """Return the codes of a batch; see `Coder.predict_batch`."""
         mode = options.mode or self._model.config.mode
         if mode == "combined":
-            return self.ranked(batch)[0]
+            return self.ranked(batch).answer
         if mode == "flat":
-            best = self._flat(batch).topk(min(self.formatter.num_blocks, len(self.codes)))
-            indices, values = _numpy(best.indices, best.values)
-            codes = self._named[indices.astype(np.int64)]
-            return Prediction.above(codes, values, batch.inputs.thresholds.double().numpy())
-        source = self._source(batch)
+            return self._decode_flat(batch, options)
         if mode == "greedy":
-            num_blocks, size = self.formatter.num_blocks, self.formatter.block_size
-            decoder, trie = self._computing.decoder, self._trie if options.constrain else None
-            tokens, probs = greedy(
-                decoder, source, num_tokens=num_blocks * size, block_size=size, trie=trie
-            )
-            codes = self.formatter.decode(tokens.cpu().numpy())
-            is_code = moved(torch.from_numpy(~pd.isna(codes)), self._device)
-            conf = set_probability(decoder, source, tokens[:, 1:], probs, is_code=is_code)
-            numbers = _numpy(probs.unflatten(1, (num_blocks, size)).prod(-1), conf)
-            return Prediction(codes, np.where(pd.isna(codes), np.nan, numbers[0]), numbers[1])
+            return self._decode_greedy(batch, options)
+
         search = TrieSearch(self._computing.decoder, self._trie)
+        source = self._source(batch)
         if mode == "topk":
             indices, values = _numpy(*search.top_k(source, k=options.k))
-            return Prediction(self._named[indices.astype(np.int64)], values, values[:, 0])
+            return Prediction(self._named(indices), values, values[:, 0])
         (of_all,) = _numpy(search.full(source))
         return Prediction(np.empty((len(of_all), 0), dtype=object), of_all, of_all.max(1))
 
-    def attributes(self, batch: Encoded) -> list[np.ndarray]:
-        """Return the probabilities of each attribute's categories, each of shape (B, K)."""
-        found = []
+    def _decode_flat(self, batch: Encoded, options: PredictOptions) -> Prediction:
+        """Return the flat head's codes, further ones above their thresholds."""
+        best = self._flat(batch).topk(self.width(options))
+        indices, values = _numpy(best.indices, best.values)
+        thresholds = batch.inputs.thresholds.double().numpy()
+        return Prediction.above(self._named(indices), values, thresholds)
+
+    def _decode_greedy(self, batch: Encoded, options: PredictOptions) -> Prediction:
+        """Return the codes that the decoder writes token by token."""
+        num_blocks = self.formatter.num_blocks
+        size = self.formatter.block_size
+        decoder = self._computing.decoder
+        source = self._source(batch)
+        tokens, probs = greedy(
+            decoder,
+            source,
+            num_tokens=num_blocks * size,
+            block_size=size,
+            trie=self._trie if options.constrain else None,
+        )
+        codes = self.formatter.decode(tokens.cpu().numpy())
+        is_missing = pd.isna(codes)
+
+        # The probability of a set is that of all orders in which it can be written.
+        is_code = moved(torch.from_numpy(~is_missing), self._device)
+        conf = set_probability(decoder, source, tokens[:, 1:], probs, is_code=is_code)
+        of_codes = probs.unflatten(1, (num_blocks, size)).prod(-1)
+        of_codes_array, conf_array = _numpy(of_codes, conf)
+        return Prediction(codes, np.where(is_missing, np.nan, of_codes_array), conf_array)
+
+    def _named(self, indices: np.ndarray) -> np.ndarray:
+        """Return codes by their indices in the key, None for -1."""
+        return self._code_names[indices.astype(np.int64)]
+
+    def attributes(self, batch: Encoded) -> dict[str, Attribute]:
+        """Return the attributes of a batch, by the names of their columns."""
+        config = self._model.config
+        probs = []
         for name, votes in self.attribute_votes(batch).items():
-            weights = self._model.config.attribute_experts.get(name, {})
-            scores = torch.stack(
-                [weights.get(expert, 1.0) * vote for expert, vote in votes.items()]
-            ).sum(0)
-            found.append(scores.softmax(-1))
-        return _numpy(*found)
+            weights = config.attribute_experts.get(name, {})
+            weighted = [weights.get(expert, 1.0) * vote for expert, vote in votes.items()]
+            probs.append(torch.stack(weighted).sum(0).softmax(-1))
+        return {
+            name: Attribute((None, *config.attributes[name]), of_attribute)
+            for name, of_attribute in zip(config.attributes, _numpy(*probs), strict=False)
+        }
 
     def attribute_votes(self, batch: Encoded) -> dict[str, dict[str, Tensor]]:
         """Return the log-odds (B, K) of each attribute's categories, by each expert."""
-        attributes, flat = (
-            self._model.config.attributes,
-            self._computing.classify_attributes(batch.pooled),
-        )
+        flat = self._computing.classify_attributes(batch.pooled)
         if flat is None:
             return {}
-        sizes = [1 + len(labels) for labels in attributes.values()]
-        experts = {"flat": flat}
+        of_experts = {"flat": flat}
         if self._model.attribute_expert is not None:
-            experts["linear"] = self._model.attribute_expert(batch.inputs.characters)
-        parts = {name: vote.split(sizes, dim=1) for name, vote in experts.items()}
-        return {
-            name: {expert: parts[expert][i] for expert in parts}
-            for i, name in enumerate(attributes)
-        }
+            of_experts["linear"] = self._model.attribute_expert(batch.inputs.characters)
+
+        attributes = self._model.config.attributes
+        sizes = [1 + len(labels) for labels in attributes.values()]
+        votes: dict[str, dict[str, Tensor]] = {name: {} for name in attributes}
+        for expert, log_odds in of_experts.items():
+            for name, part in zip(attributes, log_odds.split(sizes, dim=1), strict=True):
+                votes[name][expert] = part
+        return votes
 
     def combined_search(self, batch: Encoded) -> CombinedSearch:
         """Return the search with the opinions of all the model's experts."""
-        missing, weights = self.formatter.missing_token(self.codes), self._model.config.experts
-        is_needed = (
-            self.formatter.num_blocks > 1 or not self._model.config.decoder_prior
-        )  # else its prior says all
-        source = self._source(batch) if ("decoder" in weights if weights else is_needed) else None
+        config = self._model.config
         beliefs = {"flat": self._flat(batch)}
         if self._model.linear_expert is not None:
-            beliefs["linear"] = self._model.linear_expert(batch.inputs.characters)[
-                :, self._is_code
-            ].softmax(-1)
-        start = (self._computing.decoder, self._trie, source, beliefs)
-        expert = self._model.nearest_expert
-        nearest = None if expert is None else partial(self._nearest, expert, batch)
+            linear = self._model.linear_expert(batch.inputs.characters)
+            beliefs["linear"] = linear[:, self._is_code].softmax(-1)
+        nearest = None
+        if self._model.nearest_expert is not None:
+            nearest = partial(self._nearest, self._model.nearest_expert, batch)
+
+        # Of rows with one code, the decoder's prior says all that it knows.
+        has_decoder = self.formatter.num_blocks > 1 or not config.decoder_prior
+        if config.experts:
+            has_decoder = "decoder" in config.experts
         return CombinedSearch(
-            *start, nearest=nearest, num_blocks=self.formatter.num_blocks, missing=missing
+            self._computing.decoder,
+            self._trie,
+            self._source(batch) if has_decoder else None,
+            beliefs,
+            nearest=nearest,
+            num_blocks=self.formatter.num_blocks,
+            missing=self.formatter.missing_token(self.codes),
         )
 
-    def ranked(self, batch: Encoded) -> tuple[Prediction, Prediction]:
-        """Return the answer of all experts together, and the first codes that they considered, the
-        best first.
-        """
+    def ranked(self, batch: Encoded) -> RankedPrediction:
+        """Return the answer of all experts together, and the first codes that they considered."""
         config = self._model.config
         weights = config.experts_by_language.get(batch.inputs.language, config.experts)
         decoded = self.combined_search(batch).decode(weights)
-        codes, probabilities, conf, ranked, shares = _numpy(*decoded)
-        answer = Prediction(self._named[codes.astype(np.int64)], probabilities, conf)
-        return answer, Prediction(self._named[ranked.astype(np.int64)], shares, shares[:, 0])
+        codes, probs, conf, ranked, ranked_probs = _numpy(*decoded)
+        answer = Prediction(self._named(codes), probs, conf)
+        return RankedPrediction(
+            answer, Prediction(self._named(ranked), ranked_probs, ranked_probs[:, 0])
+        )
 
     def _nearest(
         self, expert: NearestExpert, batch: Encoded, codes: Tensor, rows: Tensor
@@ -194,10 +260,9 @@ class Decoding:
         """
         classes = codes if isinstance(self._is_code, slice) else self._is_code[codes]
         assert batch.inputs.ends is not None
-        found: dict[str, Tensor] = expert(
-            batch.pooled[rows], moved(batch.inputs.ends, self._device)[rows], classes
-        )
-        return found
+        ends = moved(batch.inputs.ends, self._device)
+        votes: dict[str, Tensor] = expert(batch.pooled[rows], ends[rows], classes)
+        return votes
 
     def _flat(self, batch: Encoded) -> Tensor:
         """Return the flat head's probabilities of the codes (B, num_codes)."""

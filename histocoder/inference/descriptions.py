@@ -147,8 +147,8 @@ def _may_be_missing(text: str) -> bool:
     return text != "None" and (is_missing(text) or (text[0] == "#" and spoilt(text) is not None))
 
 
-def readings(
-    given: Descriptions,
+def make_batches(
+    descriptions: Descriptions,
     config: ModelConfig,
     tokenizer: tokenizers.Tokenizer,
     options: PredictOptions,
@@ -161,15 +161,14 @@ def readings(
     These are the indices of a batch (B,), its token ids (B, S), thresholds of the flat head (B,),
     where the model has such experts the characters (B, L) for linear ones, and the
     `end_characters` (B, 2) for that of nearest rows, and the language whose experts' weights count.
-    A batch has at least so many, if there are, even if their lengths differ. If there is no
-    description, an invented one is read, which shows the shape of results.
+    A batch has at least so many descriptions, if there are, even if their lengths differ.
     """
-    texts, langs = (given.texts, given.langs) if given.texts else (["-"], [tokenizers.UNKNOWN])
-    known = {lang: Language(lang).among(config.languages) for lang in set(langs)}
-    joined = tokenizers.join_language(
-        normalize(texts, config.text_normalization), [known[lang] for lang in langs]
-    )
-    thresholds = thresholds_of(config, langs, options.threshold)
+    if not descriptions.texts:
+        return
+    langs = descriptions.langs
+    lang_of_model = {lang: Language(lang).among(config.languages) for lang in set(langs)}
+    normalized = normalize(descriptions.texts, config.text_normalization)
+    joined = tokenizers.join_language(normalized, [lang_of_model[lang] for lang in langs])
     tokens = tokenizers.tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
     if tokens.num_cut:
         limit = f"{config.max_len} {tokenizer.unit}"
@@ -178,42 +177,52 @@ def readings(
         )
 
     # A batch is of one language where the experts' weights differ between languages.
-    own_weights = [ALL_LANGUAGES, *config.experts_by_language]
-    places = {code: place for place, code in enumerate(own_weights)}
-    weighting = np.array([places.get(known[lang], 0) for lang in langs])
+    weighted_langs = [ALL_LANGUAGES, *config.experts_by_language]
+    index_of = {lang: index for index, lang in enumerate(weighted_langs)}
+    weighting = np.array([index_of.get(lang_of_model[lang], 0) for lang in langs])
     order = np.lexsort((tokens.lengths, weighting))
-    lengths, start = tokens.lengths[order], 0
-    has_expert = config.num_linear_features or config.num_attribute_features
+    weighting = weighting[order]
+    lengths = tokens.lengths[order]
+
+    thresholds = thresholds_of(config, langs, options.threshold)
+    has_linear_expert = config.num_linear_features or config.num_attribute_features
+    start = 0
     while start < len(order):
-        first = weighting[order[start]]
-        end = int(np.searchsorted(weighting[order], first, side="right"))
-        alike = start + int(
-            np.searchsorted(lengths[start:end], _LIKE * lengths[start], side="right")
-        )
-        end = min(max(alike, start + at_least), start + (options.batch_size or at_least), end)
+        last = int(np.searchsorted(weighting, weighting[start], side="right"))
+        longest = _LIKE * lengths[start]
+        end = start + int(np.searchsorted(lengths[start:last], longest, side="right"))
+        end = max(end, start + at_least)
+        end = min(end, start + (options.batch_size or at_least), last)
         rows = order[start:end]
+        lang = weighted_langs[weighting[start]]
+        start = end
+
         ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
-        own = [joined[row] for row in rows] if has_expert or config.num_nearest_rows else []
-        characters = tokenizers.lower_characters(own) if has_expert else None
-        ends = tokenizers.end_characters(own) if config.num_nearest_rows else None
-        yield rows, ids, thresholds[rows], characters, ends, own_weights[first]
-        start += len(rows)
+        characters = None
+        ends = None
+        if has_linear_expert or config.num_nearest_rows:
+            of_rows = [joined[row] for row in rows]
+            if has_linear_expert:
+                characters = tokenizers.lower_characters(of_rows)
+            if config.num_nearest_rows:
+                ends = tokenizers.end_characters(of_rows)
+        yield rows, ids, thresholds[rows], characters, ends, lang
 
 
 def thresholds_of(
-    config: ModelConfig, langs: Sequence[str], given: float | None = None
+    config: ModelConfig, langs: Sequence[str], threshold: float | None = None
 ) -> np.ndarray:
-    """Return the threshold of each description, of shape (n,): the given one, its language's, or
-    the default.
+    """Return the threshold of each description, of shape (n,): the one that is given, its
+    language's, or the default.
     """
-    if given is not None:
-        return np.full(len(langs), given, dtype=np.float32)
-    own: dict[str, float] = {
-        Language(lang): threshold for lang, threshold in config.thresholds.items()
+    if threshold is not None:
+        return np.full(len(langs), threshold, dtype=np.float32)
+    of_model: dict[str, float] = {
+        Language(lang): value for lang, value in config.thresholds.items()
     }
-    default = own.get(ALL_LANGUAGES, config.default_threshold)
-    found = {
-        lang: own.get(Language(Language(lang).among(config.languages)), default)
-        for lang in set(langs)
-    }
-    return np.array([found[lang] for lang in langs], dtype=np.float32)
+    default = of_model.get(ALL_LANGUAGES, config.default_threshold)
+    of_langs = {}
+    for lang in set(langs):
+        known_lang = Language(Language(lang).among(config.languages))
+        of_langs[lang] = of_model.get(known_lang, default)
+    return np.array([of_langs[lang] for lang in langs], dtype=np.float32)

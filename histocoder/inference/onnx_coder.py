@@ -12,8 +12,8 @@ import pandas as pd
 from histocoder.config import ModelConfig, PredictOptions
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
-from histocoder.inference.descriptions import Descriptions, Langs, Texts, readings
-from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Prediction, join_rows
+from histocoder.inference.descriptions import Descriptions, Langs, Texts, make_batches
+from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Attribute, Prediction
 from histocoder.text.tokenizers import CHARACTERS, PretrainedTokenizer
 
 CONFIG_FILE, TOKENIZER_FOLDER = "config.json", "tokenizer"
@@ -121,7 +121,7 @@ class OnnxCoder:
                 "the model itself."
             )
         given, parts = Descriptions.of(texts, lang, languages=config.languages), []
-        for rows, ids, thresholds, characters, ends, _ in readings(
+        for rows, ids, thresholds, characters, ends, _ in make_batches(
             given, config, self._tokenizer, options, at_least=_AT_LEAST
         ):
             logits, *others = _run(self._encoder, ids)
@@ -145,8 +145,13 @@ class OnnxCoder:
                     else partial(self._nearest, projected, ends)
                 )
                 part = self._combined(beliefs, nearest)
-            parts.append((rows, [*part.arrays, *self._attributes(others, characters)]))
-        prediction = Prediction.of(join_rows(parts, given.rows), config)
+            attributes = self._attributes(others, characters)
+            parts.append((rows, part._replace(attributes=attributes)))
+        if parts:
+            prediction = Prediction.joined(parts, given.rows)
+        else:
+            width = self._num_blocks if mode == "flat" else 1
+            prediction = Prediction.missing(len(given.rows), width, config)
         prediction.drop_unsure(min_confidence)
         frame = prediction.frame(config)
         return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
@@ -183,21 +188,23 @@ class OnnxCoder:
 
     def _attributes(
         self, logits: list[np.ndarray], characters: np.ndarray | None
-    ) -> list[np.ndarray]:
-        """Return the probabilities of each attribute's categories, as `Decoding.attributes`
-        does.
-        """
-        votes, first, found, config = dict(zip(["flat"], logits, strict=False)), 0, [], self._config
+    ) -> dict[str, Attribute]:
+        """Return the attributes of a batch, as `BatchPredictor.attributes` does."""
+        votes = dict(zip(["flat"], logits, strict=False))
         if "attribute_expert" in self._experts:
             votes["linear"] = self._linear("attribute_expert", characters)
-        for name, labels in config.attributes.items():
-            own, weights = (
-                slice(first, first := first + 1 + len(labels)),
-                config.attribute_experts.get(name, {}),
-            )
-            scores = [weights.get(expert, 1.0) * vote[:, own] for expert, vote in votes.items()]
-            found.append(_softmax(np.sum(scores, axis=0)).astype(np.float64))
-        return found
+        attributes = {}
+        start = 0
+        for name, labels in self._config.attributes.items():
+            end = start + 1 + len(labels)
+            weights = self._config.attribute_experts.get(name, {})
+            weighted = [
+                weights.get(expert, 1.0) * vote[:, start:end] for expert, vote in votes.items()
+            ]
+            probs = _softmax(np.sum(weighted, axis=0)).astype(np.float64)
+            attributes[name] = Attribute((None, *labels), probs)
+            start = end
+        return attributes
 
     def _linear(self, name: str, characters: np.ndarray | None) -> np.ndarray:
         """Return the log-odds of a `LinearExpert` for characters (B, S), of shape (B, number of

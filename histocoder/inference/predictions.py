@@ -4,17 +4,17 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from histocoder.config import ModelConfig
 
-NUM_CANDIDATES = (
-    8  # codes of a row that experts beside the decoder propose; the decoder adds its own
-)
-LEAST = 1e-9  # least probability of an expert, which is not 0 so that none has a veto
+NUM_CANDIDATES = 8
+"""Codes of a row that the experts beside the decoder propose; the decoder adds its own."""
+LEAST = 1e-9
+"""Least probability of an expert, which is not 0 so that none has a veto."""
 
 
 class Attribute(NamedTuple):
@@ -41,25 +41,39 @@ class Prediction(NamedTuple):
     codes: np.ndarray  # strings of shape (n, width); None where there is none
     probs: np.ndarray  # each code's probability, of shape (n, width); NaN where there is none
     conf: np.ndarray  # confidence in the whole prediction, of shape (n,)
-    attributes: Mapping[str, Attribute] = MappingProxyType(
-        {}
-    )  # the model's, by the names of their columns
-
-    @property
-    def arrays(self) -> list[np.ndarray]:
-        """All arrays, from which `of` makes a prediction."""
-        return [*self[:3], *(attribute.probs for attribute in self.attributes.values())]
+    # those of the model, by the names of their columns
+    attributes: Mapping[str, Attribute] = MappingProxyType({})
 
     @classmethod
-    def of(cls, arrays: Sequence[np.ndarray], config: ModelConfig) -> "Prediction":
-        """Return the prediction of these arrays."""
-        codes, probs, conf, *rest = arrays
-        pairs = zip(config.attributes.items(), rest, strict=True)
+    def missing(cls, num_rows: int, width: int, config: ModelConfig) -> "Prediction":
+        """Return the prediction of rows without a description."""
+        attributes = {}
+        for name, labels in config.attributes.items():
+            probs = np.full((num_rows, 1 + len(labels)), np.nan)
+            attributes[name] = Attribute((None, *labels), probs)
+        codes = np.full((num_rows, width), None, dtype=object)
+        probs = np.full((num_rows, width), np.nan)
+        return cls(codes, probs, np.full(num_rows, np.nan), attributes)
+
+    @classmethod
+    def joined(
+        cls, parts: Iterable[tuple[np.ndarray, "Prediction"]], rows: np.ndarray
+    ) -> "Prediction":
+        """Join batches, each with the indices of its descriptions; see `join_rows`."""
+        indices, batches = zip(*parts, strict=True)
+
+        def joined(arrays: list[np.ndarray]) -> np.ndarray:
+            return join_rows(indices, arrays, rows)
+
+        attributes = {}
+        for name, attribute in batches[0].attributes.items():
+            probs = joined([batch.attributes[name].probs for batch in batches])
+            attributes[name] = Attribute(attribute.labels, probs)
         return cls(
-            codes,
-            probs,
-            conf,
-            {name: Attribute((None, *labels), own) for (name, labels), own in pairs},
+            joined([batch.codes for batch in batches]),
+            joined([batch.probs for batch in batches]),
+            joined([batch.conf for batch in batches]),
+            attributes,
         )
 
     @classmethod
@@ -88,34 +102,44 @@ class Prediction(NamedTuple):
         begin with `alt_`.
         """
         width = self.codes.shape[1]
-        if width < self.probs.shape[1]:
-            return pd.DataFrame(self.probs, columns=list(filter(None, config.codes)))
+        if width < self.probs.shape[1]:  # mode full
+            return pd.DataFrame(self.probs, columns=[code for code in config.codes if code])
+
         columns: dict[str, np.ndarray] = {}
         for i, name in enumerate(config.code_columns(width)):
-            alt = "alt_" if has_alternatives and i else ""
-            columns |= {f"{alt}{name}": self.codes[:, i], f"{alt}prob_{i + 1}": self.probs[:, i]}
+            alt = "alt_" if has_alternatives and i > 0 else ""
+            columns[f"{alt}{name}"] = self.codes[:, i]
+            columns[f"{alt}prob_{i + 1}"] = self.probs[:, i]
             if config.descriptions:
                 meanings = [config.descriptions.get(code) for code in self.codes[:, i]]
                 columns[f"{alt}desc_{i + 1}"] = np.array(meanings, dtype=object)
         columns["conf"] = self.conf
+
         for name, attribute in self.attributes.items():
-            columns[name], columns[f"{name}_prob"] = attribute.best
+            labels, probs = attribute.best
+            columns[name] = labels
+            columns[f"{name}_prob"] = probs
         return pd.DataFrame(columns)
 
 
-def join_rows(
-    parts: Iterable[tuple[np.ndarray, Sequence[Any]]], rows: np.ndarray
-) -> list[np.ndarray]:
-    """Put the arrays of batches, each with the indices of its descriptions, in the order of `rows`
-    (n,).
+class RankedPrediction(NamedTuple):
+    """Codes of n descriptions, and the codes that all experts propose as the first of each."""
 
-    These are indices of descriptions; -1 stands for a missing one, which gets None or NaN.
+    answer: Prediction
+    ranked: Prediction  # without attributes; the most probable first, `conf` is its probability
+
+
+def join_rows(
+    indices: Sequence[np.ndarray], arrays: Sequence[np.ndarray], rows: np.ndarray
+) -> np.ndarray:
+    """Put the array of each batch, whose descriptions have these indices, in the order of `rows`.
+
+    Rows (n,) are indices of descriptions; -1 stands for a missing one, which gets None or NaN.
     """
-    indices, found = zip(*parts, strict=True)
     order = np.concatenate(indices).argsort()
+    missing = np.full_like(arrays[0], None, shape=(1, *arrays[0].shape[1:]))
     order = np.append(order, len(order))  # of the missing one, which is the last
-    missing = (np.full_like(array, None, shape=(1, *array.shape[1:])) for array in found[0])
-    return [np.concatenate(arrays)[order[rows]] for arrays in zip(*found, missing, strict=True)]
+    return np.concatenate([*arrays, missing])[order[rows]]
 
 
 def attribute_columns(names: Iterable[str]) -> dict[str, str]:
