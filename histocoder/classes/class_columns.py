@@ -39,7 +39,8 @@ class Candidates:
 
     def _sums(self, weights: np.ndarray) -> np.ndarray:
         """Return the sum of each row's weights, of shape (n,)."""
-        return np.bincount(self.rows, weights, minlength=self.num_rows)
+        sums = np.bincount(self.rows, weights, minlength=self.num_rows)
+        return sums.astype(float)  # of no candidates, bincount makes integers
 
     def class_probability(self, classes: np.ndarray, written: np.ndarray) -> np.ndarray:
         """Return the probability of the class that is `written` in each row, of shape (n,), given

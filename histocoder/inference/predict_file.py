@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -44,10 +44,10 @@ from histocoder.tables.output import (
 )
 from histocoder.tables.table import TableFile, open_table
 
-_BATCHES, _FAST_BATCHES = (
-    4,
-    16,
-)  # batches of a part, after which codes are kept; and those of fast models
+BATCHES_OF_PART = 4
+"""Number of batches after which codes are kept."""
+BATCHES_OF_FAST_PART = 16
+"""That of fast models."""
 RESUME = "What is coded so far is kept: run the same command again to resume."
 
 
@@ -74,15 +74,12 @@ def predict_file(
     rows that a batch has coded, and of all rows; by default it is a bar on rank 0's terminal, if
     there is one. It may raise an error to stop; the same call then resumes.
     """
-    columns, output = (
-        config.settings_of_columns | config.settings_of_qualifiers,
-        Path(config.output),
-    )
+    columns = config.settings_of_columns | config.settings_of_qualifiers
     table = open_table(
         Path(config.input), columns, sheet=config.sheet, encoding=config.file_encoding
     )
-    own: dict[str, Any] = {setting: table.column(name) for name, setting in columns.items()}
-    config = replace(config, mode=config.mode or coder.mode, **own)
+    names: dict[str, Any] = {setting: table.column(name) for name, setting in columns.items()}
+    config = replace(config, mode=config.mode or coder.mode, **names)
     tables = TableCoder(coder, config, known=known)
     form = _form(config, table, tables.schema.names)
     if LANG_COL in table.header and config.language_col is None and config.language == "unk":
@@ -92,60 +89,81 @@ def predict_file(
         )
     for notice in table.notices:
         say(notice)
+
+    # Parts of the same table by the same model with the same settings are used again.
     block_rows = block_rows or tables.block_rows
-    size = (config.batch_size or coder.batch_size) * (_FAST_BATCHES if coder.is_fast else _BATCHES)
-    path, state = table.path, table.path.stat()
+    batches_of_part = BATCHES_OF_FAST_PART if coder.is_fast else BATCHES_OF_PART
+    part_size = (config.batch_size or coder.batch_size) * batches_of_part
+    state = table.path.stat()
     depends_on = [
         asdict(config),
-        [str(path), state.st_size, state.st_mtime_ns],
+        [str(table.path), state.st_size, state.st_mtime_ns],
         model_id,
         block_rows,
-        size,
+        part_size,
     ]
     identity = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:16]
+
+    output = Path(config.output)
     parts = output.with_name(f".{output.name}.parts")
     distributed.run_on_primary(
         partial(make_folder, output.parent), doing="making the output's folder"
     )
-    lock = holding(
-        output.with_name(f".{output.name}.lock"), path=output, instead="another --output"
-    )
+    lock_path = output.with_name(f".{output.name}.lock")
+    lock = holding(lock_path, path=output, instead="another --output")
     with lock, _kept(parts), handling_stop_signals(_stop):
         count = partial(_count_rows, table, output, block_rows)
         num_rows = distributed.broadcast_from_primary(count, doing="reading the input")
         if any(parts.glob(f"codes-{identity}-*")):
             say("Resuming an interrupted run.")
-        hidden = (
-            True if progress is not None or distributed.rank() else None
-        )  # None: without a terminal
-        with (
-            tqdm(
-                total=num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True
-            ) as bar,
-            _saying(say),
-        ):
-            tell: Callable[[float], object] = bar.update
-            if progress is not None:
-                tell = lambda num_coded: progress(num_coded, num_rows)  # noqa: E731
-            elif bar.disable and distributed.is_primary():
-                tell = _Minutes(num_rows, say).add
-            blocks, told = table.chunks(chunk_rows=block_rows), _Told(tables, config.columns)
-            coded = _coded_blocks(
-                tables, blocks, prefix=str(parts / f"codes-{identity}"), size=size, tell=tell
+
+        # Notices are said once, by rank 0, which writes what all ranks code.
+        counter = RowCounter(tables, config.columns)
+        with _showing_progress(num_rows, progress, say) as on_progress, _saying(say):
+            coded_blocks = _coded_blocks(
+                tables,
+                table.chunks(chunk_rows=block_rows),
+                prefix=str(parts / f"codes-{identity}"),
+                size=part_size,
+                on_progress=on_progress,
             )
-            for notice in (
-                write_table(output, map(told.add, coded), form)
-                if distributed.is_primary()
-                else coded
-            ):
-                say(notice)
+            if distributed.is_primary():
+                for notice in write_table(output, map(counter.add, coded_blocks), form):
+                    say(notice)
+            else:
+                deque(coded_blocks, maxlen=0)
+
         if distributed.is_primary():
             shutil.rmtree(parts, ignore_errors=True)
-            for remark in filter(
-                None, [tables.unlike(), *(classes.coverage() for classes in tables.classes)]
-            ):
-                say(remark)
-    return told.numbers()
+            remarks = [tables.unlike()]
+            remarks += [classes.coverage() for classes in tables.classes]
+            for remark in remarks:
+                if remark:
+                    say(remark)
+    return counter.numbers()
+
+
+@contextmanager
+def _showing_progress(
+    num_rows: int,
+    progress: Callable[[float, int], object] | None,
+    say: Callable[[str], None],
+) -> Iterator[Callable[[float], object]]:
+    """Yield a function that receives numbers of coded rows, for `progress`, a bar, or a line a
+    minute.
+    """
+    if progress is not None:
+        yield lambda num_coded: progress(num_coded, num_rows)
+        return
+
+    is_hidden = None if distributed.is_primary() else True  # None: without a terminal
+    with tqdm(
+        total=num_rows, unit="row", unit_scale=True, disable=is_hidden, dynamic_ncols=True
+    ) as bar:
+        if bar.disable and distributed.is_primary():
+            yield ProgressLines(num_rows, say).add
+        else:
+            yield bar.update
 
 
 def facts_of(coder: Coder, config: PredictConfig, folder: Path, *, name: str) -> dict[str, Any]:
@@ -155,106 +173,117 @@ def facts_of(coder: Coder, config: PredictConfig, folder: Path, *, name: str) ->
     `validation` has the accuracy in the report of its run, which is of the run's last model, if
     that is in the mode.
     """
-    mode, own, path = config.mode or coder.mode, coder.model.config, run_of(folder) / METRICS_FILE
-    sha256s = {
-        "sha256": sha256(folder / WEIGHTS_FILE),
-        "config_sha256": sha256(folder / CONFIG_FILE),
-    }
-    found: dict[str, Any] = {
+    mode = config.mode or coder.mode
+    facts: dict[str, Any] = {
         "system": coder.system,
-        "model": {"folder": name, **sha256s},
+        "model": {
+            "folder": name,
+            "sha256": sha256(folder / WEIGHTS_FILE),
+            "config_sha256": sha256(folder / CONFIG_FILE),
+        },
         "mode": mode,
-    }
-    found |= {
         "precision": coder.precision,
         "min_confidence": config.min_confidence,
         "validation": {},
     }
     if mode == "flat":
-        usual = own.thresholds or own.default_threshold
-        found["threshold"] = usual if config.threshold is None else config.threshold
+        facts["threshold"] = config.threshold
+        if config.threshold is None:
+            model_config = coder.model.config
+            facts["threshold"] = model_config.thresholds or model_config.default_threshold
+
+    path = run_of(folder) / METRICS_FILE
     metrics = read_json(path) if path.is_file() else {}
     if metrics.get("mode") == mode:
         accuracy = round(metrics["answer"]["overall"]["accuracy"], 4)
-        found["validation"] = {"rows": metrics["num_rows"], "accuracy": accuracy}
-    return found
+        facts["validation"] = {"rows": metrics["num_rows"], "accuracy": accuracy}
+    return facts
 
 
-_SECONDS_BETWEEN_LINES = 60.0
+SECONDS_BETWEEN_LINES = 60.0
 
 
-class _Minutes:
+class ProgressLines:
     """Says once a minute how many rows are coded, and how long the rest takes: where no terminal
     shows a bar.
     """
 
     def __init__(self, num_rows: int, say: Callable[[str], None]) -> None:
-        self._num_rows, self._say = num_rows, say
+        self._num_rows = num_rows
+        self._say = say
         self._num_coded = 0.0
-        self._started = self._last = time.monotonic()
+        self._start_time = time.monotonic()
+        self._last_time = self._start_time
 
     def add(self, num_coded: float) -> None:
         """Count rows that have been coded."""
         self._num_coded += num_coded
         now = time.monotonic()
-        if now - self._last < _SECONDS_BETWEEN_LINES or not self._num_coded:
+        if now - self._last_time < SECONDS_BETWEEN_LINES or not self._num_coded:
             return
-        self._last = now
-        seconds = (now - self._started) * max(self._num_rows / self._num_coded - 1, 0)
-        rest = timedelta(seconds=round(seconds))
-        self._say(f"Coded {round(self._num_coded):,} of {self._num_rows:,} rows; {rest} left.")
+        self._last_time = now
+        seconds_each = (now - self._start_time) / self._num_coded
+        num_left = max(self._num_rows - self._num_coded, 0)
+        remaining = timedelta(seconds=round(seconds_each * num_left))
+        self._say(f"Coded {round(self._num_coded):,} of {self._num_rows:,} rows; {remaining} left.")
 
 
 def _stop(signum: int, _frame: object) -> NoReturn:
     raise Interrupted(signal.Signals(signum).name, signum)
 
 
-class _Told:
+class RowCounter:
     """Counts the rows of coded blocks by what became of them."""
 
     def __init__(self, tables: TableCoder, prefix: str) -> None:
-        names, self._classes = tables.schema.names, tables.classes
+        names = tables.schema.names
+        self._classes = tables.classes
         self._code = next(iter(code_columns(names)), names[0])
-        self._conf, self._source = (
-            one if one in names else None for one in (f"{prefix}conf", f"{prefix}{SOURCE_COL}")
-        )
-        self._counts, self._sums = Counter[str](), Counter[str]()  # the latter of confidence
+        self._conf = f"{prefix}conf"
+        self._has_conf = self._conf in names  # not in mode full
+        self._source = f"{prefix}{SOURCE_COL}"
+        self._has_source = self._source in names
+        self._counts = Counter[str]()
+        # of rows that the model answered, and of those that it coded
+        self._num_by_model = Counter[str]()
+        self._sum_conf = Counter[str]()
 
     def add(self, block: pa.Table) -> pa.Table:
         """Count a block's rows, and return it."""
         is_coded = block[self._code].is_valid().to_numpy()
-        conf = (
-            np.where(is_coded, 1.0, np.nan) if self._conf is None else block[self._conf].to_numpy()
-        )  # mode full
-        is_asked = ~np.isnan(conf)
-        parts = {
-            "rows": np.ones_like(is_coded),
-            "coded": is_coded,
-            "unsure": is_asked & ~is_coded,
-            "blank": ~is_asked,
-        }
+        conf = np.where(is_coded, 1.0, np.nan)
+        if self._has_conf:
+            conf = block[self._conf].to_numpy()
+        is_answered = ~np.isnan(conf)
+        self._counts["rows"] += len(block)
+        self._counts["coded"] += int(is_coded.sum())
+        self._counts["unsure"] += int((is_answered & ~is_coded).sum())
+        self._counts["blank"] += int((~is_answered).sum())
+
         is_known = np.zeros_like(is_coded)
-        if self._source is not None:
-            parts["known"] = is_known = (
-                pc.equal(block[self._source], "known").fill_null(False).to_numpy()
-            )
-        self._counts.update({name: int(part.sum()) for name, part in parts.items()})
-        for name, part in (("answered", is_asked & ~is_known), ("coded", is_coded & ~is_known)):
-            self._sums.update({f"{name} rows": int(part.sum()), name: conf[part].sum()})
+        if self._has_source:
+            is_known = pc.equal(block[self._source], "known").fill_null(False).to_numpy()
+            self._counts["known"] += int(is_known.sum())
+        for name, rows in (("answered", is_answered), ("coded", is_coded)):
+            is_by_model = rows & ~is_known
+            self._num_by_model[name] += int(is_by_model.sum())
+            self._sum_conf[name] += conf[is_by_model].sum()
         return block
 
     def numbers(self) -> dict[str, Any]:
         """Return the counts, the mean confidence in rows that the model answered and in those it
         coded, and classes.
         """
-        names = [
-            name for name in ("answered", "coded") if self._conf and self._sums[f"{name} rows"]
-        ]
-        accuracy = {
-            name: round(float(self._sums[name] / self._sums[f"{name} rows"]), 4) for name in names
+        mean_conf = {}
+        if self._has_conf:
+            for name, number in self._num_by_model.items():
+                if number:
+                    mean_conf[name] = round(float(self._sum_conf[name] / number), 4)
+        return {
+            "counts": dict(self._counts),
+            "expected_accuracy": mean_conf,
+            "classes": [classes.told for classes in self._classes],
         }
-        classes = [classes.told for classes in self._classes]
-        return {"counts": dict(self._counts), "expected_accuracy": accuracy, "classes": classes}
 
 
 def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form:
@@ -265,8 +294,10 @@ def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form
     check_output(output, inputs=(table.path, config.classes), excel=config.excel)
     check_kept(table, output)
     check_new_columns(names, path=table.path, taken=table.header, prefix=f"pred_{config.columns}")
-    how = {"excel": config.excel, "raw": config.raw, **({} if config.excel else {"decimal": "."})}
-    return Form.like(table, **how)
+    kwargs: dict[str, Any] = {"excel": config.excel, "raw": config.raw}
+    if not config.excel:
+        kwargs["decimal"] = "."
+    return Form.like(table, **kwargs)
 
 
 def _count_rows(table: TableFile, output: Path, block_rows: int) -> int:
@@ -291,31 +322,35 @@ def _coded_blocks(
     *,
     prefix: str,
     size: int,
-    tell: Callable[[float], object],
+    on_progress: Callable[[float], object],
 ) -> Iterator[pa.Table]:
-    """Yield blocks of rows with their codes, on rank 0; `tell` receives numbers of rows.
+    """Yield blocks of rows with their codes, on rank 0; `on_progress` receives numbers of
+    rows.
 
     A block's new descriptions are coded in parts of up to `size`, which ranks deal out among
     themselves; the codes of each are in a file of its own, whose name begins with `prefix`.
     """
-    rank, world_size = distributed.rank(), distributed.world_size()
+    rank = distributed.rank()
     for number, block in enumerate(blocks):
         new = tables.find(block)
-        starts = range(0, len(new.texts), size)
-        parts = [
-            (Path(f"{prefix}-{number:06d}-{start:06d}.arrow"), new.part(start, size))
-            for start in starts
-        ]
-        own = parts[rank::world_size]
-        rows_each = len(block) / max(sum(len(part.texts) for _, part in own), 1)
+        parts = []
+        for start in range(0, len(new.texts), size):
+            path = Path(f"{prefix}-{number:06d}-{start:06d}.arrow")
+            parts.append((path, new.part(start, size)))
 
-        def tell_texts(num_texts: int, each: float = rows_each) -> None:
-            tell(num_texts * each)
+        # A block's rows count as coded evenly with its new descriptions.
+        parts_of_rank = parts[rank :: distributed.world_size()]
+        num_texts = sum(len(part.texts) for _, part in parts_of_rank)
+        rows_each = len(block) / max(num_texts, 1)
 
-        for path, part in own:
-            _codes(tables, path, part, progress=tell_texts)
-        if not own:
-            tell(len(block))
+        def count_texts(num_coded: int, rows_each: float = rows_each) -> None:
+            on_progress(num_coded * rows_each)
+
+        for path, part in parts_of_rank:
+            _codes(tables, path, part, progress=count_texts)
+        if not parts_of_rank:
+            on_progress(len(block))
+
         distributed.barrier()
         if rank == 0:
             codes = [_codes(tables, path, part, progress=False) for path, part in parts]
@@ -342,13 +377,13 @@ def _kept(parts: Path) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, Interrupted) as error:
-        raise Interrupted(
-            f"Interrupted. {RESUME}", getattr(error, "signum", signal.SIGINT)
-        ) from None
+        signum = getattr(error, "signum", signal.SIGINT)
+        raise Interrupted(f"Interrupted. {RESUME}", signum) from None
     except UserError as error:
-        raise UserError(
-            f"{error} {RESUME}" if any(parts.glob("codes-*")) else str(error)
-        ) from error
+        message = str(error)
+        if any(parts.glob("codes-*")):
+            message += f" {RESUME}"
+        raise UserError(message) from error
 
 
 @contextmanager

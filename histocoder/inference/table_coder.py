@@ -20,28 +20,28 @@ from histocoder.errors import UserError
 from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.descriptions import Descriptions, DistinctDescriptions
 from histocoder.inference.known import Known, KnownCodes
-from histocoder.inference.predictions import code_columns
+from histocoder.inference.predictions import Prediction, code_columns
 from histocoder.tables.output import check_new_columns
 from histocoder.tables.table import strings
 from histocoder.text.languages import Language, chosen_language
 
-REMEMBERED, REMEMBERED_CELLS = (
-    500_000,
-    10_000_000,
-)  # distinct descriptions, and cells of their codes, kept for later
-_BLOCK_ROWS, _BLOCK_CELLS = (
-    100_000,
-    2_000_000,
-)  # largest number of rows of a block, and of cells of their codes
+REMEMBERED = 500_000
+"""Number of distinct descriptions whose codes are kept for later blocks."""
+REMEMBERED_CELLS = 10_000_000
+"""Number of cells of their codes."""
+MAX_BLOCK_ROWS = 100_000
+"""Number of rows of a block."""
+MAX_BLOCK_CELLS = 2_000_000
+"""Number of cells of their codes."""
+MIN_LIKELY_PROBABILITY = 0.01
+"""Probability of a status and so on, from which on it counts in expected values."""
+USUAL_SHARE = 0.2
+"""Share of validation descriptions whose confidence is below `ModelConfig.usual_confidence`."""
+UNUSUAL_SHARE = 0.5
+"""Share of a file's descriptions with less confidence, which shows the file to be unlike."""
+MIN_DESCRIPTIONS = 50
+"""Number of descriptions that show it."""
 _DECIMALS = 6
-_LIKELY = 0.01  # least probability of a status and so on that counts in expected values
-USUAL_SHARE = (
-    0.2  # share of validation descriptions whose confidence is below `ModelConfig.usual_confidence`
-)
-_UNUSUAL_SHARE, _FEWEST = (
-    0.5,
-    50,
-)  # share of a file's descriptions that shows it to be unlike, if there are so many
 
 
 class TableCoder:
@@ -54,34 +54,43 @@ class TableCoder:
     """
 
     def __init__(self, coder: Coder, config: PredictConfig, *, known: Known | None = None) -> None:
-        self._coder, self._config, self._known = coder, config, known
+        self._coder = coder
+        self._config = config
+        self._known = known
         self._remembered = self.code(Descriptions([], [], np.arange(0)))
-        names, alternatives = self._remembered.column_names, f"{config.columns}alt_"
-        columns = [name for name in code_columns(names) if not name.startswith(alternatives)]
-        how: dict[str, Any] = {"prefix": config.columns, "codes": coder.codes, "expect": True}
-        self.classes, width = classes_of(columns, config, config.classes, **how), len(names)
-        own = [
-            field for field in self._remembered.schema if not field.name.startswith((LIKELY, SHARE))
-        ]
-        self.schema = pa.schema(
-            [*own, *(field for classes in self.classes for field in classes.fields)]
+        names = self._remembered.column_names
+        width = len(names)
+
+        alternatives = f"{config.columns}alt_"
+        code_names = [name for name in code_columns(names) if not name.startswith(alternatives)]
+        self.classes = classes_of(
+            code_names,
+            config,
+            config.classes,
+            prefix=config.columns,
+            codes=coder.codes,
+            expect=True,
         )
-        self.block_rows = min(_BLOCK_ROWS, -(-_BLOCK_CELLS // width))
+        fields = [field for field in self._remembered.schema if not _is_internal(field.name)]
+        for classes in self.classes:
+            fields += classes.fields
+        self.schema = pa.schema(fields)
+
+        self.block_rows = min(MAX_BLOCK_ROWS, -(-MAX_BLOCK_CELLS // width))
         self._room = min(REMEMBERED, REMEMBERED_CELLS // width)
         self._distinct = DistinctDescriptions(coder.model.config.languages, room=self._room)
-        self._num_usual = self._num_low = (
-            0  # descriptions by the model's confidence; known ones are in neither
-        )
+        # descriptions by the model's confidence; known ones are in neither number
+        self._num_usual = 0
+        self._num_low = 0
 
     def find(self, block: pa.Table) -> Descriptions:
         """Return a block's descriptions that no earlier block has, and the index of each row's."""
-        columns = self._config.settings_of_columns
-        texts, *langs = (
-            strings(block[name], f"The column {name!r}").to_pylist() for name in columns
-        )
-        return self._distinct.add(
-            texts, langs[0] if langs else [self._config.language] * len(block)
-        )
+        columns = []
+        for name in self._config.settings_of_columns:
+            columns.append(strings(block[name], f"The column {name!r}").to_pylist())
+        texts = columns[0]
+        langs = columns[1] if len(columns) > 1 else [self._config.language] * len(block)
+        return self._distinct.add(texts, langs)
 
     def code(self, new: Descriptions, *, progress: ShowProgress = False) -> pa.Table:
         """Return the columns of codes of distinct descriptions.
@@ -93,47 +102,34 @@ class TableCoder:
         if self._known is not None:
             known = self._known.find(new.texts, new.langs)
         is_new = np.array([answer is None for answer in known], dtype=bool)
-        texts, langs = (
-            [values[row] for row in np.flatnonzero(is_new)] for values in (new.texts, new.langs)
-        )
+
+        # The model is asked about the descriptions that are not known.
+        rows = np.flatnonzero(is_new)
+        texts = [new.texts[row] for row in rows]
+        langs = [new.langs[row] for row in rows]
         asked = Descriptions(texts, langs, np.where(is_new, is_new.cumsum() - 1, -1))
+        ranked = None
         if self._config.classes or self._config.levels:
-            found, ranked = self._coder.code_ranked(asked, self._config, progress=progress)
+            answer, ranked = self._coder.code_ranked(asked, self._config, progress=progress)
         else:
-            found, ranked = self._coder.code(asked, self._config, progress=progress), None
-        for row, answer in enumerate(known):
-            if answer is not None:
-                codes, found.conf[row] = answer
-                found.codes[row, : len(codes)], found.probs[row, : len(codes)] = codes, answer.share
-                if ranked is not None:
-                    ranked.codes[row], ranked.probs[row, 0] = None, answer.share
-                    ranked.codes[row, : len(codes[:1])] = codes[:1]
+            answer = self._coder.code(asked, self._config, progress=progress)
+
+        for row, known_codes in enumerate(known):
+            if known_codes is not None:
+                _fill_in(answer, ranked, row, known_codes)
         if callable(progress) and len(texts) < len(known):
             progress(len(known) - len(texts))
-        frame = found.frame(self._coder.model.config, has_alternatives=self._config.mode == "topk")
+
+        frame = answer.frame(self._coder.model.config, has_alternatives=self._config.mode == "topk")
         if self._known is not None:
             frame[SOURCE_COL] = np.where(is_new, "model", "known").astype(object)
         frame = frame.round(_DECIMALS).add_prefix(self._config.columns)
-        kinds = [pa.float64() if kind.kind == "f" else pa.string() for kind in frame.dtypes]
-        schema = pa.schema(list(zip(frame.columns, kinds, strict=True)))
-        table = pa.Table.from_pandas(frame, schema, preserve_index=False).replace_schema_metadata()
-        if ranked is not None:
-            likely = {CODE_COL: (ranked.codes, ranked.probs, ranked.codes.astype(bool))}
-            for name, (labels, probs) in found.attributes.items():
-                likely[name] = (
-                    np.broadcast_to(np.array(labels, dtype=object), probs.shape),
-                    probs,
-                    probs >= _LIKELY,
-                )
-            for name, (values, shares, is_likely) in likely.items():
-                ends = pa.array(np.append(0, is_likely.sum(1).cumsum()), pa.int32())
-                for start, cells, kind in (
-                    (LIKELY, values, pa.string()),
-                    (SHARE, shares, pa.float64()),
-                ):
-                    lists = pa.ListArray.from_arrays(ends, pa.array(cells[is_likely], kind))
-                    table = table.append_column(f"{start}{name}", lists)
-        return table
+        fields = []
+        for name, dtype in zip(frame.columns, frame.dtypes, strict=True):
+            fields.append((name, pa.float64() if dtype.kind == "f" else pa.string()))
+        table = pa.Table.from_pandas(frame, pa.schema(fields), preserve_index=False)
+        table = table.replace_schema_metadata()
+        return table if ranked is None else _with_candidates(table, answer, ranked)
 
     def append(self, block: pa.Table, codes: Sequence[pa.Table], rows: np.ndarray) -> pa.Table:
         """Return a block with its language, if one was given for all rows, and the columns of
@@ -142,49 +138,96 @@ class TableCoder:
         `codes` are those of the block's new descriptions, `rows` the indices of all its rows'; see
         `find`. Blocks come in the order in which they were found.
         """
-        if self._config.mode == self._coder.mode:
-            usual = self._coder.model.config.usual_confidence
-            for part in codes:
-                conf = part[f"{self._config.columns}conf"]
-                if self._known is not None:
-                    conf = conf.filter(
-                        pc.equal(part[f"{self._config.columns}{SOURCE_COL}"], "model")
-                    )
-                self._num_usual += int((conf.to_numpy() >= usual).sum())
-                self._num_low += int((conf.to_numpy() < usual).sum())
+        self._count_confidence(codes)
         all_codes = pa.concat_tables([self._remembered, *codes]).combine_chunks()
         if len(self._remembered) < self._room:
             self._remembered = all_codes
+
         if self._config.language != "unk":
             name = "lang"
             while name in block.column_names:
                 name = f"pred_{name}"
-            block = block.append_column(
-                name, pa.repeat(str(Language(self._config.language)), len(block))
-            )
+            language = str(Language(self._config.language))
+            block = block.append_column(name, pa.repeat(language, len(block)))
         of_rows = all_codes.take(pa.array(rows, mask=rows < 0))
         for name, column in zip(of_rows.column_names, of_rows.columns, strict=True):
             block = block.append_column(name, column)
         for classes in self.classes:
             block = classes.append(block)
-        return block.drop_columns(
-            [name for name in block.column_names if name.startswith((LIKELY, SHARE))]
-        )
+        return block.drop_columns([name for name in block.column_names if _is_internal(name)])
+
+    def _count_confidence(self, codes: Sequence[pa.Table]) -> None:
+        """Count the descriptions that the model is as sure of as usual, if it is asked as usual."""
+        if self._config.mode != self._coder.mode:
+            return
+        usual_confidence = self._coder.model.config.usual_confidence
+        for part in codes:
+            conf = part[f"{self._config.columns}conf"]
+            if self._known is not None:
+                source = part[f"{self._config.columns}{SOURCE_COL}"]
+                conf = conf.filter(pc.equal(source, "model"))
+            is_usual = conf.to_numpy() >= usual_confidence
+            self._num_usual += int(is_usual.sum())
+            self._num_low += int((conf.to_numpy() < usual_confidence).sum())
 
     def unlike(self) -> str | None:
         """Return a sentence if the descriptions of all blocks seem unlike those that the model was
         trained on.
         """
         number = self._num_usual + self._num_low
-        if number < _FEWEST or self._num_low <= _UNUSUAL_SHARE * number:
+        if number < MIN_DESCRIPTIONS or self._num_low <= UNUSUAL_SHARE * number:
             return None
-        low, usual = 100 * self._num_low / number, self._coder.model.config.usual_confidence
+        low_percent = 100 * self._num_low / number
+        usual_confidence = self._coder.model.config.usual_confidence
         return (
-            f"{self._config.input} is unlike the training data: {low:.0f} % of its "
-            "descriptions have a confidence "
-            f"below {usual:.2f}, as {100 * USUAL_SHARE:.0f} % of the validation data have. "
-            "Check the language."
+            f"{self._config.input} is unlike the training data: {low_percent:.0f} % of its "
+            f"descriptions have a confidence below {usual_confidence:.2f}, as "
+            f"{100 * USUAL_SHARE:.0f} % of the validation data have. Check the language."
         )
+
+
+def _fill_in(
+    answer: Prediction, ranked: Prediction | None, row: int, known_codes: KnownCodes
+) -> None:
+    """Write the codes of a hand-coded description into a row of a prediction."""
+    codes = known_codes.codes
+    answer.codes[row, : len(codes)] = codes
+    answer.probs[row, : len(codes)] = known_codes.share
+    answer.conf[row] = known_codes.share
+    if ranked is not None:
+        ranked.codes[row] = None
+        ranked.codes[row, : len(codes[:1])] = codes[:1]
+        ranked.probs[row, 0] = known_codes.share
+
+
+def _with_candidates(table: pa.Table, answer: Prediction, ranked: Prediction) -> pa.Table:
+    """Return a table with lists of the likely codes and attributes of each row, which `Classes`
+    reads.
+    """
+    table = _with_lists(table, CODE_COL, ranked.codes, ranked.probs, ranked.codes.astype(bool))
+    for name, attribute in answer.attributes.items():
+        probs = attribute.probs
+        labels = np.broadcast_to(np.array(attribute.labels, dtype=object), probs.shape)
+        table = _with_lists(table, name, labels, probs, probs >= MIN_LIKELY_PROBABILITY)
+    return table
+
+
+def _with_lists(
+    table: pa.Table, name: str, values: np.ndarray, probs: np.ndarray, is_likely: np.ndarray
+) -> pa.Table:
+    """Return a table with the likely ones among each row's values (n, K), and their
+    probabilities.
+    """
+    ends = pa.array(np.append(0, is_likely.sum(1).cumsum()), pa.int32())
+    lists = pa.ListArray.from_arrays(ends, pa.array(values[is_likely], pa.string()))
+    table = table.append_column(f"{LIKELY}{name}", lists)
+    lists = pa.ListArray.from_arrays(ends, pa.array(probs[is_likely], pa.float64()))
+    return table.append_column(f"{SHARE}{name}", lists)
+
+
+def _is_internal(name: str) -> bool:
+    """Return whether a column is of candidates, which are not written."""
+    return name.startswith((LIKELY, SHARE))
 
 
 @dataclass(frozen=True)

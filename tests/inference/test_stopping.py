@@ -11,14 +11,14 @@ from jobs import faulty
 from models import save_tiny_model
 
 from histocoder.inference import predict_file
-from histocoder.inference.predict_file import _Minutes
+from histocoder.inference.predict_file import ProgressLines
 
 
 def test_a_line_a_minute_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
     monkeypatch.setattr(predict_file.time, "monotonic", lambda: now[0])
     lines: list[str] = []
-    minutes = _Minutes(1000, lines.append)
+    minutes = ProgressLines(1000, lines.append)
     for second in range(10, 190, 10):
         now[0] = float(second)
         minutes.add(5)
