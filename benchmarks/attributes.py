@@ -45,7 +45,10 @@ def print_attributes(train: pd.DataFrame, test: pd.DataFrame, found: pd.DataFram
             way: float((answer == true)[true != ""].mean()) for way, answer in answers.items()
         }
         for way, answer in answers.items():
-            values = {**attribute_scores(true, answer), "accuracy_where_stated": of_stated[way]}
+            values = {
+                **vars(attribute_scores(true, answer)),
+                "accuracy_where_stated": of_stated[way],
+            }
             print_line(attribute=name, categories=len(set(true) - {""}), by=way, **values)
 
 

@@ -33,6 +33,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from histocoder import Coder
 from histocoder.desk.domain.trust import estimate_share, order_of_review
 from histocoder.evaluation.baselines import difference_interval, shares
+from histocoder.evaluation.summary import points
 
 _PATIENCE = 900.0
 _CARD = """const card = document.querySelector("#card");
@@ -180,13 +181,10 @@ def compare(folder: Path, held_out: pd.DataFrame, reviewed: pd.Series, language:
     rights = [before[~reviewed].to_numpy() == true, later.to_numpy() == true]
     of_before, of_after = (shares(right, texts) for right in rights)
     for kind, number in (("rows", len(texts)), ("texts", len(set(texts)))):
-        found = difference_interval(rights[1], rights[0], texts)[kind]
-        ends = ", ".join(
-            f"{end} {100 * value:+.1f}" for end, value in found.items() if value is not None
-        )
+        difference = getattr(difference_interval(rights[1], rights[0], texts), kind)
         print(
-            f"not reviewed, {number} {kind}: {100 * of_before[kind]:.1f} % -> "
-            f"{100 * of_after[kind]:.1f} % ({ends})"
+            f"not reviewed, {number} {kind}: {100 * getattr(of_before, kind):.1f} % -> "
+            f"{100 * getattr(of_after, kind):.1f} % ({points(difference)})"
         )
 
 

@@ -83,7 +83,7 @@ def run_evaluate(config: EvaluateFlags) -> None:
     found = evaluate(coder, examples, trained=trained, groups=groups, batch_size=config.batch_size)
     title = f"{Path(config.model).name} on {Path(config.data).name}"
     report = write_report(output, found, coder, title=title, logs=run_of(folder) / LOG_FILE)
-    for name, by_group in found.metrics.get("by_group", {}).items():
+    for name, by_group in found.metrics.by_group.items():
         log.info(f"Exactly right by {name}, with 95 % intervals:\n{table_of_shares(by_group)}")
     log.info("\n".join([*summary(found.metrics), f"Wrote the report to {report}."]))
 
@@ -102,16 +102,15 @@ def run_compare(config: CompareFlags) -> None:
     for name, coder in zip(config.models, (first, second), strict=True):
         _measured(coder, examples, local_folder(name))
         _say_learned(coder, examples, name)
-    found, changed = compare(first, second, examples)
-    models = " and ".join(
-        f"{percent(found[name]['rows'])} ({percent(found[name]['texts'])}) by {path}"
-        for name, path in zip(("first", "second"), config.models, strict=True)
-    )
-    log.info(f"Exactly right, of rows (and of distinct descriptions): {models}.")
-    of_rows, of_texts = (points(difference) for difference in found["difference"].values())
+    comparison, changed = compare(first, second, examples)
+    shares = []
+    for scores, path in zip((comparison.first, comparison.second), config.models, strict=True):
+        shares.append(f"{percent(scores.rows)} ({percent(scores.texts)}) by {path}")
+    log.info(f"Exactly right, of rows (and of distinct descriptions): {' and '.join(shares)}.")
     log.info(
-        f"Difference in percentage points, with 95 % intervals: {of_rows} of rows, "
-        f"{of_texts} of distinct descriptions."
+        "Difference in percentage points, with 95 % intervals: "
+        f"{points(comparison.difference.rows)} of rows, "
+        f"{points(comparison.difference.texts)} of distinct descriptions."
     )
     for name in ("true", "codes_first", "codes_second"):
         changed[name] = changed[name].map(" ".join)

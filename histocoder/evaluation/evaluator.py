@@ -6,7 +6,6 @@ Breaking the HISCO Barrier, https://arxiv.org/abs/2402.13604.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +16,15 @@ from histocoder.data.hashes import are_among
 from histocoder.errors import UserError
 from histocoder.evaluation import scores
 from histocoder.evaluation.baselines import Baselines, difference_interval, shares
+from histocoder.evaluation.metrics import (
+    AnswerMetrics,
+    AttributeMetrics,
+    CorrectionMetrics,
+    EvaluationMetrics,
+    Gain,
+    ModelComparison,
+    TopK,
+)
 from histocoder.evaluation.scores import (
     code_sets,
     mean_scores,
@@ -29,21 +37,14 @@ from histocoder.inference.predictions import Prediction
 from histocoder.text.normalize import description_keys
 
 _MAX_DIGITS = 5
-_TOP = 5  # maximum k of top-k accuracy
+_MAX_K = 5  # of top-k accuracy
 
 
 @dataclass
 class Evaluation:
     """Result of `evaluate`."""
 
-    metrics: dict[str, Any]
-    """Plain values, for JSON. `answer`, in the model's own `mode`, holds the means of `score_sets`:
-    `overall`, `by_language`, `by_num_codes`, `by_digits` that are compared, and by how often the
-    rarest code and the description occur in the training data; and the results of `calibration`
-    and, with each description once, `production_curve`. `attributes` are those of `of_attributes`;
-    `topk`, `confusions`, `by_code` and, by the names of columns, `by_group` those of functions in
-    `scores`.
-    """
+    metrics: EvaluationMetrics
     rows: pd.DataFrame
     """One line for each description: its `text` and `lang`, its sets of codes `true` and
     `predicted`, whether these are `right`, and `conf`.
@@ -67,116 +68,121 @@ def evaluate(
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
     decoded, ranked = coder.predict_ranked(examples.texts, examples.langs, batch_size=batch_size)
-    texts, langs, conf = (
-        examples.texts,
-        np.array(examples.langs, dtype=object),
-        np.nan_to_num(decoded.conf),
+    rows = pd.DataFrame(
+        {
+            "text": examples.texts,
+            "lang": np.array(examples.langs, dtype=object),
+            "true": code_sets(examples.codes),
+            "predicted": code_sets(decoded.codes),
+            "conf": np.nan_to_num(decoded.conf),
+        }
     )
-    truth, predicted = code_sets(examples.codes), code_sets(decoded.codes)
-    keys, known = description_keys(texts), set(coder.codes)
-    by_row = score_sets(truth, predicted)
-    right = by_row["accuracy"].to_numpy()
+    row_scores = score_sets(rows["true"], rows["predicted"])
+    rows.insert(4, "right", row_scores["accuracy"])
+    right = rows["right"].to_numpy()
+    conf = rows["conf"].to_numpy()
+    codes = set(coder.codes)
+
+    metrics = EvaluationMetrics(
+        num_rows=len(rows),
+        num_texts=len(set(description_keys(examples.texts))),
+        num_true_outside_key=sum(not codes.issuperset(true) for true in rows["true"]),
+        num_outside_key=sum(not codes.issuperset(predicted) for predicted in rows["predicted"]),
+        mode=coder.mode,
+        answer=_answer_metrics(rows, row_scores, coder),
+        topk=_top_k(rows, ranked),
+        confusions=scores.confusions(rows["true"], rows["predicted"], examples.texts),
+        attributes=attribute_metrics(decoded, examples, trained),
+        by_code=scores.scores_by_code(rows["true"], rows["predicted"]),
+        by_group={},
+    )
+    for name, names in (groups or {}).items():
+        metrics.by_group[name] = scores.scores_by_group(right, conf, examples.texts, names)
+
+    # beside what the model has seen, and what simple methods make of the same rows
+    if trained is not None:
+        keys = description_keys(examples.texts)
+        texts_seen = [trained.texts_seen[key] for key in keys]
+        codes_seen = []
+        for true in rows["true"]:
+            codes_seen.append(min((trained.codes_seen[code] for code in true), default=np.nan))
+        metrics.answer.by_code_seen = mean_scores_by(row_scores, seen_groups(codes_seen))
+        metrics.answer.by_text_seen = mean_scores_by(row_scores, seen_groups(texts_seen))
+        metrics.baselines = trained.compare(right)
+    return Evaluation(metrics, rows)
+
+
+def _answer_metrics(rows: pd.DataFrame, row_scores: pd.DataFrame, coder: Coder) -> AnswerMetrics:
+    """Return the scores of the model's answers, of all rows and of groups of them."""
+    conf = rows["conf"].to_numpy()
+    overall = mean_scores(row_scores)
+    overall.conf = float(conf.mean())
+
     # with each description once: a threshold that a frequent one decides does not hold for others
-    once = pd.DataFrame({"conf": conf, "right": right}).groupby(keys, sort=False).mean()
-    answer: dict[str, Any] = {
-        "overall": {**mean_scores(by_row), "conf": float(conf.mean())},
-        "by_language": mean_scores_by(by_row, langs),
-        "by_num_codes": mean_scores_by(by_row, [len(true) for true in truth]),
-        "by_digits": {},
-        "calibration": scores.calibration(conf, right),
-        "production": scores.production_curve(once["conf"].to_numpy(), once["right"].to_numpy()),
-    }
-    if trained is not None:
-        codes_seen = [
-            min((trained.codes_seen[code] for code in true), default=np.nan) for true in truth
-        ]
-        answer["by_code_seen"] = mean_scores_by(by_row, seen_groups(codes_seen))
-        answer["by_text_seen"] = mean_scores_by(
-            by_row, seen_groups([trained.texts_seen[key] for key in keys])
-        )
+    keys = description_keys(rows["text"].tolist())
+    texts = rows[["conf", "right"]].astype(float).groupby(keys, sort=False).mean()
+
     system = coder.formatter.system
-    for digits in range(
-        1, 1 if system.labels is not None else min(system.block_size, _MAX_DIGITS) + 1
-    ):
-        cut = (
-            scores.cut_codes(sets, digits, separator=system.separator)
-            for sets in (truth, predicted)
-        )
-        answer["by_digits"][str(digits)] = mean_scores(score_sets(*cut))
-    ranks = scores.first_true_rank(truth, ranked.codes)
-    metrics = {
-        "num_rows": len(examples),
-        "num_texts": len(set(keys)),
-        "num_true_outside_key": sum(not known.issuperset(codes) for codes in truth),
-        "num_outside_key": sum(not known.issuperset(codes) for codes in predicted),
-        "mode": coder.mode,
-        "answer": answer,
-        "topk": {
-            "overall": scores.top_k_accuracy(ranks, k=_TOP),
-            "by_language": {
-                lang: scores.top_k_accuracy(ranks[langs == lang], k=_TOP)
-                for lang in sorted(set(langs))
-            },
-        },
-        "confusions": scores.confusions(truth, predicted, texts),
-        "attributes": of_attributes(decoded, examples, trained),
-        "by_code": scores.scores_by_code(truth, predicted),
-        "by_group": {
-            name: scores.scores_by_group(right, conf, texts, one)
-            for name, one in (groups or {}).items()
-        },
-    }
-    if trained is not None:
-        metrics["baselines"] = trained.compare(right)
-    columns = {
-        "text": texts,
-        "lang": langs,
-        "true": truth,
-        "predicted": predicted,
-        "right": right,
-        "conf": conf,
-    }
-    return Evaluation(metrics, pd.DataFrame(columns))
+    max_digits = 0  # codes that are labels have no digits
+    if system.labels is None:
+        max_digits = min(system.block_size, _MAX_DIGITS)
+    by_digits = {}
+    for digits in range(1, max_digits + 1):
+        true = scores.cut_codes(rows["true"], digits, separator=system.separator)
+        predicted = scores.cut_codes(rows["predicted"], digits, separator=system.separator)
+        by_digits[str(digits)] = mean_scores(score_sets(true, predicted))
+    return AnswerMetrics(
+        overall=overall,
+        by_language=mean_scores_by(row_scores, rows["lang"]),
+        by_num_codes=mean_scores_by(row_scores, rows["true"].str.len()),
+        by_digits=by_digits,
+        calibration=scores.calibration(conf, rows["right"].to_numpy()),
+        production=scores.production_curve(texts["conf"].to_numpy(), texts["right"].to_numpy()),
+    )
 
 
-def of_attributes(
+def _top_k(rows: pd.DataFrame, ranked: Prediction) -> TopK:
+    ranks = scores.first_true_rank(rows["true"], ranked.codes)
+    by_language = {}
+    for lang in sorted(rows["lang"].unique()):
+        by_language[lang] = scores.top_k_accuracy(ranks[rows["lang"] == lang], k=_MAX_K)
+    return TopK(scores.top_k_accuracy(ranks, k=_MAX_K), by_language)
+
+
+def attribute_metrics(
     decoded: Prediction, examples: Examples, trained: Baselines | None
-) -> dict[str, Any]:
-    """Return, for each attribute that some rows state, `n`, and the scores of the `model`, of
-    `none` and of the `svc`.
-
-    `none` answers always none; `svc`, where there is one, is a linear model fitted on the training
-    data.
+) -> dict[str, AttributeMetrics]:
+    """Return the scores of each attribute that some rows state: of the model, of always none, and,
+    where there is one, of a linear model fitted on the training data.
     """
-    found: dict[str, Any] = {}
+    metrics = {}
     for name, attribute in decoded.attributes.items():
-        truth = (
-            examples.attributes[name].to_pandas()
-            if name in examples.attributes
-            else pd.Series(dtype=object)
-        )
-        if not (is_known := truth.notna().to_numpy()).any():
+        if name not in examples.attributes:
             continue
-        answers = {
-            "model": pd.Series(attribute.best[0]).fillna("").to_numpy(),
-            "none": np.full(len(truth), ""),
-        }
-        if trained is not None and (linear := trained.attribute(name)) is not None:
-            answers["svc"] = linear
+        truth = examples.attributes[name].to_pandas()
+        is_known = truth.notna().to_numpy()
+        if not is_known.any():
+            continue
         true = truth[is_known].to_numpy()
-        of_answers = {
-            way: scores.attribute_scores(true, answer[is_known]) for way, answer in answers.items()
-        }
-        found[name] = {"n": int(is_known.sum()), "categories": len(set(true) - {""}), **of_answers}
-    return found
+        labels = pd.Series(attribute.best[0]).fillna("").to_numpy()
+        metrics[name] = AttributeMetrics(
+            n=len(true),
+            categories=len(set(true) - {""}),
+            model=scores.attribute_scores(true, labels[is_known]),
+            none=scores.attribute_scores(true, np.full(len(true), "")),
+        )
+        linear = trained.attribute(name) if trained is not None else None
+        if linear is not None:
+            metrics[name].svc = scores.attribute_scores(true, linear[is_known])
+    return metrics
 
 
 def right_rows(
     coder: Coder, examples: Examples, *, mode: str | None = None, progress: bool = True
 ) -> np.ndarray:
     """Return where a model gives exactly the true set of codes, of shape (n,)."""
-    given = coder.distinct(examples.texts, examples.langs)
-    decoded = coder.code(given, PredictOptions(mode=mode), progress=progress)
+    descriptions = coder.distinct(examples.texts, examples.langs)
+    decoded = coder.code(descriptions, PredictOptions(mode=mode), progress=progress)
     return score_sets(code_sets(examples.codes), code_sets(decoded.codes))["accuracy"].to_numpy()
 
 
@@ -187,53 +193,60 @@ def gain(
     held_out: Examples | None,
     *,
     right: np.ndarray,
-) -> dict[str, Any]:
+) -> CorrectionMetrics:
     """Compare a model that was trained on corrections, `after`, with the one that they correct.
 
     `validation` has no corrected description, and `right`, of shape (n,), says where `after` is
-    right on it; `after` has not been trained on `held_out`. Return plain values, for JSON:
-    `validation` and, where there is one, `held_out`, each with `num_rows`, `before` and `after`
-    (see `shares`), and their `difference` (see `difference_interval`). `before_has_seen` says
-    whether the model before was trained on validation data, so that the comparison favours it.
+    right on it; `after` has not been trained on `held_out`. The comparison favours a model before
+    that was trained on validation data.
     """
     trained_on = before.model.trained_on
     has_seen = before.model.config.fitted_to_validation
     if trained_on is not None:
         has_seen = bool(are_among(validation.texts, trained_on.cpu().numpy()).any())
-    found: dict[str, Any] = {"before_has_seen": has_seen}
-    for part, examples in {"validation": validation, "held_out": held_out}.items():
-        if examples is not None:
-            right_before = right_rows(before, examples)
-            right_after = right if part == "validation" else right_rows(after, examples)
-            found[part] = {
-                "num_rows": len(examples),
-                "before": shares(right_before, examples.texts),
-                "after": shares(right_after, examples.texts),
-                "difference": difference_interval(right_after, right_before, examples.texts),
-            }
-    return found
+    metrics = CorrectionMetrics(has_seen, _gain(validation, right_rows(before, validation), right))
+    if held_out is not None:
+        metrics.held_out = _gain(
+            held_out, right_rows(before, held_out), right_rows(after, held_out)
+        )
+    return metrics
 
 
-def compare(first: Coder, second: Coder, examples: Examples) -> tuple[dict[str, Any], pd.DataFrame]:
+def _gain(examples: Examples, before: np.ndarray, after: np.ndarray) -> Gain:
+    return Gain(
+        num_rows=len(examples),
+        before=shares(before, examples.texts),
+        after=shares(after, examples.texts),
+        difference=difference_interval(after, before, examples.texts),
+    )
+
+
+def compare(
+    first: Coder, second: Coder, examples: Examples
+) -> tuple[ModelComparison, pd.DataFrame]:
     """Compare two models on the same n descriptions, whose codes are known.
 
-    Return plain values, for JSON: `first` and `second` (see `shares`), and the `difference`, second
-    - first (see `difference_interval`); and the rows that they code differently: `text`, `lang`,
-    the `true` codes, and each model's `codes_…`, `conf_…` and `right_…`. Rows that the first alone
-    has right are the first.
+    Return the comparison, and the rows that they code differently: `text`, `lang`, the `true`
+    codes, and each model's `codes_…`, `conf_…` and `right_…`. Rows that the first alone has right
+    are the first.
     """
-    texts, langs, truth = examples.texts, examples.langs, code_sets(examples.codes)
-    rows, right = pd.DataFrame({"text": texts, "lang": langs, "true": truth}), {}
-    for name, coder in {"first": first, "second": second}.items():
-        found = coder.code(coder.distinct(texts, langs), PredictOptions())
-        codes = code_sets(found.codes)
-        right[name] = score_sets(truth, codes)["accuracy"].to_numpy()
-        rows = rows.assign(
-            **{f"codes_{name}": codes, f"conf_{name}": found.conf, f"right_{name}": right[name]}
-        )
-    result: dict[str, Any] = {name: shares(one, texts) for name, one in right.items()}
-    result["difference"] = difference_interval(right["second"], right["first"], texts)
+    texts = examples.texts
+    truth = code_sets(examples.codes)
+    rows = pd.DataFrame({"text": texts, "lang": examples.langs, "true": truth})
+    for name, coder in (("first", first), ("second", second)):
+        decoded = coder.code(coder.distinct(texts, examples.langs), PredictOptions())
+        codes = code_sets(decoded.codes)
+        rows[f"codes_{name}"] = codes
+        rows[f"conf_{name}"] = decoded.conf
+        rows[f"right_{name}"] = score_sets(truth, codes)["accuracy"]
+    first_right = rows["right_first"].to_numpy()
+    second_right = rows["right_second"].to_numpy()
+    comparison = ModelComparison(
+        first=shares(first_right, texts),
+        second=shares(second_right, texts),
+        difference=difference_interval(second_right, first_right, texts),
+    )
     changed = rows[rows["codes_first"].map(frozenset) != rows["codes_second"].map(frozenset)]
-    return result, changed.sort_values(
+    return comparison, changed.sort_values(
         ["right_first", "right_second"], ascending=[False, True], kind="stable"
     )

@@ -24,8 +24,15 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from histocoder import __version__
 from histocoder.checkpoints.run_files import FIGURES_FOLDER, METRICS_FILE, REPORT_FILE
 from histocoder.evaluation.evaluator import Evaluation
+from histocoder.evaluation.metrics import (
+    Calibration,
+    Difference,
+    EvaluationMetrics,
+    MeanScores,
+    ProductionCurve,
+    as_json,
+)
 from histocoder.evaluation.summary import (
-    Metrics,
     num_descriptions,
     percent,
     points,
@@ -37,10 +44,14 @@ from histocoder.inference.coder import Coder
 from histocoder.text.languages import NAMES, Language
 
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
-_MAX_CODES, _MAX_ERRORS = 100, 30  # maximum number of rows of tables
-_DPI, _WIDTH = 170, 8.0  # width in inches
+_MAX_CODES = 100  # rows of the table of codes
+_MAX_ERRORS = 30
+_DPI = 170
+_WIDTH_INCHES = 8.0
 _BLUE = "#0072B2"
-_INK, _GREY, _PALE = "#222222", "#8A8A8A", "#E3E3E3"
+_INK = "#222222"
+_GREY = "#8A8A8A"
+_PALE = "#E3E3E3"
 _CURVES = {
     "Loss": {"train_loss": ("training", "k--"), "val_loss": ("validation", "C0o-")},
     "Validation accuracy": {
@@ -68,30 +79,47 @@ def write_report(
     Without a run's `logs`, or where there is no such file, there are no training curves.
     """
     make_folder(folder / FIGURES_FOLDER)
-    metrics = evaluation.metrics
     figures = {}
-    for name, figure in _figures(metrics, logs):
-        figure.savefig(buffer := io.BytesIO(), format="png", dpi=_DPI)
+    for name, figure in _figures(evaluation.metrics, logs):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=_DPI)
         figures[name] = buffer.getvalue()
-    wrong = evaluation.rows[~evaluation.rows["right"]].sort_values(
-        "conf", ascending=False, kind="stable"
-    )
+    page = _page(evaluation, figures, coder, title=title)
+
+    for name in {"training", *_GROUPS} - figures.keys():
+        (folder / FIGURES_FOLDER / f"{name}.png").unlink(missing_ok=True)  # an earlier report's
+    numbers = json.dumps(as_json(evaluation.metrics), indent=2, ensure_ascii=False, allow_nan=False)
+    files = {METRICS_FILE: f"{numbers}\n".encode(), REPORT_FILE: page.encode()}
+    for name, png in figures.items():
+        files[f"{FIGURES_FOLDER}/{name}.png"] = png
+    for name, content in files.items():
+        with replacing(folder / name) as temporary:
+            temporary.write_bytes(content)
+    return folder / REPORT_FILE
+
+
+def _page(evaluation: Evaluation, figures: Mapping[str, bytes], coder: Coder, *, title: str) -> str:
+    """Return the page, which holds its figures and needs no other file."""
+    metrics = evaluation.metrics
+    errors = evaluation.rows[~evaluation.rows["right"]]
+    errors = errors.sort_values("conf", ascending=False, kind="stable")
+    errors = errors.drop_duplicates(["text", "lang"]).head(_MAX_ERRORS)
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {
-        "percent": percent,
-        "points": points,
-        "count": "{:,}".format,
-        "language": _language,
-    }
-    page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
-        metrics=metrics,
+    environment.filters.update(
+        percent=percent,
+        points=lambda difference: points(Difference(**difference)),
+        count="{:,}".format,
+        language=_language,
+    )
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        metrics=as_json(metrics),
         figures={name: base64.b64encode(png).decode() for name, png in figures.items()},
-        errors=wrong.drop_duplicates(["text", "lang"]).head(_MAX_ERRORS).to_dict("records"),
+        errors=errors.to_dict("records"),
         coder=coder,
         title=title,
         descriptions=num_descriptions(metrics),
         summary=summary(metrics),
-        target=share_to_leave(metrics["answer"]["production"]),
+        target=share_to_leave(metrics.answer.production),
         max_codes=_MAX_CODES,
         date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -100,35 +128,23 @@ def write_report(
             f"{platform.python_version()}"
         ),
     )
-    for name in {"training", *_GROUPS} - figures.keys():
-        (folder / FIGURES_FOLDER / f"{name}.png").unlink(missing_ok=True)  # an earlier report's
-    numbers = json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    files = {METRICS_FILE: numbers.encode(), REPORT_FILE: page.encode()}
-    files |= {f"{FIGURES_FOLDER}/{name}.png": png for name, png in figures.items()}
-    for name, content in files.items():
-        with replacing(folder / name) as temporary:
-            temporary.write_bytes(content)
-    return folder / REPORT_FILE
 
 
-def _figures(metrics: Metrics, logs: Path | None) -> Iterator[tuple[str, Figure]]:
+def _figures(metrics: EvaluationMetrics, logs: Path | None) -> Iterator[tuple[str, Figure]]:
     """Yield all figures by name; none without data to show."""
-    log = pd.read_csv(logs) if logs is not None and logs.exists() else pd.DataFrame()
-    if len(log):
-        yield "training", _training_curves(log)
-    yield "production", _production_curve(metrics["answer"]["production"])
-    yield "calibration", _reliability(metrics["answer"]["calibration"])
-    for name, (part, label) in _GROUPS.items():
-        groups = {
-            group: scores
-            for group, scores in metrics["answer"].get(part, {}).items()
-            if scores["n"] > 1
-        }
-        if len(groups) > 1:
-            named = (
-                {_language(one): groups[one] for one in groups} if name == "languages" else groups
-            )
-            yield name, bars(named, label)
+    if logs is not None and logs.exists():
+        log = pd.read_csv(logs)
+        if len(log):
+            yield "training", _training_curves(log)
+    yield "production", _production_curve(metrics.answer.production)
+    yield "calibration", _reliability(metrics.answer.calibration)
+    for name, (field, label) in _GROUPS.items():
+        accuracies = {}
+        for group, scores in (getattr(metrics.answer, field) or {}).items():
+            if scores.n > 1:
+                accuracies[_language(group) if name == "languages" else group] = scores
+        if len(accuracies) > 1:
+            yield name, bars(accuracies, label)
 
 
 def _training_curves(log: pd.DataFrame) -> Figure:
@@ -149,7 +165,7 @@ def _training_curves(log: pd.DataFrame) -> Figure:
     return figure
 
 
-def _reliability(calibration: Metrics) -> Figure:
+def _reliability(calibration: Calibration) -> Figure:
     """Draw accuracy by confidence, and below how many descriptions have it; see
     `scores.calibration`.
     """
@@ -157,9 +173,9 @@ def _reliability(calibration: Metrics) -> Figure:
     upper.plot(
         [0, 100], [0, 100], color=_GREY, linestyle="--", linewidth=1, label="perfect calibration"
     )
-    bins = pd.DataFrame(calibration["bins"])
+    bins = pd.DataFrame(calibration.bins)
     known = 100 * bins[bins["count"] > 0][["conf", "accuracy"]].astype(float)
-    label = f"this model (calibration error {100 * calibration['ece']:.1f} %)"
+    label = f"this model (calibration error {100 * calibration.ece:.1f} %)"
     upper.plot(
         known["conf"], known["accuracy"], color=_BLUE, marker="o", clip_on=False, label=label
     )
@@ -173,12 +189,12 @@ def _reliability(calibration: Metrics) -> Figure:
     return figure
 
 
-def _production_curve(production: Metrics) -> Figure:
+def _production_curve(production: ProductionCurve) -> Figure:
     """Draw accuracy of what is coded automatically, by the share left to a person; see
     `scores.production_curve`.
     """
     figure, (axes,) = _figure(height=3.8)
-    curve = pd.DataFrame(production).astype(float)
+    curve = pd.DataFrame(vars(production)).astype(float)
     axes.plot(100 * (1 - curve["share"]), 100 * curve["accuracy"], color=_BLUE, linewidth=2)
     axes.set(
         xlabel="descriptions left to a person, least certain first", ylabel="others exactly right"
@@ -189,18 +205,14 @@ def _production_curve(production: Metrics) -> Figure:
     return figure
 
 
-def bars(groups: Mapping[str, Mapping[str, float]], label: str) -> Figure:
+def bars(groups: Mapping[str, MeanScores], label: str) -> Figure:
     """Draw a bar of accuracy for each group, the first on top; see `scores.mean_scores_by`."""
     figure, (axes,) = _figure(height=1.0 + 0.3 * len(groups))
     # a group may be the user's text, in which $ begins no formula
     names = [group.replace("$", r"\$") for group in groups]
-    values = [100 * scores["accuracy"] for scores in groups.values()]
-    drawn = axes.barh(names, values, color=_BLUE, height=0.7)
-    labels = (
-        f"{value:.1f} %   n = {scores['n']:,}"
-        for value, scores in zip(values, groups.values(), strict=True)
-    )
-    axes.bar_label(drawn, list(labels), padding=5)
+    values = [100 * scores.accuracy for scores in groups.values()]
+    labels = [f"{100 * scores.accuracy:.1f} %   n = {scores.n:,}" for scores in groups.values()]
+    axes.bar_label(axes.barh(names, values, color=_BLUE, height=0.7), labels, padding=5)
     axes.set(xlim=(0, 124), xlabel="exactly right", ylabel=label, xticks=range(0, 101, 20))
     axes.invert_yaxis()
     axes.grid(visible=False)  # the bars say their values
@@ -212,7 +224,7 @@ def _figure(
     *, height: float, rows: int = 1, columns: int = 1, **grid: Any
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure and its axes, row by row."""
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained", facecolor="white")
     panels = figure.subplots(rows, columns, squeeze=False, **grid).ravel().tolist()
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)

@@ -7,21 +7,37 @@ A row's set of codes is a tuple of distinct codes in the order in which they wer
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
+from histocoder.evaluation.metrics import (
+    AttributeScores,
+    Bin,
+    Calibration,
+    CodeAgreement,
+    CodeScores,
+    Confusion,
+    GroupScores,
+    MeanScores,
+    ProductionCurve,
+    ShareInterval,
+)
 from histocoder.formatters import MISSING
 from histocoder.text.normalize import description_keys
 
 Sets = Sequence[tuple[str, ...]]
 Rows = Iterable[Iterable[str | None]]  # the codes of each row, as they are written
-_NUM_BINS = 10  # number of bins of confidence, of equal width
+_NUM_BINS = 10  # of confidence, of equal width
+_MAX_NUMBERS = 12  # distinct numbers of a column beyond which its groups are ranges
+_NUM_RANGES = 5
+_MAX_GROUPS = 40
 _SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
 _SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
+_Z_SQUARED = 3.841459  # of a 95 % interval
+_Item = TypeVar("_Item", str, tuple[str, str])
 
 
 def code_sets(codes: pd.DataFrame | Rows) -> list[tuple[str, ...]]:
@@ -32,11 +48,13 @@ def code_sets(codes: pd.DataFrame | Rows) -> list[tuple[str, ...]]:
     >>> code_sets([["b", "a"], ["a", None]])
     [('b', 'a'), ('a',)]
     """
-    rows = codes.to_numpy(dtype=object) if isinstance(codes, pd.DataFrame) else codes
-    return [
-        tuple(dict.fromkeys(code for code in row if isinstance(code, str) and code != MISSING))
-        for row in rows
-    ]
+    if isinstance(codes, pd.DataFrame):
+        codes = codes.to_numpy(dtype=object)
+    sets = []
+    for row in codes:
+        present = [code for code in row if isinstance(code, str) and code != MISSING]
+        sets.append(tuple(dict.fromkeys(present)))
+    return sets
 
 
 def score_sets(truth: Sets, predicted: Sets) -> pd.DataFrame:
@@ -46,11 +64,9 @@ def score_sets(truth: Sets, predicted: Sets) -> pd.DataFrame:
     `recall`, the share of true codes that are predicted; `f1`, their harmonic mean. A row without
     codes is right where none are predicted (all 1), else wrong (all 0).
     """
-    sizes = [
-        (len(set(true) & set(codes)), len(true), len(codes))
-        for true, codes in zip(truth, predicted, strict=True)
-    ]
-    hits, num_true, num_predicted = np.array(sizes, dtype=int).reshape(-1, 3).T
+    num_true = np.array([len(codes) for codes in truth], dtype=int)
+    num_predicted = np.array([len(codes) for codes in predicted], dtype=int)
+    hits = np.array([len(codes) for codes in _in_common(truth, predicted)], dtype=int)
     neither = num_true + num_predicted == 0
     return pd.DataFrame(
         {
@@ -62,19 +78,33 @@ def score_sets(truth: Sets, predicted: Sets) -> pd.DataFrame:
     )
 
 
-def attribute_scores(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+def _in_common(truth: Sets, predicted: Sets) -> list[set[str]]:
+    return [set(true) & set(codes) for true, codes in zip(truth, predicted, strict=True)]
+
+
+def mean_scores(scores: pd.DataFrame) -> MeanScores:
+    """Return the means of `score_sets`."""
+    return MeanScores(len(scores), **scores.astype(float).mean().to_dict())
+
+
+def mean_scores_by(scores: pd.DataFrame, groups: Any) -> dict[str, MeanScores]:
+    """Return `mean_scores` of each group that has rows, in the groups' order."""
+    return {str(name): mean_scores(part) for name, part in scores.groupby(groups, observed=True)}
+
+
+def attribute_scores(truth: np.ndarray, predicted: np.ndarray) -> AttributeScores:
     """Return the accuracy of categories, of shape (n,), and the mean F1 of those that are true of
     some row.
 
     Examples
     --------
-    >>> attribute_scores(np.array(["", "", "", "21"]), np.array(["", "", "", ""]))["accuracy"]
+    >>> attribute_scores(np.array(["", "", "", "21"]), np.array(["", "", "", ""])).accuracy
     0.75
     """
     from sklearn.metrics import f1_score  # here, since it takes a second to import
 
     f1 = f1_score(truth, predicted, labels=np.unique(truth), average="macro", zero_division=0)
-    return {"accuracy": float((truth == predicted).mean()), "macro_f1": float(f1)}
+    return AttributeScores(accuracy=float((truth == predicted).mean()), macro_f1=float(f1))
 
 
 def cut_codes(sets: Sets, digits: int, *, separator: str = "") -> list[tuple[str, ...]]:
@@ -85,7 +115,8 @@ def cut_codes(sets: Sets, digits: int, *, separator: str = "") -> list[tuple[str
     def cut(code: str) -> str:
         if code.startswith("-"):
             return code
-        return separator.join(code.split(separator)[:digits]) if separator else code[:digits]
+        parts = code.split(separator) if separator else code
+        return separator.join(parts[:digits])
 
     return [tuple(dict.fromkeys(map(cut, codes))) for codes in sets]
 
@@ -98,12 +129,15 @@ def named_groups(cells: Sequence[str | None]) -> np.ndarray:
     """
     names = pd.Series(cells, dtype=object)
     numbers = pd.to_numeric(names, errors="coerce")
-    if numbers.nunique() > 12 and numbers.count() == names.count():
-        ranges = numbers.groupby(pd.qcut(numbers, 5, duplicates="drop"), observed=True)
-        low, high = (ranges.transform(end).map("{:g}".format) for end in ("min", "max"))
+    if numbers.nunique() > _MAX_NUMBERS and numbers.count() == names.count():
+        quantiles = pd.qcut(numbers, _NUM_RANGES, duplicates="drop")
+        ranges = numbers.groupby(quantiles, observed=True)
+        low = ranges.transform("min").map("{:g}".format)
+        high = ranges.transform("max").map("{:g}".format)
         names = (low + "-" + high).where(numbers.notna())
     names = names.fillna("(blank)")
-    return names.where(names.isin(names.value_counts().index[:40]), "others").to_numpy(dtype=object)
+    largest = names.value_counts().index[:_MAX_GROUPS]
+    return names.where(names.isin(largest), "others").to_numpy(dtype=object)
 
 
 def seen_groups(times: Sequence[float]) -> pd.Series:
@@ -117,12 +151,15 @@ def first_true_rank(truth: Sets, ranked: np.ndarray) -> np.ndarray:
 
     Of shape (n,): inf where no true code is among them; NaN for rows without true codes.
     """
-
-    def rank(true: tuple[str, ...], codes: list[str | None]) -> float:
-        found = (number for number, code in enumerate(codes, start=1) if code in true)
-        return next(found, np.inf) if true else np.nan
-
-    return np.array([rank(true, codes) for true, codes in zip(truth, ranked.tolist(), strict=True)])
+    ranks = np.full(len(truth), np.inf)
+    for row, true in enumerate(truth):
+        if not true:
+            ranks[row] = np.nan
+        for rank, code in enumerate(ranked[row], start=1):
+            if code in true:
+                ranks[row] = rank
+                break
+    return ranks
 
 
 def top_k_accuracy(ranks: np.ndarray, *, k: int) -> dict[str, float]:
@@ -130,62 +167,43 @@ def top_k_accuracy(ranks: np.ndarray, *, k: int) -> dict[str, float]:
     with true codes.
     """
     ranks = ranks[~np.isnan(ranks)]
-    return {str(i): float((ranks <= i).mean()) if len(ranks) else 0.0 for i in range(1, k + 1)}
+    return {str(i): float((ranks <= i).sum() / max(len(ranks), 1)) for i in range(1, k + 1)}
 
 
-def calibration(conf: np.ndarray, right: np.ndarray) -> dict[str, Any]:
+def calibration(conf: np.ndarray, right: np.ndarray) -> Calibration:
     """Return how far confidence is from accuracy: Guo et al. (2017), On Calibration of Modern
     Neural Networks.
 
-    `conf`, from 0 to 1, and `right` are of shape (n,). Return `ece`, the mean distance of
-    confidence and accuracy over bins weighted by their rows; and `bins`, each with its edges `low`
-    and `high`, `count`, and the means `conf` and `accuracy` (None where it is empty).
+    `conf`, from 0 to 1, and `right` are of shape (n,). The expected calibration error is the mean
+    distance of confidence and accuracy over bins weighted by their rows.
     """
     edges = np.arange(_NUM_BINS + 1) / _NUM_BINS
     bin_of_row = np.searchsorted(edges[1:-1], conf)
-    found = (
-        pd.DataFrame({"count": 1, "conf": conf, "accuracy": right})
-        .astype(float)
-        .groupby(bin_of_row)
-        .sum()
-    )
-    means = (
-        found.div(found["count"], axis=0).assign(count=found["count"].astype(int)).to_dict("index")
-    )
-    empty = {"count": 0, "conf": None, "accuracy": None}
-    bins = [
-        {"low": edges[i], "high": edges[i + 1], **means.get(i, empty)} for i in range(_NUM_BINS)
-    ]
-    return {"ece": float((found["conf"] - found["accuracy"]).abs().sum() / len(conf)), "bins": bins}
+    counts = np.bincount(bin_of_row, minlength=_NUM_BINS)
+    conf_sums = np.bincount(bin_of_row, weights=conf, minlength=_NUM_BINS)
+    right_sums = np.bincount(bin_of_row, weights=right, minlength=_NUM_BINS)
+    bins = []
+    for i, count in enumerate(counts.tolist()):
+        row = Bin(float(edges[i]), float(edges[i + 1]), count, conf=None, accuracy=None)
+        if count:
+            row.conf = float(conf_sums[i] / count)
+            row.accuracy = float(right_sums[i] / count)
+        bins.append(row)
+    return Calibration(float(np.abs(conf_sums - right_sums).sum() / len(conf)), bins)
 
 
-def share_interval(right: np.ndarray, texts: Sequence[str]) -> dict[str, float]:
-    """Return the `share` of n rows that are right, and its 95 % interval, Wilson's (1927), from
-    `low` to `high`.
+def share_interval(right: np.ndarray, texts: Sequence[str]) -> ShareInterval:
+    """Return the share of n rows that are right, and its 95 % interval, Wilson's (1927).
 
     Rows of one description tell as much as one: the number of rows is Kish's (1965) effective one.
     """
-    share, times = (
-        float(np.mean(right)),
-        pd.Series(description_keys(texts)).value_counts().to_numpy(dtype=float),
-    )
-    z_squared = 3.841459 * (times**2).sum() / times.sum() ** 2
-    half = np.sqrt(z_squared * (share * (1 - share) + z_squared / 4))
-    low, high = ((share + z_squared / 2 + end) / (1 + z_squared) for end in (-half, half))
-    return {"share": share, "low": max(float(low), 0.0), "high": min(float(high), 1.0)}
-
-
-@dataclass(frozen=True)
-class CodeAgreement:
-    """Agreement of two coders in the first digits of their codes, or in whole codes."""
-
-    digits: int | None  # number of first digits; None: whole codes
-    n: int  # number of descriptions
-    share: float  # share that agree, and its 95 % interval; see `share_interval`
-    low: float
-    high: float
-    kappa: float | None  # Cohen's (1960); None where there is one set of codes alone
-    alpha: float | None  # Krippendorff's (2011), nominal; None as kappa
+    share = float(np.mean(right))
+    times = pd.Series(description_keys(texts)).value_counts().to_numpy(dtype=float)
+    z_squared = _Z_SQUARED * (times**2).sum() / times.sum() ** 2
+    half_width = np.sqrt(z_squared * (share * (1 - share) + z_squared / 4))
+    low = (share + z_squared / 2 - half_width) / (1 + z_squared)
+    high = (share + z_squared / 2 + half_width) / (1 + z_squared)
+    return ShareInterval(share, low=max(float(low), 0.0), high=min(float(high), 1.0))
 
 
 def agreement(
@@ -196,8 +214,8 @@ def agreement(
 
     Examples
     --------
-    >>> found = agreement([["61110"], ["77610"]], [["61110"], ["77120"]], ["farmer", "baker"], digits=2)
-    >>> [(level.digits, level.share) for level in found]
+    >>> levels = agreement([["61110"], ["77610"]], [["61110"], ["77120"]], ["farmer", "baker"], digits=2)
+    >>> [(level.digits, level.share) for level in levels]
     [(1, 1.0), (2, 1.0), (None, 0.5)]
     """
     from sklearn.metrics import cohen_kappa_score  # here, since it takes a second to import
@@ -211,15 +229,14 @@ def agreement(
         values, index = np.unique([" ".join(sorted(codes)) for codes in sets], return_inverse=True)
         first_index, second_index = index.reshape(2, -1)
         is_same = first_index == second_index
-        kappa = None
-        alpha = None
+        interval = share_interval(is_same, texts)
+        level = CodeAgreement(num_digits, len(is_same), **vars(interval), kappa=None, alpha=None)
         if len(values) > 1:
-            kappa = float(cohen_kappa_score(first_index, second_index))
             times = np.bincount(index)
             expected = 1 - (times * (times - 1)).sum() / (len(index) * (len(index) - 1))
-            alpha = 1 - float((~is_same).mean() / expected)
-        interval = share_interval(is_same, texts)
-        levels.append(CodeAgreement(num_digits, len(is_same), **interval, kappa=kappa, alpha=alpha))
+            level.kappa = float(cohen_kappa_score(first_index, second_index))
+            level.alpha = 1 - float((~is_same).mean() / expected)
+        levels.append(level)
     return levels
 
 
@@ -231,125 +248,96 @@ def to_settle(rows: pd.DataFrame, *, digits: int = 0) -> pd.DataFrame:
     are one, with `times`, their number, and `digits`, how many first digits, up to those given,
     both coders have in common.
     """
-    names = ["first", "second"]
-    found = rows.groupby(["text", "lang", *names], sort=False).size().rename("times").reset_index()
-    found = found[found["first"].map(frozenset) != found["second"].map(frozenset)]
-    cut = [
-        [pd.Series(cut_codes(found[name], n)).map(frozenset) for name in names]
-        for n in range(1, digits + 1)
-    ]
-    found["digits"] = np.sum([one == other for one, other in cut], axis=0, dtype=int)
-    return found.sort_values(
+    groups = rows.groupby(["text", "lang", "first", "second"], sort=False)
+    table = groups.size().rename("times").reset_index()
+    table = table[table["first"].map(frozenset) != table["second"].map(frozenset)]
+    table["digits"] = 0
+    for number in range(1, digits + 1):
+        first = cut_codes(table["first"], number)
+        second = cut_codes(table["second"], number)
+        table["digits"] += [set(a) == set(b) for a, b in zip(first, second, strict=True)]
+    return table.sort_values(
         ["digits", "times"], ascending=[True, False], kind="stable", ignore_index=True
     )
 
 
 def scores_by_group(
     right: np.ndarray, conf: np.ndarray, texts: Sequence[str], groups: np.ndarray
-) -> list[Any]:
-    """Return the `n`, `share_interval`, mean `conf` and `ece` (see `calibration`) of each `group`
-    of n rows.
-    """
-    found = []
+) -> list[GroupScores]:
+    """Return the scores of each group of n rows."""
+    scores = []
     for group, rows in pd.Series(np.arange(len(right))).groupby(groups):
         interval = share_interval(right[rows], [texts[row] for row in rows])
-        sure = {
-            "conf": float(conf[rows].mean()),
-            "ece": calibration(conf[rows], right[rows])["ece"],
-        }
-        found.append({"group": str(group), "n": len(rows), **interval, **sure})
-    return found
+        mean_conf = float(conf[rows].mean())
+        ece = calibration(conf[rows], right[rows]).ece
+        scores.append(GroupScores(str(group), len(rows), **vars(interval), conf=mean_conf, ece=ece))
+    return scores
 
 
 def production_curve(
     conf: np.ndarray, right: np.ndarray, *, num_shares: int = 101
-) -> dict[str, list[float | None]]:
+) -> ProductionCurve:
     """Return the accuracy of what is coded automatically when the least certain rows are left to a
     person.
 
-    `conf` and `right` are of shape (n,). Return lists of `num_shares` values: the `share` that is
-    coded automatically, from 0 to 1, its `accuracy` (that to be expected where equally certain rows
-    stand on both sides of the line), and the `conf` of its least certain row. The last two are None
-    where no row is coded automatically.
+    `conf` and `right` are of shape (n,). Each field has `num_shares` values: the share that is
+    coded automatically, from 0 to 1, its accuracy (that to be expected where equally certain rows
+    stand on both sides of the line), and the confidence of its least certain row. The last two are
+    None where no row is coded automatically.
     """
     order = np.argsort(-conf, kind="stable")
     expected = pd.Series(right.astype(float)).groupby(conf).transform("mean").to_numpy()
     cumulative = expected[order].cumsum()
     shares = np.arange(num_shares) / (num_shares - 1)
     counts = np.rint(shares * len(conf)).astype(int)
-    return {
-        "share": shares.tolist(),
-        "accuracy": [float(cumulative[n - 1] / n) if n else None for n in counts],
-        "conf": [float(conf[order[n - 1]]) if n else None for n in counts],
-    }
+    return ProductionCurve(
+        share=shares.tolist(),
+        accuracy=[float(cumulative[n - 1] / n) if n else None for n in counts],
+        conf=[float(conf[order[n - 1]]) if n else None for n in counts],
+    )
 
 
 def confusions(
     truth: Sets, predicted: Sets, texts: Sequence[str], *, limit: int = 50
-) -> list[dict[str, Any]]:
+) -> list[Confusion]:
     """Return the pairs of a true and a predicted code that cost most rows, at most `limit`.
 
     The first missed code of a row is paired with its first wrong one, and so on; `texts` are the
-    rows' descriptions. A pair has `true` and `predicted` codes, None where one has no counterpart;
-    `count` of rows; `of`, the rows that have the true code (None without one); and an `example`,
-    the commonest description among them.
+    rows' descriptions.
     """
-    pairs: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    counts: Counter[tuple[str, str]] = Counter()
+    texts_of: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for true, codes, text in zip(truth, predicted, texts, strict=True):
-        missed, extra = (
-            [code for code in one if code not in other]
-            for one, other in ((true, codes), (codes, true))
-        )
-        for pair in itertools.zip_longest(missed, extra, fillvalue=""):
-            pairs[pair][text] += 1
-    totals = Counter(itertools.chain.from_iterable(truth))
-    return [
-        {
-            "true": pair[0] or None,
-            "predicted": pair[1] or None,
-            "count": found.total(),
-            "of": totals[pair[0]] if pair[0] else None,
-            "example": next(_commonest(found))[0],
-        }
-        for pair, found in sorted(pairs.items(), key=lambda item: (-item[1].total(), item[0]))[
-            :limit
-        ]
-    ]
+        missed = [code for code in true if code not in codes]
+        wrong = [code for code in codes if code not in true]
+        for pair in itertools.zip_longest(missed, wrong, fillvalue=""):
+            counts[pair] += 1
+            texts_of[pair][text] += 1
+    num_true = Counter(itertools.chain.from_iterable(truth))
+    worst = []
+    for pair, count in _commonest(counts)[:limit]:
+        true_code, predicted_code = pair
+        example, _ = _commonest(texts_of[pair])[0]
+        num_rows = num_true[true_code] or None
+        worst.append(Confusion(true_code or None, predicted_code or None, count, num_rows, example))
+    return worst
 
 
-def scores_by_code(truth: Sets, predicted: Sets) -> list[dict[str, Any]]:
-    """Return how well each true code is found, the commonest first.
-
-    Each has `code`; `n` and `predicted`, the rows that have it and those that are given it;
-    `precision` (None where it is given to none), `recall` and `f1`.
-    """
-    both = [set(true) & set(codes) for true, codes in zip(truth, predicted, strict=True)]
-    counts, given, hits = (
-        Counter(itertools.chain.from_iterable(sets)) for sets in (truth, predicted, both)
-    )
-    return [
-        {
-            "code": code,
-            "n": n,
-            "predicted": given[code],
-            "precision": hits[code] / given[code] if given[code] else None,
-            "recall": hits[code] / n,
-            "f1": 2 * hits[code] / (n + given[code]),
-        }
-        for code, n in _commonest(counts)
-    ]
+def scores_by_code(truth: Sets, predicted: Sets) -> list[CodeScores]:
+    """Return how well each true code is found, the commonest first."""
+    num_true = Counter(itertools.chain.from_iterable(truth))
+    num_predicted = Counter(itertools.chain.from_iterable(predicted))
+    num_hits = Counter(itertools.chain.from_iterable(_in_common(truth, predicted)))
+    scores = []
+    for code, n in _commonest(num_true):
+        given = num_predicted[code]
+        hits = num_hits[code]
+        precision = hits / given if given else None
+        f1 = 2 * hits / (n + given)
+        scores.append(CodeScores(code, n, given, precision, recall=hits / n, f1=f1))
+    return scores
 
 
-def mean_scores_by(scores: pd.DataFrame, groups: Any) -> dict[str, dict[str, float]]:
-    """Return `mean_scores` of each group that has rows, in the groups' order."""
-    return {str(name): mean_scores(part) for name, part in scores.groupby(groups, observed=True)}
-
-
-def mean_scores(scores: pd.DataFrame) -> dict[str, float]:
-    """Return the means of `score_sets`, and `n`, the number of rows."""
-    return {"n": len(scores), **{name: float(mean) for name, mean in scores.mean().items()}}
-
-
-def _commonest(counts: Counter[str]) -> Iterator[tuple[str, int]]:
-    """Yield what was counted, the commonest first, equally common ones by their names."""
-    yield from sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+def _commonest(counts: Counter[_Item]) -> list[tuple[_Item, int]]:
+    """Return what was counted, the commonest first, equally common ones by their names."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -88,14 +88,9 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
         gain,
         right_rows,
     )  # here, since drawing takes a second to import
+    from histocoder.evaluation.metrics import SeenMetrics
     from histocoder.evaluation.report import write_report
-    from histocoder.evaluation.summary import (
-        attributes_in_words,
-        comparison,
-        gain_in_words,
-        seen_in_words,
-        summary,
-    )
+    from histocoder.evaluation.summary import details_in_words, overall_in_words
     from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known
 
@@ -121,24 +116,13 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
             data.open(HELD_OUT) if HELD_OUT in data.splits else None,
             found.rows["right"].to_numpy(),
         )
-        found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
+        found.metrics.corrections = gain(load(before), coder, examples, corrections, right=right)
     if len(seen := data.open(SEEN)):
         accuracy = float(right_rows(coder, seen.sample(REPORT_ROWS, seed=0)).mean())
-        found.metrics["seen"] = {
-            "num_rows": len(seen),
-            "accuracy": accuracy,
-            "left_out": data.has_new,
-        }
+        found.metrics.seen = SeenMetrics(len(seen), accuracy, left_out=data.has_new)
     folder = trainer.run.path
     path = write_report(folder, found, coder, title=folder.resolve().name, logs=trainer.run.logs)
-    metrics = found.metrics
-    for line in (
-        summary(metrics)[:2]
-        + seen_in_words(metrics)
-        + attributes_in_words(metrics)
-        + comparison(metrics)
-        + gain_in_words(metrics)
-    ):
+    for line in overall_in_words(found.metrics)[:2] + details_in_words(found.metrics):
         log.info(line)
     log.info(f"Wrote the report to {path}.")
 

@@ -20,10 +20,19 @@ from histocoder.data.examples import Examples
 from histocoder.errors import UserError
 from histocoder.evaluation import scores
 from histocoder.evaluation.baselines import Baselines, difference_interval, linear_codes
-from histocoder.evaluation.evaluator import compare, evaluate, gain, right_rows
+from histocoder.evaluation.evaluator import Evaluation, compare, evaluate, gain, right_rows
+from histocoder.evaluation.metrics import (
+    BaselineMetrics,
+    CodeScores,
+    Confusion,
+    Difference,
+    MeanScores,
+    Shares,
+    as_json,
+)
 from histocoder.evaluation.report import write_report
 from histocoder.evaluation.scores import code_sets
-from histocoder.evaluation.summary import gain_in_words, points
+from histocoder.evaluation.summary import details_in_words, points
 from histocoder.inference.known import Known
 from histocoder.text.normalize import description_keys
 
@@ -39,45 +48,31 @@ CONFIDENCES = st.lists(
 @given(TABLES)
 def test_scores_agree_with_scikit_learn(tables):
     truth, guess = map(code_sets, tables)
-    found = scores.score_sets(truth, guess)
-    assert found["accuracy"].tolist() == [
-        set(a) == set(b) for a, b in zip(truth, guess, strict=True)
-    ]
-    neither = [i for i in range(len(truth)) if not truth[i] and not guess[i]]
-    assert (found.iloc[neither] == 1).all(axis=None)
-    some = [i for i in range(len(truth)) if i not in neither]  # scikit-learn scores only these
-    if some:
+    table = scores.score_sets(truth, guess)
+    is_equal = [set(a) == set(b) for a, b in zip(truth, guess, strict=True)]
+    assert table["accuracy"].tolist() == is_equal
+    has_codes = np.array([bool(a or b) for a, b in zip(truth, guess, strict=True)])
+    assert (table[~has_codes] == 1).all(axis=None)
+    if has_codes.any():  # scikit-learn scores only these
         binarizer = MultiLabelBinarizer(classes=sorted(SIX_CODES))
-        y_true, y_pred = (
-            binarizer.fit_transform([sets[i] for i in some]) for sets in (truth, guess)
-        )
-        expected = precision_recall_fscore_support(
+        y_true = binarizer.fit_transform(truth)[has_codes]
+        y_pred = binarizer.fit_transform(guess)[has_codes]
+        *expected, _ = precision_recall_fscore_support(
             y_true, y_pred, average="samples", zero_division=0
-        )[:3]
-        np.testing.assert_allclose(found.iloc[some][["precision", "recall", "f1"]].mean(), expected)
+        )
+        means = table.loc[has_codes, ["precision", "recall", "f1"]].mean()
+        np.testing.assert_allclose(means, expected)
 
 
 def test_scores_of_each_code_by_hand():
-    first, second, third = scores.scores_by_code(
-        [("a",), ("a", "b"), ("c",)], [("a",), ("b", "c"), ("b",)]
-    )
-    assert first == {
-        "code": "a",
-        "n": 2,
-        "predicted": 1,
-        "precision": 1,
-        "recall": 0.5,
-        "f1": pytest.approx(2 / 3),
-    }
-    assert second == {
-        "code": "b",
-        "n": 1,
-        "predicted": 2,
-        "precision": 0.5,
-        "recall": 1,
-        "f1": pytest.approx(2 / 3),
-    }
-    assert (third["precision"], third["recall"], third["f1"]) == (0, 0, 0)
+    truth = [("a",), ("a", "b"), ("c",)]
+    predicted = [("a",), ("b", "c"), ("b",)]
+    third = pytest.approx(2 / 3)
+    assert scores.scores_by_code(truth, predicted) == [
+        CodeScores("a", n=2, predicted=1, precision=1, recall=0.5, f1=third),
+        CodeScores("b", n=1, predicted=2, precision=0.5, recall=1, f1=third),
+        CodeScores("c", n=1, predicted=1, precision=0, recall=0, f1=0),
+    ]
 
 
 def test_codes_are_cut_and_special_ones_are_not():
@@ -100,46 +95,43 @@ def test_rank_of_the_first_true_code():
 @given(CONFIDENCES)
 def test_calibration_agrees_with_scikit_learn(rows):
     conf, right = (np.array(column) for column in zip(*rows, strict=True))
-    found = scores.calibration(conf, right)
-    bins = [one for one in found["bins"] if one["count"]]
+    calibration = scores.calibration(conf, right)
+    bins = [row for row in calibration.bins if row.count]
     accuracy, mean_conf = calibration_curve(right, conf, n_bins=10)
-    np.testing.assert_allclose([one["accuracy"] for one in bins], accuracy)
-    np.testing.assert_allclose([one["conf"] for one in bins], mean_conf)
-    gaps = np.abs(accuracy - mean_conf) * [one["count"] for one in bins]
-    assert found["ece"] == pytest.approx(gaps.sum() / len(conf))
+    np.testing.assert_allclose([row.accuracy for row in bins], accuracy)
+    np.testing.assert_allclose([row.conf for row in bins], mean_conf)
+    gaps = np.abs(accuracy - mean_conf) * [row.count for row in bins]
+    assert calibration.ece == pytest.approx(gaps.sum() / len(conf))
 
 
 def test_production_curve_by_hand():
     curve = scores.production_curve(
         np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]), num_shares=5
     )
-    assert curve["share"] == [0, 0.25, 0.5, 0.75, 1]
-    assert curve["accuracy"] == [
-        None,
-        1,
-        0.75,
-        pytest.approx(2 / 3),
-        0.5,
-    ]  # of two equally certain, half a right one
-    assert curve["conf"] == [None, 0.9, 0.5, 0.5, 0.1]
+    assert curve.share == [0, 0.25, 0.5, 0.75, 1]
+    # of two equally certain rows, half a right one
+    assert curve.accuracy == [None, 1, 0.75, pytest.approx(2 / 3), 0.5]
+    assert curve.conf == [None, 0.9, 0.5, 0.5, 0.1]
 
 
 def test_confusions_by_hand():
     truth = [("a",), ("a",), ("a",), ("a", "b"), ("c",), ("d",)]
     guess = [("x",), ("x",), ("a",), ("a",), ("c", "y"), ("d",)]
     texts = ["one", "one", "two", "three", "four", "five"]
-    found = scores.confusions(truth, guess, texts)
-    assert found == [
-        {"true": "a", "predicted": "x", "count": 2, "of": 4, "example": "one"},
-        {"true": None, "predicted": "y", "count": 1, "of": None, "example": "four"},
-        {"true": "b", "predicted": None, "count": 1, "of": 1, "example": "three"},
+    worst = [
+        Confusion("a", "x", count=2, of=4, example="one"),
+        Confusion(None, "y", count=1, of=None, example="four"),
+        Confusion("b", None, count=1, of=1, example="three"),
     ]
-    assert scores.confusions(truth, guess, texts, limit=1) == found[:1]
+    assert scores.confusions(truth, guess, texts) == worst
+    assert scores.confusions(truth, guess, texts, limit=1) == worst[:1]
     assert scores.confusions(truth, truth, texts) == []
 
 
-def test_evaluation_of_a_model():
-    coder, examples = tiny_coder(), few_examples()
+@pytest.fixture(scope="module")
+def evaluation() -> Evaluation:
+    """A tiny model's, which was trained on four descriptions."""
+    examples = few_examples()
     trained = Baselines(examples, Known(), max_size=0)
     for text, code, times in (
         ("farmer", "61110", 3),
@@ -147,37 +139,61 @@ def test_evaluation_of_a_model():
         ("y", "61115", 200),
         ("z", "80110", 1),
     ):
-        trained.add(
-            Examples.of([text] * times, ["en"] * times, pd.DataFrame({"hisco_1": [code] * times}))
-        )
-    evaluation = evaluate(coder, examples, trained=trained)
-    metrics, rows = evaluation.metrics, evaluation.rows
-    json.dumps(metrics, allow_nan=False)
-    assert (metrics["num_rows"], metrics["num_texts"]) == (6, 5)
-    found = metrics["answer"]
-    once = rows.assign(key=description_keys(rows["text"].tolist())).groupby("key")["right"].mean()
-    assert len(once) == 5 and found["production"]["accuracy"][-1] == pytest.approx(once.mean())
-    assert found["by_digits"]["5"]["accuracy"] == found["overall"]["accuracy"]
-    assert {lang: s["n"] for lang, s in found["by_language"].items()} == {"da": 2, "en": 4}
-    assert {group: s["n"] for group, s in found["by_text_seen"].items()} == {"0": 4, "2-5": 2}
-    assert {group: s["n"] for group, s in found["by_code_seen"].items()} == {
-        "0": 1,
-        "1": 2,
-        "21-100": 2,
-    }
-    decoded = coder.predict(examples.texts, examples.langs, progress=False)
-    np.testing.assert_allclose(rows["conf"], decoded["conf"])
-    assert (
-        metrics["num_outside_key"]
-        == (~decoded[["hisco_1", "hisco_2"]].isin([*SIX_CODES, None]).all(axis=1)).sum()
-    )
-    assert rows["right"].mean() == metrics["answer"]["overall"]["accuracy"]
+        codes = pd.DataFrame({"hisco_1": [code] * times})
+        trained.add(Examples.of([text] * times, ["en"] * times, codes))
+    return evaluate(tiny_coder(), examples, trained=trained)
+
+
+def num_rows(groups: dict[str, MeanScores]) -> dict[str, int]:
+    return {name: group.n for name, group in groups.items()}
+
+
+def test_evaluation_counts_rows_and_descriptions(evaluation: Evaluation):
+    metrics = evaluation.metrics
+    assert (metrics.num_rows, metrics.num_texts) == (6, 5)
+    assert num_rows(metrics.answer.by_language) == {"da": 2, "en": 4}
+    assert num_rows(metrics.answer.by_text_seen) == {"0": 4, "2-5": 2}
+    assert num_rows(metrics.answer.by_code_seen) == {"0": 1, "1": 2, "21-100": 2}
+
+
+def test_production_counts_each_description_once(evaluation: Evaluation):
+    rows = evaluation.rows
+    by_text = rows["right"].groupby(description_keys(rows["text"].tolist())).mean()
+    assert len(by_text) == 5
+    accuracy = evaluation.metrics.answer.production.accuracy
+    assert accuracy[-1] == pytest.approx(by_text.mean())
+
+
+def test_evaluated_rows_are_those_of_prediction(evaluation: Evaluation):
+    examples = few_examples()
+    decoded = tiny_coder().predict(examples.texts, examples.langs, progress=False)
+    np.testing.assert_allclose(evaluation.rows["conf"], decoded["conf"])
+    is_in_key = decoded[["hisco_1", "hisco_2"]].isin([*SIX_CODES, None]).all(axis=1)
+    assert evaluation.metrics.num_outside_key == (~is_in_key).sum()
+
+
+def test_accuracies_of_an_evaluation_agree(evaluation: Evaluation):
+    answer = evaluation.metrics.answer
+    assert answer.overall.accuracy == evaluation.rows["right"].mean()
+    assert answer.by_digits["5"].accuracy == answer.overall.accuracy
+
+
+def test_metrics_are_json_without_what_is_missing(evaluation: Evaluation):
+    plain = json.loads(json.dumps(as_json(evaluation.metrics), allow_nan=False))
+    assert plain["answer"]["overall"]["n"] == 6
+    assert "svc" not in plain["baselines"]
+    assert "corrections" not in plain
+    empty_bin = next(row for row in plain["answer"]["calibration"]["bins"] if not row["count"])
+    assert empty_bin["accuracy"] is None
 
 
 def test_descriptions_without_codes_are_evaluated():
     evaluation = evaluate(tiny_coder(), few_examples().take(np.array([5, 5])))
-    json.dumps(evaluation.metrics, allow_nan=False)
-    assert evaluation.metrics["answer"]["overall"]["accuracy"] == evaluation.rows["right"].mean()
+    json.dumps(as_json(evaluation.metrics), allow_nan=False)
+    assert evaluation.metrics.answer.overall.accuracy == evaluation.rows["right"].mean()
+
+
+def test_nothing_to_evaluate_is_an_error():
     with pytest.raises(UserError, match="no descriptions"):
         evaluate(tiny_coder(), Examples.of([], [], pd.DataFrame({"hisco_1": []})))
 
@@ -196,49 +212,62 @@ def test_groups_are_cells_or_ranges_of_numbers():
 
 def test_scores_by_group_agree_with_the_means():
     right, conf = np.array([True, False, True, True]), np.array([0.9, 0.4, 0.8, 0.6])
-    one, two = scores.scores_by_group(right, conf, list("abcd"), np.array(["x", "x", "y", "y"]))
-    assert (one["group"], one["n"], one["share"], two["share"]) == ("x", 2, 0.5, 1.0)
-    assert two["low"] < 1.0 == two["high"] and one["conf"] == pytest.approx(0.65)
+    groups = np.array(["x", "x", "y", "y"])
+    first, second = scores.scores_by_group(right, conf, list("abcd"), groups)
+    assert (first.group, first.n, first.share) == ("x", 2, 0.5)
+    assert first.conf == pytest.approx(0.65)
+    assert second.share == second.high == 1.0
+    assert second.low < 1.0
 
 
 def test_two_models_are_compared_row_by_row():
     first, second = tiny_coder(), tiny_coder()
     second.mode = "flat"
     examples = few_examples().coded()
-    found, changed = compare(first, second, examples)
-    right = [right_rows(one, examples, progress=False).mean() for one in (first, second)]
-    assert [found["first"]["rows"], found["second"]["rows"]] == right
-    assert found["difference"]["rows"]["mean"] == pytest.approx(right[1] - right[0])
+    comparison, changed = compare(first, second, examples)
+    first_share = right_rows(first, examples, progress=False).mean()
+    second_share = right_rows(second, examples, progress=False).mean()
+    assert comparison.first.rows == first_share
+    assert comparison.second.rows == second_share
+    assert comparison.difference.rows.mean == pytest.approx(second_share - first_share)
     assert (changed["codes_first"] != changed["codes_second"]).all()
-    same, unchanged = compare(first, first, examples)
-    assert same["difference"]["rows"] == {"mean": 0, "low": None, "high": None} and unchanged.empty
+
+
+def test_a_model_does_not_differ_from_itself():
+    coder = tiny_coder()
+    comparison, changed = compare(coder, coder, few_examples().coded())
+    assert comparison.difference.rows == Difference(0, low=None, high=None)
+    assert changed.empty
 
 
 def test_agreement_by_hand():
     first = [["61110"], ["77610"], ["77610", None], ["-1"], ["61110", "77610"]]
     second = [["61110"], ["77120"], ["80110"], ["-1"], ["77610", "61110"]]
-    one, two, whole = scores.agreement(first, second, ["a", "b", "c", "d", "e"], digits=2)
-    assert (one["digits"], two["digits"], whole["digits"]) == (1, 2, None)
-    assert (one["share"], two["share"], whole["share"]) == (0.8, 0.8, 0.6)
+    levels = scores.agreement(first, second, ["a", "b", "c", "d", "e"], digits=2)
+    assert [(level.digits, level.share) for level in levels] == [(1, 0.8), (2, 0.8), (None, 0.6)]
     # by chance: 61110 1 x 1, 77610 2 x 0, 77120 and 80110 0 x 1, -1 1 x 1, both 1 x 1 of 25
-    assert whole["kappa"] == pytest.approx((0.6 - 3 / 25) / (1 - 3 / 25))
+    assert levels[-1].kappa == pytest.approx((0.6 - 3 / 25) / (1 - 3 / 25))
 
 
 def test_alpha_is_as_published():
     # section B of Krippendorff (2011): two observers of twelve articles
-    (found,) = scores.agreement("aabbdcccedda", "babbbccceddd", list("abcdefghijkl"))
-    assert round(found["alpha"], 3) == 0.692
-    (of_one,) = scores.agreement("111", "111", ["a", "b", "c"])
-    assert of_one["share"] == 1 and of_one["kappa"] is None and of_one["alpha"] is None
+    (level,) = scores.agreement("aabbdcccedda", "babbbccceddd", list("abcdefghijkl"))
+    assert round(level.alpha, 3) == 0.692
+
+
+def test_one_code_alone_has_no_kappa():
+    (level,) = scores.agreement("111", "111", ["a", "b", "c"])
+    assert (level.share, level.kappa, level.alpha) == (1, None, None)
 
 
 def test_interval_is_wilsons_of_distinct_descriptions():
     right = np.array([True, True, True, False, True])
     interval = binomtest(4, 5).proportion_ci(method="wilson")
-    found = scores.share_interval(right, list("abcde"))
-    assert (found["low"], found["high"]) == pytest.approx((interval.low, interval.high))
-    wider = scores.share_interval(np.repeat(right, 9), np.repeat([*"abcde"], 9).tolist())
-    assert (wider["low"], wider["high"]) == pytest.approx((interval.low, interval.high))
+    expected = pytest.approx((interval.low, interval.high))
+    once = scores.share_interval(right, list("abcde"))
+    often = scores.share_interval(np.repeat(right, 9), np.repeat([*"abcde"], 9).tolist())
+    assert (once.low, once.high) == expected
+    assert (often.low, often.high) == expected
 
 
 def test_differences_in_the_first_digit_come_first():
@@ -246,16 +275,14 @@ def test_differences_in_the_first_digit_come_first():
         ("baker", ("77610",), ("77120",)),
         ("smith", ("83110",), ("61110",)),
         ("farmer", ("61110",), ("61110",)),
+        ("baker", ("77610",), ("77610",)),
+        ("farmer", ("1", "2"), ("2", "1")),  # the same, in another order
     ]
-    rows += [
-        *[("baker", ("77610",), ("77610",))] * 2,
-        ("farmer", ("1", "2"), ("2", "1")),
-    ]  # in any order
-    found = scores.to_settle(
-        pd.DataFrame(rows, columns=["text", "first", "second"]).assign(lang="en"), digits=5
-    )
-    assert found["text"].tolist() == ["smith", "baker"]
-    assert found["digits"].tolist() == [0, 2] and found["times"].tolist() == [1, 1]
+    table = pd.DataFrame(rows, columns=["text", "first", "second"]).assign(lang="en")
+    differences = scores.to_settle(table, digits=5)
+    assert differences["text"].tolist() == ["smith", "baker"]
+    assert differences["digits"].tolist() == [0, 2]
+    assert differences["times"].tolist() == [1, 1]
 
 
 def examples(*rows: tuple[str, ...], lang: str = "en") -> Examples:
@@ -267,100 +294,123 @@ def examples(*rows: tuple[str, ...], lang: str = "en") -> Examples:
 
 
 TRAIN = (
-    *(("farmer", "61110"), ("old farmer", "61110"), ("baker", "77610"), ("master baker", "77610")),
-    *(
-        ("Smith", "83110"),
-        ("smith ", "83110"),
-        ("smith", "61110"),
-        ("farmer and baker", "61110", "77610"),
-    ),
+    ("farmer", "61110"),
+    ("old farmer", "61110"),
+    ("baker", "77610"),
+    ("master baker", "77610"),
+    ("Smith", "83110"),
+    ("smith ", "83110"),
+    ("smith", "61110"),
+    ("farmer and baker", "61110", "77610"),
 )
 ASKED = examples(
     ("SMITH", "83110"), ("bakers", "77610"), ("baker, farmer", "77610", "61110"), ("miner", "71105")
 )
 
 
-def compared(train: Examples, *, max_size: float = np.inf, **known: object) -> dict:
-    """What is found of a model that is right of the first row alone."""
-    found = Baselines(ASKED, Known(**known), max_size=max_size)
+def compared(*, max_size: float = np.inf, **known: object) -> BaselineMetrics:
+    """Simple methods beside a model that is right of the first row alone."""
+    train = examples(*TRAIN)
+    baselines = Baselines(ASKED, Known(**known), max_size=max_size)
     for rows in (np.arange(4), np.arange(4, len(train))):
-        found.add(train.take(rows))
-    return found.compare(np.array([True, False, False, False]))
+        baselines.add(train.take(rows))
+    return baselines.compare(np.array([True, False, False, False]))
 
 
-def test_baselines_by_hand():
-    found = compared(examples(*TRAIN))
-    assert found["model"] == {"rows": 0.25, "texts": 0.25}
-    exact, svc = found["exact_match"], found["svc"]
-    assert (exact["rows"], exact["answered"], exact["answered_right"]) == (0.25, 0.25, 1.0)
-    assert exact["difference"]["rows"] == {"mean": 0, "low": None, "high": None}
-    assert (
-        svc["rows"] == 0.75 and svc["difference"]["texts"]["mean"] == -0.5 and "notice" not in found
-    )
-    assert (
-        "svc" not in (without := compared(examples(*TRAIN), max_size=23))
-        and "8 rows with 3" in without["notice"]
-    )
-    assert compared(examples(*TRAIN), exact=True)["exact_match"]["answered"] == 0
+def test_exact_match_by_hand():
+    metrics = compared()
+    exact = metrics.exact_match
+    assert metrics.model == Shares(rows=0.25, texts=0.25)
+    assert (exact.rows, exact.answered, exact.answered_right) == (0.25, 0.25, 1.0)
+    assert exact.difference.rows == Difference(0, low=None, high=None)
+    assert compared(exact=True).exact_match.answered == 0
+
+
+def test_linear_model_by_hand():
+    metrics = compared()
+    assert metrics.svc.rows == 0.75
+    assert metrics.svc.difference.texts.mean == -0.5
+    assert metrics.notice is None
+
+
+def test_no_linear_model_of_many_rows():
+    metrics = compared(max_size=23)
+    assert metrics.svc is None
+    assert "8 rows with 3" in metrics.notice
 
 
 def test_single_codes_equal_scikit_learns_classifier():
     rng = np.random.default_rng(0)
-    rows = [
-        (f"{'farmer baker smith'.split()[i]} {rng.integers(50)}", "abc"[i])
-        for i in rng.integers(3, size=60)
-    ]
+    rows = []
+    for i in rng.integers(3, size=60):
+        rows.append((f"{('farmer', 'baker', 'smith')[i]} {rng.integers(50)}", "abc"[i]))
     train, asked = examples(*rows[:40]), examples(*rows[40:])
     vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
     expected = LinearSVC().fit(vectorizer.fit_transform(train.texts), train.codes["hisco_1"])
-    assert linear_codes(train, asked) == [
-        (code,) for code in expected.predict(vectorizer.transform(asked.texts))
-    ]
-    assert (
-        linear_codes(examples(("farmer", "a"), ("old farmer", "a")), asked) == [("a",)] * 20
-    )  # of one code alone
+    predicted = expected.predict(vectorizer.transform(asked.texts))
+    assert linear_codes(train, asked) == [(code,) for code in predicted]
+
+
+def test_one_code_alone_is_given_to_all():
+    train = examples(("farmer", "a"), ("old farmer", "a"))
+    assert linear_codes(train, examples(("baker", "b"), ("smith", "b"))) == [("a",), ("a",)]
 
 
 def test_intervals_draw_rows_of_a_text_together():
     right = np.array([True] * 50 + [False] * 50)
     together = difference_interval(right, ~right, [str(i // 2) for i in range(100)])
-    assert together["rows"]["low"] < -0.22  # as of fifty draws
+    assert together.rows.low < -0.22  # as of fifty draws
     apart = difference_interval(right, ~right, [str(i) for i in range(100)])
-    assert -0.25 < apart["rows"]["low"] < -0.15 and apart["rows"] == apart["texts"]
+    assert -0.25 < apart.rows.low < -0.15
+    assert apart.rows == apart.texts
     assert apart == difference_interval(right, ~right, [str(i) for i in range(100)])
 
 
 def test_few_descriptions_give_no_interval():
     right = np.array([True] * 29 + [False] * 29)
     difference = difference_interval(right, ~right, [str(i % 29) for i in range(58)])
-    assert difference["texts"] == {"mean": 0, "low": None, "high": None}
-    assert points(difference["rows"]) == "+0.0 (too few for an interval)"
+    assert difference.texts == Difference(0, low=None, high=None)
+    assert points(difference.rows) == "+0.0 (too few for an interval)"
 
 
-def test_a_corrected_model_is_compared_on_its_rows(tmp_path: Path):
+@pytest.fixture(scope="module")
+def corrected() -> Evaluation:
+    """A model's on data whose codes are those of an earlier one, but for the last two rows."""
     examples = few_examples()
-    before, after = tiny_coder(fitted_to_validation=True), tiny_coder()
+    before = tiny_coder(fitted_to_validation=True)
+    after = tiny_coder()
     codes = before.predict(examples.texts, examples.langs)[["hisco_1", "hisco_2"]]
-    codes.loc[4:, "hisco_1"], codes.loc[4:, "hisco_2"] = "99999", None
+    codes.loc[4:, "hisco_1"] = "99999"
+    codes.loc[4:, "hisco_2"] = None
     examples = Examples.of(examples.texts, examples.langs, codes)
-    found = gain(
-        before, after, examples, examples.take(np.array([0, 5])), right=np.ones(6, dtype=bool)
+    held_out = examples.take(np.array([0, 5]))
+    evaluation = evaluate(after, examples)
+    evaluation.metrics.corrections = gain(
+        before, after, examples, held_out, right=np.ones(6, dtype=bool)
     )
-    assert (
-        found["validation"]["before"]["rows"] == pytest.approx(4 / 6)
-        and found["validation"]["after"]["rows"] == 1
-    )
-    assert found["validation"]["difference"]["rows"]["mean"] == pytest.approx(2 / 6)
-    assert found["held_out"]["before"] == found["held_out"]["after"] == {"rows": 0.5, "texts": 0.5}
-    words = gain_in_words({"corrections": found})
-    assert words[0].startswith(
+    return evaluation
+
+
+def test_a_corrected_model_is_compared_on_its_rows(corrected: Evaluation):
+    validation = corrected.metrics.corrections.validation
+    held_out = corrected.metrics.corrections.held_out
+    assert validation.before.rows == pytest.approx(4 / 6)
+    assert validation.after.rows == 1
+    assert validation.difference.rows.mean == pytest.approx(2 / 6)
+    assert held_out.before == held_out.after == Shares(rows=0.5, texts=0.5)
+
+
+def test_gain_from_corrections_in_words(corrected: Evaluation):
+    *_, validation, held_out, seen = details_in_words(corrected.metrics)
+    assert validation.startswith(
         "Of the same 6 rows of validation data, 66.7\u00a0% were exactly right before"
     )
-    assert (
-        words[1].startswith("Of the same 2 held-out corrections, 50.0\u00a0%")
-        and "is too high" in words[2]
-    )
-    evaluation = evaluate(after, examples)
-    evaluation.metrics["corrections"] = found
-    page = write_report(tmp_path, evaluation, after, title="t").read_text(encoding="utf-8")
-    assert "Gain from the corrections" in page and "+33.3 (" in page and words[2] in page
+    assert held_out.startswith("Of the same 2 held-out corrections, 50.0\u00a0%")
+    assert seen.endswith("so its accuracy there is too high.")
+
+
+def test_gain_from_corrections_is_reported(corrected: Evaluation, tmp_path: Path):
+    page = write_report(tmp_path, corrected, tiny_coder(), title="t").read_text(encoding="utf-8")
+    assert "Gain from the corrections" in page
+    assert "+33.3 (" in page
+    assert details_in_words(corrected.metrics)[-1] in page

@@ -19,6 +19,7 @@ from histocoder.config import FinetuneConfig
 from histocoder.data.example_writer import EXAMPLES_FILE
 from histocoder.data.examples import TITLES, TRAIN, VAL, Examples
 from histocoder.data.prepare import prepare
+from histocoder.evaluation.metrics import AttributeScores
 from histocoder.evaluation.scores import attribute_scores
 
 STATUS = {"'s apprentice": "23", " master": "21", ", journeyman": "22"}
@@ -335,6 +336,6 @@ def test_columns_that_can_not_be_attributes(tmp_path: Path):
 
 def test_scores_of_categories():
     true = np.array(["", "", "21", "23"], dtype=object)
-    assert attribute_scores(true, true) == {"accuracy": 1.0, "macro_f1": 1.0}
+    assert attribute_scores(true, true) == AttributeScores(accuracy=1.0, macro_f1=1.0)
     guess = np.array(["", "", "21", "22"], dtype=object)
-    assert attribute_scores(true, guess) == {"accuracy": 0.75, "macro_f1": pytest.approx(2 / 3)}
+    assert attribute_scores(true, guess) == AttributeScores(0.75, macro_f1=pytest.approx(2 / 3))

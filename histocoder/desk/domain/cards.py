@@ -32,8 +32,9 @@ from histocoder.desk.domain.models import Models
 from histocoder.desk.domain.trust import Draw, Trust, order_of_review, trust_of
 from histocoder.errors import UserError
 from histocoder.evaluation import checked_file
+from histocoder.evaluation.metrics import CodeAgreement
 from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded
-from histocoder.evaluation.scores import CodeAgreement, agreement
+from histocoder.evaluation.scores import agreement
 from histocoder.files import sha256
 from histocoder.inference.predictions import code_columns
 from histocoder.text.languages import Language
