@@ -53,8 +53,8 @@ def read_decisions(
 
     Raises UserError if a column is missing, no row is checked, or a checked cell holds no code.
     """
-    text_col = columns.run_input_col or columns.input_col
-    lang_col = columns.run_language_col or columns.language_col or "lang"
+    text_col = columns.text_to_write
+    lang_col = columns.lang_to_write
     file = open_table(
         path, [text_col, CHECKED_COL, columns.target_cols[0]], optional=(lang_col, "who")
     )

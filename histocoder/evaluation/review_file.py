@@ -1,8 +1,7 @@
 """Choose what a person should check first in a coded file."""
 
-import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,18 +10,17 @@ import pandas as pd
 
 from histocoder.checkpoints.run_files import ARGS_FILE
 from histocoder.checkpoints.run_folder import run_settings
-from histocoder.checkpoints.starter import STARTER
 from histocoder.data.labelled_files import CHECKED_COL
 from histocoder.errors import UserError, counted, shown
 from histocoder.files import finetune_command, from_here, is_same_file
 from histocoder.inference.predictions import attribute_columns, code_columns
 from histocoder.log import log
 from histocoder.tables.output import Form, check_output, num_marked, write_frame
-from histocoder.tables.table import TableFile, open_table
+from histocoder.tables.table import Table, TableFile, open_table
 from histocoder.text.languages import Language
 from histocoder.text.normalize import description_keys
 
-_ANY_LANGUAGE = ""
+_ANY_LANGUAGE = ""  # of a decision that counts for a description in all languages
 
 
 @dataclass(frozen=True)
@@ -31,15 +29,21 @@ class Columns:
 
     input_col: str = "occ1"  # column of descriptions
     language_col: str | None = None  # by default the one that `predict --language` added, if any
-    target_cols: Sequence[
-        str
-    ] = ()  # columns of codes to write, blank without a prediction; by default as predicted
-    run_input_col: str | None = (
-        None  # column of descriptions to write; by default as in the coded file
-    )
-    run_language_col: str | None = (
-        None  # column to write; by default "lang" for one that `predict` added
-    )
+    # columns of codes to write, blank without a prediction; by default as predicted
+    target_cols: Sequence[str] = ()
+    # columns to write: by default as in the coded file, and "lang" for one that `predict` added
+    run_input_col: str | None = None
+    run_language_col: str | None = None
+
+    @property
+    def text_to_write(self) -> str:
+        """Column of descriptions in the file to correct."""
+        return self.run_input_col or self.input_col
+
+    @property
+    def lang_to_write(self) -> str:
+        """Column of languages in the file to correct."""
+        return self.run_language_col or self.language_col or "lang"
 
 
 def review(
@@ -92,13 +96,9 @@ def earlier_rounds(output: Path, run: Path) -> list[Path]:
     paths = [Path(path) for path in run_settings(run).get("corrections") or []]
     name = re.fullmatch(r"(?P<stem>.+)-(?P<round>\d+)(?P<suffix>\.[a-z.]+)", output.name)
     if name:
-        numbered = (
-            f"{name['stem']}-{number}{name['suffix']}" for number in range(2, int(name["round"]))
-        )
-        paths += [
-            output.with_name(round_name)
-            for round_name in (f"{name['stem']}{name['suffix']}", *numbered)
-        ]
+        paths.append(output.with_name(f"{name['stem']}{name['suffix']}"))
+        for number in range(2, int(name["round"])):
+            paths.append(output.with_name(f"{name['stem']}-{number}{name['suffix']}"))
     existing = [path for path in _distinct_files(paths) if path.is_file()]
     return [path for path in existing if not is_same_file(path, output) and num_marked(path)]
 
@@ -114,38 +114,42 @@ def _undecided(table: pd.DataFrame, decided_in: Sequence[Path], columns: Columns
     """
     if not decided_in:
         return table
-    text_col = columns.run_input_col or columns.input_col
-    lang_col = columns.run_language_col or columns.language_col or "lang"
+    text_col = columns.text_to_write
+    lang_col = columns.lang_to_write
     decided: set[tuple[str, str]] = set()
     for path in decided_in:
         file = open_table(path, [text_col, CHECKED_COL], optional=(lang_col,))
-        names = [text_col, CHECKED_COL, *([lang_col] if file.has(lang_col) else [])]
-        cells = file.read(names).columns
-        is_marked = cells[CHECKED_COL].is_valid()
-        langs = (
-            _languages(cells[lang_col].filter(is_marked).to_pylist()) if lang_col in cells else None
+        names = [name for name in (text_col, CHECKED_COL, lang_col) if file.has(name)]
+        rows = pd.DataFrame(
+            {name: cells.to_pandas() for name, cells in file.read(names).columns.items()}
         )
-        keys = description_keys(cells[text_col].filter(is_marked).fill_null(""))
-        decided.update(zip(keys, langs or itertools.repeat(_ANY_LANGUAGE), strict=False))
+        decided.update(
+            _text_keys(rows[rows[CHECKED_COL].notna()], text_col, lang_col, _ANY_LANGUAGE)
+        )
 
     # a decision without a language counts for all
-    keys = description_keys(table[text_col].fillna("").tolist())
-    langs = _languages(table[lang_col]) if lang_col in table else ["unk"] * len(table)
-    pairs = zip(keys, langs, strict=True)
-    is_open = np.array(
-        [{(key, lang), (key, _ANY_LANGUAGE)}.isdisjoint(decided) for key, lang in pairs], bool
-    )
-    if not is_open.all():
+    is_open = []
+    for key, lang in _text_keys(table, text_col, lang_col, "unk"):
+        is_open.append((key, lang) not in decided and (key, _ANY_LANGUAGE) not in decided)
+    num_decided = is_open.count(False)
+    if num_decided:
         files = ", ".join(map(str, decided_in))
         log.info(
-            f"{counted(int((~is_open).sum()), 'description is', 'descriptions are')} "
-            f"decided in {files} and left out."
+            f"{counted(num_decided, 'description is', 'descriptions are')} decided in {files} and "
+            "left out."
         )
-    return table[is_open]
+    return table[np.array(is_open, dtype=bool)]
 
 
-def _languages(cells: Iterable[str | None]) -> list[str]:
-    return [Language(cell if isinstance(cell, str) else "unk") for cell in cells]
+def _text_keys(
+    rows: pd.DataFrame, text_col: str, lang_col: str, default_lang: str
+) -> Iterator[tuple[str, str]]:
+    """Return the key and the language of each row's description."""
+    langs = [default_lang] * len(rows)
+    if lang_col in rows:
+        langs = [str(Language(lang)) for lang in rows[lang_col].fillna("unk")]
+    keys = description_keys(rows[text_col].fillna("").tolist())
+    return zip(keys, langs, strict=True)
 
 
 def open_coded(predictions: Path, columns: Columns, *, sheet: str | None = None) -> TableFile:
@@ -168,62 +172,75 @@ def in_order_of_worth(
     """
     for notice in file.notices:
         log.info(notice)
-    prefix = _prefix(file)
     answers = _answers(file, columns.target_cols)
-    pairs = attribute_columns(name for name in file.header if name.startswith(prefix)).items()
-    names = [
-        *itertools.chain(*pairs),
-        *(name for name in file.header if name.startswith(f"{prefix}alt_")),
-    ]
-    alternatives = {name: name.removeprefix(prefix) for name in names}
+    extras = _attributes_and_alternatives(file)
+    new_names = {columns.input_col: columns.text_to_write}
     lang_col = language_column(file, columns)
-    by = [columns.input_col] if lang_col is None else [columns.input_col, lang_col]
-    own = (CHECKED_COL, "conf", "times", *answers.values())
-    if columns.input_col in own:
+    if lang_col is not None:
+        new_names[lang_col] = columns.lang_to_write
+    if columns.input_col in (CHECKED_COL, "conf", "times", *answers.values()):
         raise UserError(
             f"{file.path}: review writes a column {columns.input_col!r}. Rename the column "
             "of descriptions."
         )
+
+    # distinct descriptions of each block, then of the file; of like ones the commonest spelling
+    by = list(new_names)
+    conf_col = f"{_prefix(file)}conf"
+    names = [*by, *answers, *extras]
     parts = []
-    for table in file.tables(
-        [*dict.fromkeys([*by, *answers, *alternatives, f"{prefix}conf", *beside])]
-    ):
-        frame = pd.DataFrame(
-            {name: column.to_pandas() for name, column in table.columns.items()}, dtype=object
-        )
-        cells = frame[f"{prefix}conf"]
-        conf = pd.to_numeric(cells.str.replace(",", "."), errors="coerce")
-        if len(bad := np.flatnonzero(~conf.between(0, 1) & cells.notna())):
-            where = f"{file.path}, {file.unit} {table.lines(bad[:1])[0]}, {prefix}conf"
-            raise UserError(f"{where}: {shown(cells[bad[0]])} is not a number from 0 to 1.")
-        others = {f"row_{name}": frame[name] for name in beside}
-        frame = frame[[*by, *answers, *alternatives]].assign(**others, conf=conf, times=1)[
-            conf.notna()
-        ]
-        parts.append(_distinct(frame, frame[by]))
-    found = pd.concat(parts, ignore_index=True)
-    found = _one_spelling(_distinct(found, found[by]), by, [*answers])
-    order = (found["times"] * (1 - found["conf"])).sort_values(ascending=False, kind="stable").index
-    names = [
-        columns.run_input_col or columns.input_col,
-        columns.run_language_col or columns.language_col or "lang",
-    ]
-    new_names = dict(zip(by, names, strict=False)) | answers | alternatives
-    first = [
-        *names[: len(by)],
-        CHECKED_COL,
-        *dict.fromkeys([*answers.values(), *columns.target_cols]),
-    ]
-    found = found.loc[order].rename(columns=new_names).reset_index(drop=True)
-    last = ["conf", "times", *(f"row_{name}" for name in beside)]
-    blank = dict.fromkeys({*first} - {*new_names.values()}, "")
-    return found.reindex(columns=[*first, *alternatives.values(), *last]).fillna(blank)
+    for table in file.tables([*dict.fromkeys([*names, conf_col, *beside])]):
+        cells = {name: column.to_pandas() for name, column in table.columns.items()}
+        rows = pd.DataFrame({name: cells[name] for name in names}, dtype=object)
+        for name in beside:
+            rows[f"row_{name}"] = cells[name]
+        rows["conf"] = _confidences(table, conf_col)
+        rows["times"] = 1
+        rows = rows[rows["conf"].notna()]
+        parts.append(_distinct(rows, rows[by]))
+    rows = pd.concat(parts, ignore_index=True)
+    rows = _one_spelling(_distinct(rows, rows[by]), by, list(answers))
+
+    # those first of which most rows are likely wrong
+    num_wrong = rows["times"] * (1 - rows["conf"])
+    rows = rows.loc[num_wrong.sort_values(ascending=False, kind="stable").index]
+    rows = rows.rename(columns=new_names | answers | extras).reset_index(drop=True)
+    layout = [*new_names.values(), CHECKED_COL]
+    layout += dict.fromkeys([*answers.values(), *columns.target_cols])
+    layout += [*extras.values(), "conf", "times"]
+    for name in layout:
+        if name not in rows:
+            rows[name] = ""
+    return rows[layout + [f"row_{name}" for name in beside]]
+
+
+def _attributes_and_alternatives(file: TableFile) -> dict[str, str]:
+    """Return the new names of the columns of a file's last coding that help to judge its codes."""
+    prefix = _prefix(file)
+    coding = [name for name in file.header if name.startswith(prefix)]
+    names = []
+    for attribute, prob in attribute_columns(coding).items():
+        names += [attribute, prob]
+    names += [name for name in coding if name.startswith(f"{prefix}alt_")]
+    return {name: name.removeprefix(prefix) for name in names}
+
+
+def _confidences(table: Table, conf_col: str) -> pd.Series:
+    """Return a column of confidences as numbers; raise a UserError if a cell is not one."""
+    cells = table.columns[conf_col].to_pandas()
+    conf = pd.to_numeric(cells.str.replace(",", "."), errors="coerce")
+    wrong_rows = np.flatnonzero(~conf.between(0, 1) & cells.notna())
+    if len(wrong_rows):
+        where = f"{table.file.path}, {table.file.unit} {table.lines(wrong_rows[:1])[0]}, {conf_col}"
+        raise UserError(f"{where}: {shown(cells[wrong_rows[0]])} is not a number from 0 to 1.")
+    return conf
 
 
 def _distinct(rows: pd.DataFrame, by: pd.DataFrame) -> pd.DataFrame:
     """Return the first of the rows that are equal in `by`, with the sum of their `times`."""
     group = by.groupby(list(by), dropna=False, sort=False).ngroup()
-    return rows.assign(times=rows["times"].groupby(group).transform("sum"))[~group.duplicated()]
+    times = rows["times"].groupby(group).transform("sum")
+    return rows.assign(times=times)[~group.duplicated()]
 
 
 def _one_spelling(rows: pd.DataFrame, by: list[str], answers: list[str]) -> pd.DataFrame:
@@ -232,9 +249,8 @@ def _one_spelling(rows: pd.DataFrame, by: list[str], answers: list[str]) -> pd.D
     """
     rows = rows.sort_values("times", ascending=False, kind="stable")
     text_col, *lang_cols = by
-    same = rows[[*by, *answers]].assign(
-        **{text_col: description_keys(rows[text_col].fillna("").tolist())}
-    )
+    same = rows[[*by, *answers]].copy()
+    same[text_col] = description_keys(rows[text_col].fillna("").tolist())
     for name in lang_cols:
         same[name] = rows[name].fillna("unk").map(Language)
     return _distinct(rows, same).sort_index()
@@ -294,9 +310,11 @@ def language_column(file: TableFile, columns: Columns) -> str | None:
     """Return the column of each row's language: the one that is named, or that `predict --language`
     has added.
     """
-    added = [name for name in file.header if re.fullmatch("(pred_)*lang", name)][-1:]
-    named = (columns.language_col, *added, columns.run_language_col)
-    return next((file.column(name) for name in named if name and file.has(name)), None)
+    added_cols = [name for name in file.header if re.fullmatch("(pred_)*lang", name)]
+    for name in (columns.language_col, *added_cols[-1:], columns.run_language_col):
+        if name and file.has(name):
+            return file.column(name)
+    return None
 
 
 def next_step(model: str, corrections: Path, run: Path) -> str:
@@ -304,9 +322,6 @@ def next_step(model: str, corrections: Path, run: Path) -> str:
     run are known.
     """
     settings = run_settings(run)
-    if run == STARTER.resolve():
-        words = ["--corrections", str(corrections), "--save-path", "own-model"]
-        return f"Then train a model of your own on the corrections:\n{finetune_command(words)}"
     if not settings.get("dataset"):
         return (
             "Then train on the corrections together with the model's training data: "
@@ -314,10 +329,12 @@ def next_step(model: str, corrections: Path, run: Path) -> str:
             f"{model} --corrections {corrections} --dataset …, with the flags that "
             "describe that table."
         )
-    number = next(n for n in itertools.count(2) if not run.with_name(f"{run.name}-{n}").exists())
-    files = _distinct_files([*map(Path, settings.get("corrections") or []), corrections])
-    words = words_to_correct(model, files, run)
+    number = 2
+    while run.with_name(f"{run.name}-{number}").exists():
+        number += 1
     save_path = from_here(run.with_name(f"{run.name}-{number}"))
+    earlier = [Path(path) for path in settings.get("corrections") or []]
+    words = words_to_correct(model, _distinct_files([*earlier, corrections]), run)
     return f"Then train on the corrections:\n{finetune_command([*words, '--save-path', save_path])}"
 
 
@@ -325,10 +342,8 @@ def words_to_correct(model: str | Path, corrections: Sequence[str | Path], run: 
     """Return the flags, but for `--save-path`, that train a model of a run further on its data and
     corrections.
     """
-    flags: dict[str, Sequence[str | Path]] = {
-        "--config": [run / ARGS_FILE],
-        "--initial-checkpoint": [model],
-        "--corrections": corrections,
-        **({"--no-only-encoder": []} if run_settings(run).get("only_encoder") else {}),
-    }
-    return [word for flag, values in flags.items() for word in (flag, *map(from_here, values))]
+    words = ["--config", from_here(run / ARGS_FILE), "--initial-checkpoint", from_here(model)]
+    words += ["--corrections", *[from_here(path) for path in corrections]]
+    if run_settings(run).get("only_encoder"):
+        words.append("--no-only-encoder")
+    return words
