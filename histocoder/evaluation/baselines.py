@@ -103,18 +103,21 @@ class Baselines:
         texts = self._examples.texts
         answers = self._known.find(texts, self._examples.langs)
         is_answered = np.array([answer is not None for answer in answers])
-        is_exact = is_answered & self._is_right(
-            answer.codes if answer else () for answer in answers
-        )
+        codes = [() if answer is None else answer.codes for answer in answers]
+        is_exact = is_answered & self._is_right(codes)
         exact_match = ExactMatchScores(
             **vars(_method_scores(right, is_exact, texts)),
             answered=float(is_answered.mean()),
-            answered_right=float(is_exact[is_answered].mean()) if is_answered.any() else None,
+            answered_right=None,
         )
+        if is_answered.any():
+            exact_match.answered_right = float(is_exact[is_answered].mean())
+
+        # beside a linear model, where the training data are few enough
         metrics = BaselineMetrics(shares(right, texts), exact_match, notice=self._notice())
         if metrics.notice is None:
-            codes = linear_codes(Examples.join(self._chunks), self._examples)
-            metrics.svc = _method_scores(right, self._is_right(codes), texts)
+            linear = linear_codes(Examples.join(self._chunks), self._examples)
+            metrics.svc = _method_scores(right, self._is_right(linear), texts)
         return metrics
 
     def _is_right(self, codes: Iterable[Sequence[str]]) -> np.ndarray:

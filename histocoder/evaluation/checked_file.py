@@ -16,17 +16,20 @@ from histocoder.classes.class_columns import Classes
 from histocoder.data.code_columns import column_of
 from histocoder.data.labelled_files import CHECKED_COL, checked_tables
 from histocoder.errors import UserError, shown
-from histocoder.evaluation.review_file import Columns, answer_columns, language_column, open_coded
+from histocoder.evaluation.review_file import (
+    ANY_LANGUAGE,
+    Columns,
+    answer_columns,
+    language_column,
+    open_coded,
+    text_keys,
+)
 from histocoder.log import log
 from histocoder.tables.output import Form, check_kept, check_output, write_table
 from histocoder.tables.table import CHUNK_ROWS, TableFile, open_table, strings
-from histocoder.text.languages import Language
-from histocoder.text.normalize import description_keys
 
-ANY_LANGUAGE = ""  # language of a decision that counts for a description in all languages
-Decided: TypeAlias = Mapping[
-    tuple[str, str], "DecidedCodes"
-]  # (key of the description, language) -> decision
+Decided: TypeAlias = Mapping[tuple[str, str], "DecidedCodes"]
+"""(Key of the description, language) -> decision."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,12 @@ class DecidedCodes:
 
     def code(self, number: int) -> str | None:
         """Return the code of a number, from 0; None where there are fewer."""
-        return self.codes[number] if number < len(self.codes) else None
+        if number >= len(self.codes):
+            return None
+        return self.codes[number]
+
+
+_UNDECIDED = DecidedCodes(())
 
 
 def read_decisions(
@@ -58,22 +66,23 @@ def read_decisions(
     file = open_table(
         path, [text_col, CHECKED_COL, columns.target_cols[0]], optional=(lang_col, "who")
     )
-    code_cols = [name for name in columns.target_cols if file.has(name)]
-    optional_cols = [name for name in (lang_col, "who") if file.has(name)]
-    tables = list(checked_tables(file, [text_col, *code_cols, *optional_cols], log.info))
-    written = Counter(
-        cell for table in tables for name in code_cols for cell in table.columns[name].to_pylist()
-    )
-    del written[None]
+    names = [name for name in (text_col, lang_col, "who", *columns.target_cols) if file.has(name)]
+    code_cols = [name for name in columns.target_cols if name in names]
+    tables = list(checked_tables(file, names, log.info))
+
+    # how the codes of all rows are written decides how a cell is read
+    written: Counter[str] = Counter()
+    for table in tables:
+        for name in code_cols:
+            written.update(table.columns[name].drop_null().to_pylist())
     code_column = column_of(written, known=known)
 
     decisions: dict[tuple[str, str], DecidedCodes] = {}
     for table in tables:
         cells = {name: column.to_pylist() for name, column in table.columns.items()}
-        keys = description_keys(table.columns[text_col].fill_null(""))
-        langs = cells.get(lang_col) or [None] * len(table)
-        whos = cells.get("who") or [None] * len(table)
-        for row, key in enumerate(keys):
+        whos = cells.get("who", [None] * len(table))
+        keys = text_keys(cells[text_col], cells.get(lang_col), unknown=ANY_LANGUAGE)
+        for row, (key, lang) in enumerate(keys):
             if not key:  # the row has no description
                 continue
             codes: list[str] = []
@@ -82,14 +91,11 @@ def read_decisions(
                 if cell.problem:
                     where = f"{path}, {table.file.unit} {table.lines(np.array([row]))[0]}, column {name!r}"
                     raise UserError(
-                        f"{where}: {shown(cells[name][row])} {cell.problem}. Correct it, "
-                        "or remove the mark."
+                        f"{where}: {shown(cells[name][row])} {cell.problem}. Correct it, or remove "
+                        "the mark."
                     )
-                codes += cell.codes
-            lang = str(Language(langs[row] or "unk"))
-            decisions[key, ANY_LANGUAGE if lang == "unk" else lang] = DecidedCodes(
-                tuple(codes), who=whos[row]
-            )
+                codes.extend(cell.codes)
+            decisions[key, lang] = DecidedCodes(tuple(codes), who=whos[row])
     return decisions
 
 
@@ -157,50 +163,43 @@ class _Writer:
             yield self._with_decisions(block)
 
     def _with_decisions(self, block: pa.Table) -> pa.Table:
-        decided = self._decided(block)
-        is_decided = pa.array([decision is not None for decision in decided], pa.bool_())
+        decisions = self._decisions_on(block)
+        is_decided = pa.array([decision is not _UNDECIDED for decision in decisions], pa.bool_())
         self.num_rows += pc.sum(is_decided).as_py() or 0
         model_codes = [strings(block[answer.code]) for answer in self._answers]
 
-        # the codes that people gave, their meanings, and no probabilities, which are of the model's
-        # codes
+        # the codes that people gave and their meanings; the probabilities are of the model's codes
         for number, answer in enumerate(self._answers):
-            codes = [None if decision is None else decision.code(number) for decision in decided]
+            codes = [decision.code(number) for decision in decisions]
             block = _replaced(block, answer.code, is_decided, codes)
             block = _replaced(block, answer.prob, is_decided, [None] * len(block))
             if answer.meaning is not None:
-                block = _replaced(
-                    block,
-                    answer.meaning,
-                    is_decided,
-                    [self._titles.get(code or "") for code in codes],
-                )
+                meanings = [self._titles.get(code or "") for code in codes]
+                block = _replaced(block, answer.meaning, is_decided, meanings)
         block = self._with_classes(block, is_decided)
 
         # who, when, and beside them what the model said
-        whos = [None if decision is None else decision.who for decision in decided]
-        times = [None if decision is None else decision.at for decision in decided]
-        block = block.append_column(self._free("checked_by"), pa.array(whos, pa.string()))
-        block = block.append_column(self._free("checked_at"), pa.array(times, pa.string()))
-        for answer, codes in zip(self._answers, model_codes, strict=True):
-            block = block.append_column(self._free(f"model_{answer.code}"), codes)
+        names = pa.array([decision.who for decision in decisions], pa.string())
+        times = pa.array([decision.at for decision in decisions], pa.string())
+        block = block.append_column(self._free("checked_by"), names)
+        block = block.append_column(self._free("checked_at"), times)
+        for answer, cells in zip(self._answers, model_codes, strict=True):
+            block = block.append_column(self._free(f"model_{answer.code}"), cells)
         return block
 
-    def _decided(self, block: pa.Table) -> list[DecidedCodes | None]:
+    def _decisions_on(self, block: pa.Table) -> list[DecidedCodes]:
         """Return the decision on each row's description: one in its language, else one for all
         languages.
         """
-        keys = description_keys(pc.fill_null(strings(block[self._text_col]).combine_chunks(), ""))
-        langs = ["unk"] * len(block)
+        texts = strings(block[self._text_col]).to_pylist()
+        langs = None
         if self._lang_col is not None:
-            langs = [
-                str(Language(lang or "unk")) for lang in strings(block[self._lang_col]).to_pylist()
-            ]
-        decisions = self._decisions
-        return [
-            decisions.get((key, lang)) or decisions.get((key, ANY_LANGUAGE))
-            for key, lang in zip(keys, langs, strict=True)
-        ]
+            langs = strings(block[self._lang_col]).to_pylist()
+        decisions = []
+        for key, lang in text_keys(texts, langs):
+            for_all = self._decisions.get((key, ANY_LANGUAGE), _UNDECIDED)
+            decisions.append(self._decisions.get((key, lang), for_all))
+        return decisions
 
     def _with_classes(self, block: pa.Table, is_decided: pa.Array) -> pa.Table:
         """Return a block with classes of the new codes; expected values, which rest on the model,
@@ -209,18 +208,15 @@ class _Writer:
         for classes in self._classes:
             names = [field.name for field in classes.fields]
             values = classes.append(block.filter(is_decided).drop_columns(names))
-            rows = pc.if_else(
-                is_decided, pc.subtract(pc.cumulative_sum(pc.cast(is_decided, pa.int64())), 1), None
-            )
+
+            # the row of `values` that each row of the block has; null where nobody decided
+            positions = pc.subtract(pc.cumulative_sum(pc.cast(is_decided, pa.int64())), 1)
+            rows = pc.if_else(is_decided, positions, None)
             for name in names:
                 block = _replaced(block, name, is_decided, values[name].take(rows).to_pylist())
-            for name in block.column_names:
-                if any(
-                    name == f"{own}_{end}"
-                    for own in names
-                    for end in ("prob", "mean", "sd", "share")
-                ):
-                    block = _replaced(block, name, is_decided, [None] * len(block))
+                for end in ("prob", "mean", "sd", "share"):
+                    if f"{name}_{end}" in block.column_names:
+                        block = _replaced(block, f"{name}_{end}", is_decided, [None] * len(block))
         return block
 
     def _free(self, name: str) -> str:
@@ -236,5 +232,7 @@ def _replaced(block: pa.Table, name: str, mask: pa.Array, cells: Sequence[str | 
     kind = block.schema.types[index]
     if kind != pa.string() and any(cell is not None for cell in cells):
         kind = pa.string()
-    column = strings(block[index]) if kind == pa.string() else block[index]
+    column = block[index]
+    if kind == pa.string():
+        column = strings(column)
     return block.set_column(index, name, pc.if_else(mask, pa.array(cells, kind), column))

@@ -1,8 +1,8 @@
 """Choose what a person should check first in a coded file."""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from histocoder.tables.table import Table, TableFile, open_table
 from histocoder.text.languages import Language
 from histocoder.text.normalize import description_keys
 
-_ANY_LANGUAGE = ""  # of a decision that counts for a description in all languages
+ANY_LANGUAGE = ""  # of a decision that counts for a description in all languages
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,16 @@ def review(
     table = _undecided(in_order_of_worth(file, columns), decided_in, columns)
     chosen = table.iloc[:budget]
     write_frame(output, chosen, Form.like(file, raw=raw))
-    rows, total = int(chosen["times"].sum()), int(table["times"].sum())
-    wrong = (chosen["times"] * (1 - chosen["conf"])).sum()
+
+    # what the person has before them
+    num_rows = int(chosen["times"].sum())
+    num_all_rows = int(table["times"].sum())
+    num_wrong = (chosen["times"] * (1 - chosen["conf"])).sum()
     log.info(
-        f"Wrote {counted(len(chosen), 'description', 'descriptions')} to {output}. They "
-        f"occur in {rows:,} of {total:,} "
-        f"rows, of which about {wrong:,.0f} are likely wrong. Correct the codes, and write "
-        "x in the column "
-        f"{CHECKED_COL!r} of each row that is now right."
+        f"Wrote {counted(len(chosen), 'description', 'descriptions')} to {output}. They occur in "
+        f"{num_rows:,} of {num_all_rows:,} rows, of which about {num_wrong:,.0f} are likely wrong. "
+        f"Correct the codes, and write x in the column {CHECKED_COL!r} of each row that is now "
+        "right."
     )
     return chosen
 
@@ -120,17 +122,22 @@ def _undecided(table: pd.DataFrame, decided_in: Sequence[Path], columns: Columns
     for path in decided_in:
         file = open_table(path, [text_col, CHECKED_COL], optional=(lang_col,))
         names = [name for name in (text_col, CHECKED_COL, lang_col) if file.has(name)]
-        rows = pd.DataFrame(
-            {name: cells.to_pandas() for name, cells in file.read(names).columns.items()}
-        )
-        decided.update(
-            _text_keys(rows[rows[CHECKED_COL].notna()], text_col, lang_col, _ANY_LANGUAGE)
-        )
+        cells = file.read(names).columns
+        is_marked = cells[CHECKED_COL].is_valid()
+        langs = None
+        if lang_col in cells:
+            langs = cells[lang_col].filter(is_marked).to_pylist()
+        texts = cells[text_col].filter(is_marked).to_pylist()
+        decided.update(text_keys(texts, langs, unknown=ANY_LANGUAGE))
 
     # a decision without a language counts for all
+    texts = _cells_or_none(table[text_col])
+    langs = None
+    if lang_col in table:
+        langs = _cells_or_none(table[lang_col])
     is_open = []
-    for key, lang in _text_keys(table, text_col, lang_col, "unk"):
-        is_open.append((key, lang) not in decided and (key, _ANY_LANGUAGE) not in decided)
+    for key, lang in text_keys(texts, langs):
+        is_open.append((key, lang) not in decided and (key, ANY_LANGUAGE) not in decided)
     num_decided = is_open.count(False)
     if num_decided:
         files = ", ".join(map(str, decided_in))
@@ -141,15 +148,22 @@ def _undecided(table: pd.DataFrame, decided_in: Sequence[Path], columns: Columns
     return table[np.array(is_open, dtype=bool)]
 
 
-def _text_keys(
-    rows: pd.DataFrame, text_col: str, lang_col: str, default_lang: str
-) -> Iterator[tuple[str, str]]:
-    """Return the key and the language of each row's description."""
-    langs = [default_lang] * len(rows)
-    if lang_col in rows:
-        langs = [str(Language(lang)) for lang in rows[lang_col].fillna("unk")]
-    keys = description_keys(rows[text_col].fillna("").tolist())
-    return zip(keys, langs, strict=True)
+def _cells_or_none(column: pd.Series) -> list[str | None]:
+    return column.where(column.notna(), None).tolist()
+
+
+def text_keys(
+    texts: Sequence[str | None], langs: Sequence[str | None] | None, *, unknown: str = "unk"
+) -> list[tuple[str, str]]:
+    """Return the key and the language of each description; `unknown` where it has none."""
+    keys = description_keys([text or "" for text in texts])
+    if langs is None:
+        return [(key, unknown) for key in keys]
+    pairs = []
+    for key, lang in zip(keys, langs, strict=True):
+        language = str(Language(lang or "unk"))
+        pairs.append((key, unknown if language == "unk" else language))
+    return pairs
 
 
 def open_coded(predictions: Path, columns: Columns, *, sheet: str | None = None) -> TableFile:
@@ -262,7 +276,7 @@ class AnswerColumns:
 
     code: str
     prob: str
-    meaning: str | None
+    meaning: str | None = None
 
 
 def _prefix(file: TableFile) -> str:
@@ -289,8 +303,10 @@ def answer_columns(file: TableFile, target_cols: Sequence[str] = ()) -> list[Ans
             raise UserError(
                 f"The column before {prob!r} must be that of its codes, as predict writes them."
             )
-        meaning = f"{prefix}desc_{number}"
-        answers.append(AnswerColumns(code, prob, meaning if meaning in file.header else None))
+        answer = AnswerColumns(code, prob)
+        if f"{prefix}desc_{number}" in file.header:
+            answer = replace(answer, meaning=f"{prefix}desc_{number}")
+        answers.append(answer)
     return answers
 
 

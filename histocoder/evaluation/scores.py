@@ -115,8 +115,9 @@ def cut_codes(sets: Sets, digits: int, *, separator: str = "") -> list[tuple[str
     def cut(code: str) -> str:
         if code.startswith("-"):
             return code
-        parts = code.split(separator) if separator else code
-        return separator.join(parts[:digits])
+        if not separator:
+            return code[:digits]
+        return separator.join(code.split(separator)[:digits])
 
     return [tuple(dict.fromkeys(map(cut, codes))) for codes in sets]
 
@@ -288,13 +289,17 @@ def production_curve(
     order = np.argsort(-conf, kind="stable")
     expected = pd.Series(right.astype(float)).groupby(conf).transform("mean").to_numpy()
     cumulative = expected[order].cumsum()
-    shares = np.arange(num_shares) / (num_shares - 1)
-    counts = np.rint(shares * len(conf)).astype(int)
-    return ProductionCurve(
-        share=shares.tolist(),
-        accuracy=[float(cumulative[n - 1] / n) if n else None for n in counts],
-        conf=[float(conf[order[n - 1]]) if n else None for n in counts],
-    )
+    curve = ProductionCurve(share=[], accuracy=[], conf=[])
+    for share in np.arange(num_shares) / (num_shares - 1):
+        num_coded = int(np.rint(share * len(conf)))
+        curve.share.append(float(share))
+        if num_coded:
+            curve.accuracy.append(float(cumulative[num_coded - 1] / num_coded))
+            curve.conf.append(float(conf[order[num_coded - 1]]))
+        else:
+            curve.accuracy.append(None)
+            curve.conf.append(None)
+    return curve
 
 
 def confusions(
@@ -330,11 +335,13 @@ def scores_by_code(truth: Sets, predicted: Sets) -> list[CodeScores]:
     num_hits = Counter(itertools.chain.from_iterable(_in_common(truth, predicted)))
     scores = []
     for code, n in _commonest(num_true):
-        given = num_predicted[code]
         hits = num_hits[code]
-        precision = hits / given if given else None
-        f1 = 2 * hits / (n + given)
-        scores.append(CodeScores(code, n, given, precision, recall=hits / n, f1=f1))
+        times_predicted = num_predicted[code]
+        precision = None
+        if times_predicted:
+            precision = hits / times_predicted
+        f1 = 2 * hits / (n + times_predicted)
+        scores.append(CodeScores(code, n, times_predicted, precision, recall=hits / n, f1=f1))
     return scores
 
 

@@ -411,7 +411,7 @@ def test_corrections_are_those_that_training_reads(
         "my.csv", ("hisco_1", "hisco_2"), language_col="lang", corrections=(str(exported),)
     )
     found = read_corrections(
-        config, LabelledFiles((), (), build_formatter("general", num_blocks=2))
+        config, LabelledFiles((), ("hisco_1", "hisco_2"), build_formatter("general", num_blocks=2))
     )
     assert (
         len(found) == 3

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, Field, computed_field
 
 from histocoder.desk.domain.coding import Answer, Code
+from histocoder.desk.domain.database import Database
 
 MAX_LISTED = 500  # cards that are listed or accepted at once
 Status: TypeAlias = Literal["open", "settled", "unsure", "disputed"]
@@ -65,6 +66,16 @@ def card_of(row: sqlite3.Row) -> Card:
         values[name] = json.loads(values[name] or "null")
     values["deciders"] = values["deciders"] or []
     return Card(confidence=values["conf"], **values)
+
+
+def opinions_on(db: Database, card_id: int) -> dict[str, Codes]:
+    """Return who has which opinion on a card for two, the last of each person; not how it was
+    settled.
+    """
+    opinions = {}
+    for row in db.rows("opinions", card=card_id):
+        opinions[row["who"]] = json.loads(row["after"])["codes"]
+    return opinions
 
 
 @dataclass(frozen=True)

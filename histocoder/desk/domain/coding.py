@@ -3,6 +3,7 @@ neighbours.
 """
 
 import json
+import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -33,10 +34,11 @@ from histocoder.text.languages import NAMES, Language
 from histocoder.text.normalize import description_keys
 
 NO_OCCUPATION = "-1"  # HISCO's code for no occupation
-_ALTERNATIVES, _LEAST_PROBABILITY = 9, 0.005
+_MAX_ALTERNATIVES = 9
+_MIN_PROBABILITY = 0.005  # of an alternative
 _MATCHES = (r"\b{}\b", r"\b{}", "{}")  # whole words, then beginnings of words, then parts
-_NEIGHBOURS = 5
-_MOST_SEARCHED = 1_000_000  # number of descriptions: 1 GB of n-grams
+_NUM_NEIGHBOURS = 5
+_MAX_SEARCHED = 1_000_000  # descriptions: 1 GB of n-grams
 
 
 class Code(BaseModel):
@@ -70,28 +72,24 @@ class Answer(BaseModel):
     text: str
     lang: str
     codes: list[Code]
-    confidence: float | None  # probability of the set of codes
+    confidence: float | None = None  # probability of the set of codes
     attributes: list[Category] = []
     known: list[Code] | None = None  # codes that people gave this description in the training data
     known_share: float | None = None  # share of its rows that have these codes
-    alternatives: list[
-        Code
-    ] = []  # other codes, by the experts' combined probability of being the first
+    # other codes, by the experts' combined probability of being the first
+    alternatives: list[Code] = []
     neighbours: list[Neighbour] = []
 
 
 class Surety(BaseModel):
     """Share of right answers among those of which a model is surest, by the report of its run."""
 
-    sure: float | None = (
-        None  # confidence from which on 95 % are right; None where they never are, or nobody knows
-    )
-    most_right: float | None = (
-        None  # share that is right of what it is surest of, where that is less than 95 %
-    )
-    of_titles: bool = (
-        False  # whether it was measured on titles of codes, which are easier than descriptions
-    )
+    # confidence from which on 95 % are right; None where they never are, or nobody knows
+    sure: float | None = None
+    # share that is right of what it is surest of, where that is less than 95 %
+    most_right: float | None = None
+    # whether it was measured on titles of codes, which are easier than descriptions
+    of_titles: bool = False
     of_few: bool = False  # whether it was measured on too few descriptions
 
 
@@ -106,20 +104,28 @@ class Coding:
     """A model, and its run's training data as evidence."""
 
     def __init__(self, coder: Coder, folder: Path, *, name: str) -> None:
-        self.coder, self.folder, self.name, run = coder, folder, name, run_of(folder)
-        self.model_id = (
-            f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
-        )
+        run = run_of(folder)
+        self.coder = coder
+        self.folder = folder
+        self.name = name
+        # what is coded by an interrupted server is kept if weights and configuration are the same
+        digests = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)}"
+        self.model_id = f"{digests} {coder.precision}"
         self.settings = run_settings(run)
         self.surety = surety_of(run)
-        coder.turn, coder.num_workers = threading.Lock(), 1
         self.titles = coder.model.config.descriptions
+        self.languages = coder.model.config.languages
+        self.target_cols = list(coder.model.config.target_cols)
         self.known: Known | None = None
         self.neighbours: Neighbours | None = None
+
+        # requests take turns, each with one thread, so that files and people wait for each other
+        coder.turn = threading.Lock()
+        coder.num_workers = 1
         rows = run_rows(run, coder, TRAIN, HELD_OUT)
         if rows is not None:
             examples = rows.coded()
-            self.known = Known(languages=coder.model.config.languages)
+            self.known = Known(languages=self.languages)
             self.known.add(examples)
             self.neighbours = Neighbours(examples)
 
@@ -132,96 +138,108 @@ class Coding:
         """
         formatter = self.coder.formatter
         column = column_of_few(codes, known=self.coder.codes, system=formatter.system)
-        cells = [column.read(code) for code in codes]
-        for code, cell in zip(codes, cells, strict=True):
+        checked: list[str] = []
+        for code in codes:
+            cell = column.read(code)
             if cell.is_short:
                 raise UserError(f"{code!r} {cell.problem}; write leading zeros, too.")
             if cell.problem:
                 raise UserError(f"{code!r} {cell.problem}.")
-        found = list(dict.fromkeys(code for cell in cells for code in cell.codes))
-        if not 1 <= len(found) <= formatter.num_blocks:
+            checked.extend(cell.codes)
+        distinct = list(dict.fromkeys(checked))
+        if not 1 <= len(distinct) <= formatter.num_blocks:
             raise UserError(
-                f"There are {len(found)} codes; choose one to {formatter.num_blocks}, or "
-                "mark as unsure."
+                f"There are {len(distinct)} codes; choose one to {formatter.num_blocks}, or mark "
+                "as unsure."
             )
-        return found
+        return distinct
 
     def search(self, q: str, limit: int) -> list[Code]:
         """Search the classification by code or words of the title; whole words come first."""
         words = description_keys([q])[0].split()
         if not words:
             return []
-        found = (
-            [code for code in self.coder.codes if code.startswith(words[0])]
-            if len(words) == 1
-            else []
-        )
-        for match in _MATCHES:
-            patterns = [re.compile(match.format(re.escape(word))) for word in words]
-            found += [
-                code
-                for code, text in self._search_texts.items()
-                if all(one.search(text) for one in patterns)
-            ]
-        return [self.titled(code) for code in list(dict.fromkeys(found))[:limit]]
+        matches = []
+        if len(words) == 1:
+            matches = [code for code in self.coder.codes if code.startswith(words[0])]
+        for form in _MATCHES:
+            patterns = [re.compile(form.format(re.escape(word))) for word in words]
+            for code, text in self._search_texts.items():
+                if all(pattern.search(text) for pattern in patterns):
+                    matches.append(code)
+        return [self.titled(code) for code in list(dict.fromkeys(matches))[:limit]]
 
     @cached_property
     def _search_texts(self) -> dict[str, str]:
-        titled = [f"{code} {self.titles.get(code, '')}" for code in self.coder.codes]
-        return dict(zip(self.coder.codes, description_keys(titled), strict=True))
+        texts = [f"{code} {self.titles.get(code, '')}" for code in self.coder.codes]
+        return dict(zip(self.coder.codes, description_keys(texts), strict=True))
 
     def answer(self, texts: Sequence[str], langs: Sequence[str]) -> list[Answer]:
         """Code descriptions, and find what helps to judge the codes."""
-        langs = [Language(lang).among(self.coder.model.config.languages) for lang in langs]
-        coded, ranked = self.coder.predict_ranked(texts, langs)
-        near = self.neighbours.find(texts, self.titled) if self.neighbours else [[] for _ in texts]
-        given = self.known.find(texts, langs) if self.known is not None else [None] * len(texts)
+        langs = [Language(lang).among(self.languages) for lang in langs]
+        decoded, ranked = self.coder.predict_ranked(texts, langs)
         answers = []
-        for row, (text, lang, known, conf) in enumerate(
-            zip(texts, langs, given, coded.conf, strict=True)
-        ):
-            codes, others = self._codes(coded, row), self._codes(ranked, row)
-            own, shares = {one.code for one in codes}, {one.code: one.probability for one in others}
-            if (
-                self.coder.mode != "combined"
-            ):  # else they are of the same measure as the alternatives
-                codes = [self.titled(one.code, shares.get(one.code)) for one in codes]
-            best = {
-                name: [part[row] for part in one.best] for name, one in coded.attributes.items()
-            }
-            likely = [
-                one
-                for one in others
-                if one.code not in own and (one.probability or 0) >= _LEAST_PROBABILITY
-            ]
-            answers.append(
-                Answer(
-                    text=text,
-                    lang=lang,
-                    codes=codes,
-                    confidence=None if np.isnan(conf) else float(conf),
-                    attributes=[
-                        Category(attribute=name, label=label, probability=float(prob))
-                        for name, (label, prob) in best.items()
-                        if not np.isnan(prob)
-                    ],
-                    known=[self.titled(code) for code in known.codes] if known else None,
-                    known_share=known.share if known else None,
-                    alternatives=likely[:_ALTERNATIVES],
-                    neighbours=near[row],
-                )
-            )
+        for row, text in enumerate(texts):
+            answer = Answer(text=text, lang=langs[row], codes=self._codes(decoded, row))
+            answers.append(answer)
+            conf = float(decoded.conf[row])
+            if not math.isnan(conf):
+                answer.confidence = conf
+            answer.attributes = _categories(decoded, row)
+            self._add_alternatives(answer, self._codes(ranked, row))
+
+        # what people gave these descriptions, and like ones, in the training data
+        if self.known is not None and self.neighbours is not None:
+            known = self.known.find(texts, langs)
+            neighbours = self.neighbours.find(texts, self.titled)
+            for answer, known_codes, near in zip(answers, known, neighbours, strict=True):
+                answer.neighbours = near
+                if known_codes is not None:
+                    answer.known = [self.titled(code) for code in known_codes.codes]
+                    answer.known_share = known_codes.share
         return answers
 
+    def _add_alternatives(self, answer: Answer, ranked: list[Code]) -> None:
+        """Add the most probable other codes to an answer, whose codes get probabilities by the same
+        measure.
+        """
+        codes = {code.code for code in answer.codes}
+        if self.coder.mode != "combined":  # whose codes have probabilities by this measure
+            probabilities = {code.code: code.probability for code in ranked}
+            for code in answer.codes:
+                code.probability = probabilities.get(code.code)
+        for code in ranked:
+            if code.code not in codes and (code.probability or 0.0) >= _MIN_PROBABILITY:
+                answer.alternatives.append(code)
+        del answer.alternatives[_MAX_ALTERNATIVES:]
+
     def _codes(self, prediction: Prediction, row: int) -> list[Code]:
-        pairs = zip(prediction.codes[row], prediction.probs[row], strict=True)
-        return [self.titled(code, float(prob)) for code, prob in pairs if code is not None]
+        codes = []
+        for code, prob in zip(prediction.codes[row], prediction.probs[row], strict=True):
+            if code is not None:
+                codes.append(self.titled(code, float(prob)))
+        return codes
+
+
+def _categories(prediction: Prediction, row: int) -> list[Category]:
+    """Return the most probable category of each attribute that a model has learned."""
+    categories = []
+    for name, attribute in prediction.attributes.items():
+        labels, probs = attribute.best
+        if not np.isnan(probs[row]):
+            prob = float(probs[row])
+            categories.append(Category(attribute=name, label=labels[row], probability=prob))
+    return categories
 
 
 def named_languages(codes: Iterable[str]) -> list[NamedLanguage]:
     """Return languages by their names, behind the unknown one."""
-    named = [NamedLanguage(code=code, name=NAMES.get(Language(code).iso, code)) for code in codes]
-    return [NamedLanguage(code="unk", name="Unknown"), *sorted(named, key=lambda one: one.name)]
+    languages = []
+    for code in codes:
+        name = NAMES.get(Language(code).iso, code)
+        languages.append(NamedLanguage(code=code, name=name))
+    languages.sort(key=lambda language: language.name)
+    return [NamedLanguage(code="unk", name="Unknown"), *languages]
 
 
 def surety_of(run: Path) -> Surety:
@@ -232,19 +250,23 @@ def surety_of(run: Path) -> Surety:
     if not path.is_file():
         return Surety()
     metrics = json.loads(path.read_bytes())
-    curve = metrics["answer"]["production"]
     if metrics["num_texts"] < FEW_TEXTS:
         return Surety(of_few=True)
     of_titles = Path(run_settings(run).get("dataset") or "").name == TITLES
 
     # the curve has the share that is right of the answers whose confidence is at least so high
-    pairs = zip(curve["accuracy"], curve["conf"], strict=True)
-    points = [(right, conf) for right, conf in pairs if right is not None and conf is not None]
-    enough = [conf for right, conf in points if right >= TARGET_ACCURACY]
-    if enough:
-        return Surety(sure=min(enough), of_titles=of_titles)
-    most_right = max((right for right, _ in points), default=None)
-    return Surety(most_right=most_right, of_titles=of_titles)
+    curve = metrics["answer"]["production"]
+    shares = []
+    sure = []
+    for right, conf in zip(curve["accuracy"], curve["conf"], strict=True):
+        if right is None or conf is None:
+            continue
+        shares.append(right)
+        if right >= TARGET_ACCURACY:
+            sure.append(conf)
+    if sure:
+        return Surety(sure=min(sure), of_titles=of_titles)
+    return Surety(most_right=max(shares, default=None), of_titles=of_titles)
 
 
 class Neighbours:
@@ -257,34 +279,33 @@ class Neighbours:
             {"text": examples.texts, "lang": examples.langs, "codes": code_sets(examples.codes)}
         )
         rows["key"] = description_keys(examples.texts)
-        self._rows = rows.drop_duplicates(["key", "lang", "codes"], keep="last").head(
-            _MOST_SEARCHED
-        )
+        rows = rows.drop_duplicates(["key", "lang", "codes"], keep="last")
+        self._rows = rows.head(_MAX_SEARCHED)
         self._vectorizer = TfidfVectorizer(
             analyzer="char_wb", ngram_range=(2, 4), sublinear_tf=True
         )
         features = self._vectorizer.fit_transform(self._rows["key"])
-        self._search = NearestNeighbors(
-            n_neighbors=min(_NEIGHBOURS, len(self._rows)), metric="cosine"
-        ).fit(features)
+        num_neighbours = min(_NUM_NEIGHBOURS, len(self._rows))
+        self._search = NearestNeighbors(n_neighbors=num_neighbours, metric="cosine").fit(features)
 
     def find(self, texts: Sequence[str], titled: Callable[[str], Code]) -> list[list[Neighbour]]:
         """Return the descriptions nearest to each text; none for one that has no n-grams in common
         with any.
         """
-        distances, indices = self._search.kneighbors(
-            self._vectorizer.transform(description_keys(texts))
-        )
-        return [
-            [
-                Neighbour(
-                    text=row.text,
-                    lang=row.lang,
-                    codes=[*map(titled, row.codes)],
-                    similarity=1 - distance,
-                )
-                for row, distance in zip(self._rows.iloc[near].itertuples(), far, strict=True)
-                if distance < 1
-            ]
-            for near, far in zip(indices, distances, strict=True)
-        ]
+        features = self._vectorizer.transform(description_keys(texts))
+        distances, indices = self._search.kneighbors(features)
+        neighbours = []
+        for row in range(len(texts)):
+            near = self._rows.iloc[indices[row][distances[row] < 1]]
+            neighbours.append(
+                [
+                    Neighbour(
+                        text=example.text,
+                        lang=example.lang,
+                        codes=list(map(titled, example.codes)),
+                        similarity=1 - distance,
+                    )
+                    for example, distance in zip(near.itertuples(), distances[row], strict=False)
+                ]
+            )
+        return neighbours

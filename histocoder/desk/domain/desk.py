@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from histocoder.data.labelled_files import CHECKED_COL
 from histocoder.desk.domain.card import Source
-from histocoder.desk.domain.cards import CORRECTIONS_FILE, DECISIONS_FILE, Cards
+from histocoder.desk.domain.cards import Cards
 from histocoder.desk.domain.coding import (
     NO_OCCUPATION,
     Answer,
@@ -19,7 +19,10 @@ from histocoder.desk.domain.coding import (
     Surety,
     named_languages,
 )
+from histocoder.desk.domain.database import Database
 from histocoder.desk.domain.models import Model, Models
+from histocoder.desk.domain.outcome import Outcome
+from histocoder.desk.domain.sources import CORRECTIONS_FILE, DECISIONS_FILE, Sources
 from histocoder.desk.domain.uploads import Uploads
 from histocoder.evaluation.review_file import Columns, next_step
 from histocoder.files import make_folder
@@ -63,8 +66,11 @@ class Desk:
         self._first_source: int | None = None  # the one to review first
         self.may_train = may_train
         self.models = models
-        self.cards = Cards(folder / "desk.sqlite", models, double_share=double_share)
-        self.uploads = Uploads(folder / "files", models, self.cards)
+        self._db = Database(folder / "desk.sqlite")
+        self.sources = Sources(folder, self._db, double_share=double_share)
+        self.cards = Cards(self._db, models)
+        self.outcome = Outcome(self._db, models)
+        self.uploads = Uploads(folder / "files", models, self.sources, self.outcome)
 
     def start(self) -> None:
         """Begin to work in the background."""
@@ -75,7 +81,7 @@ class Desk:
         """Interrupt the work in the background, which the next server resumes."""
         self.uploads.jobs.stop()
         self.models.jobs.stop()
-        self.cards.close()
+        self._db.close()
 
     def review(self, data: Path, *, input_col: str | None = None) -> None:
         """Make cards of a coded file, which is reviewed first; see `Columns`."""
@@ -83,11 +89,11 @@ class Desk:
         text_col = input_col or settings.get("input_col") or "occ1"
         columns = Columns(
             text_col,
-            target_cols=self.models.coding.coder.model.config.target_cols,
+            target_cols=self.models.coding.target_cols,
             run_input_col=text_col,
             run_language_col=settings.get("language_col"),
         )
-        self._first_source = self.cards.add_source(data, data.name, columns).id
+        self._first_source = self.sources.add(data, data.name, columns).id
 
     def as_sent(self, message: str) -> str:
         """Return a message that names files as the user does, without the folders in which they are
@@ -105,9 +111,7 @@ class Desk:
         no_occupation = None
         if coder.system == "hisco" or NO_OCCUPATION in coder.codes:
             no_occupation = coding.titled(NO_OCCUPATION)
-        languages = named_languages(
-            set(coder.model.config.languages) - {"unk"} or map(Language, NAMES)
-        )
+        languages = named_languages(set(coding.languages) - {"unk"} or map(Language, NAMES))
         return About(
             model=coding.name,
             system=coder.system,
@@ -124,19 +128,19 @@ class Desk:
     def code(self, texts: list[str], lang: str) -> list[Answer]:
         """Code descriptions; blank ones get no codes."""
         coding = self.models.coding
-        lang = chosen_language(lang, coding.coder.model.config.languages)
+        lang = chosen_language(lang, coding.languages)
         return coding.answer(texts, [lang] * len(texts))
 
-    def sources(self) -> list[Source]:
+    def sources_in_order(self) -> list[Source]:
         """List the coded files that are under review, the one to continue with first."""
-        return sorted(self.cards.sources(), key=lambda source: source.id != self._first_source)
+        return sorted(self.sources.all(), key=lambda source: source.id != self._first_source)
 
     def settled(self) -> pa.Table:
         """Return the settled descriptions as `--corrections` takes them; of several decisions on
         one, the last.
         """
         settings = self.models.settings
-        target_cols = self.models.coding.coder.model.config.target_cols
+        target_cols = self.models.coding.target_cols
         text_col = settings.get("input_col") or "occ1"
         lang_col = settings.get("language_col") if settings else "lang"
         names = [text_col, CHECKED_COL, *target_cols, "who"]
@@ -144,7 +148,7 @@ class Desk:
             names.insert(1, lang_col)
 
         rows = {}
-        for card in self.cards.settled(target_cols, of_sample=self._uses_sample()):
+        for card in self.outcome.settled(target_cols, of_sample=self._uses_sample()):
             row: dict[str, str | None] = {text_col: card.text, CHECKED_COL: "x", "who": card.who}
             key = description_keys([card.text])[0]
             if lang_col:
@@ -179,7 +183,7 @@ class Desk:
 
     def _write_corrections(self, path: Path, *, raw: bool = True) -> int:
         """Write the settled descriptions to a file, and return their number."""
-        with self.cards.lock:
+        with self._db.lock:
             settled = self.settled()
             write_table(path, [settled], Form(raw=raw))
         return len(settled)
@@ -196,7 +200,7 @@ class Desk:
 
     def decisions_csv(self) -> bytes:
         """Return who has decided what, as CSV."""
-        return _written(DECISIONS_FILE, lambda path: write_frame(path, self.cards.decisions()))
+        return _written(DECISIONS_FILE, lambda path: write_frame(path, self.outcome.decisions()))
 
 
 def _written(name: str, write: Callable[[Path], object]) -> bytes:

@@ -3,16 +3,13 @@
 import re
 import secrets
 import shutil
-import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import pandas as pd
 from anyio import open_file
 from anyio.to_thread import run_sync
-from pydantic import BaseModel, ConfigDict, Field
 
 from histocoder.checkpoints.run_folder import run_of
 from histocoder.classes.class_columns import Classes, classes_of
@@ -20,12 +17,22 @@ from histocoder.classes.crosswalk import Crosswalk
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.config.prediction import ClassOptions
 from histocoder.desk.domain.card import Source
-from histocoder.desk.domain.cards import Cards
 from histocoder.desk.domain.checks import Check, TrainOptions, check
-from histocoder.desk.domain.jobs import Job, Jobs
+from histocoder.desk.domain.files import (
+    Download,
+    File,
+    Options,
+    Use,
+    coded_name,
+    new_file,
+    options_of,
+)
+from histocoder.desk.domain.jobs import Jobs
 from histocoder.desk.domain.models import Model, Models
+from histocoder.desk.domain.outcome import Outcome
 from histocoder.desk.domain.preview import Preview, read_preview
 from histocoder.desk.domain.sample import TITLES, sample_tables, titles
+from histocoder.desk.domain.sources import Sources
 from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.checked_file import write_checked
 from histocoder.evaluation.review_file import Columns, answer_columns
@@ -34,73 +41,23 @@ from histocoder.inference.provenance import provenance_file, write_provenance
 from histocoder.inference.table_coder import TableCoder
 from histocoder.tables.excel import sheets_of
 from histocoder.tables.table import EXCEL, TEXT, kind_of, open_table
-from histocoder.tables.text_encodings import Reading
 from histocoder.tables.text_file import readings_of
 from histocoder.text.languages import chosen_language
 
 _RECORD_FILE = "file.json"  # in the folder of a file
-_MAX_NAME_BYTES = 160  # of the 255 that a name may have on disk, with what is added to it
-NOT_WRITTEN = {".sav": ".csv", ".xlsm": ".xlsx", ".xls": ".xlsx", ".ods": ".xlsx"}
-"""Forms that are only read -> those in which they come back."""
-Use: TypeAlias = Literal["code", "train", "classes"]
-
-
-class Options(BaseModel):
-    """Options of coding a file."""
-
-    model_config = ConfigDict(str_max_length=2000)
-
-    input_col: str
-    language: str = "unk"
-    language_col: str | None = None
-    known: bool = False  # whether descriptions of the training data get their own codes
-    classes: str | None = None  # id of a table of classes, which are added
-
-
-class File(Job):
-    """A file, and how far it is."""
-
-    name: str
-    sent: float
-    use: Use = "code"
-    is_sample: bool = False  # whether it was made to try the desk with
-    sheet: str | None = None  # sheet of a workbook that is used
-    sheets: list[str] = Field(
-        default_factory=list
-    )  # sheets that it may be, where there are several
-    encoding: str | None = None  # encoding of a text file that is not UTF-8
-    encodings: list[Reading] = Field(default_factory=list)  # encodings that it may be
-    # "cancelled": only in records of earlier versions
-    state: Literal["new", "queued", "running", "done", "failed", "cancelled"] = "new"
-    options: Options | None = None
-    target_cols: list[str] = Field(
-        default_factory=list
-    )  # columns of codes of the model that coded it
-    num_rows: int | None = None
-    rows_done: float = 0
-    # numbers of `rows`, of `blank` ones, and `to_check`, those less sure than `sure`; the share
-    # `expected_right` of the others
-    summary: dict[str, float] = Field(default_factory=dict)
-    notices: list[str] = Field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Download:
-    """A file to download, and the name that it gets."""
-
-    path: Path
-    name: str
-    is_temporary: bool = False  # whether to delete it afterwards
 
 
 class Uploads:
     """The files of a desk, each in a folder of its own."""
 
-    def __init__(self, folder: Path, models: Models, cards: Cards) -> None:
+    def __init__(self, folder: Path, models: Models, sources: Sources, outcome: Outcome) -> None:
         self._folder = folder
         self._models = models
-        self._cards = cards
-        records = [File.model_validate_json(path.read_bytes()) for path in _record_files(folder)]
+        self._sources = sources
+        self._outcome = outcome
+        records = [
+            File.model_validate_json(path.read_bytes()) for path in folder.glob(f"*/{_RECORD_FILE}")
+        ]
         records.sort(key=lambda file: file.sent)
         self.jobs: Jobs[File] = Jobs(
             records,
@@ -116,7 +73,7 @@ class Uploads:
         """Save a file that arrives in parts; raise a UserError, and keep nothing, if it can't be
         read.
         """
-        file = self._new_file(_safe_name(name), use=use, sheet=sheet)
+        file = new_file(name, use=use, sheet=sheet)
         kind_of(Path(file.name))  # raises an error if it can't be read
         path = self._path(file)
         try:
@@ -135,14 +92,6 @@ class Uploads:
                 raise UserError(f"{file.name} can't be saved on the server: {reason}.") from error
             raise
         return file
-
-    def _new_file(
-        self, name: str, *, use: Use, sheet: str | None = None, is_sample: bool = False
-    ) -> File:
-        file_id = secrets.token_hex(8)
-        return File(
-            id=file_id, name=name, sent=time.time(), use=use, sheet=sheet, is_sample=is_sample
-        )
 
     def _choose_sheet(self, file: File) -> None:
         """Choose the likeliest sheet of a workbook that has several, unless one is named."""
@@ -195,7 +144,7 @@ class Uploads:
         return self._make(TITLES, "train", titles())
 
     def _make(self, name: str, use: Use, table: pd.DataFrame, *, is_sample: bool = False) -> File:
-        file = self._new_file(name, use=use, is_sample=is_sample)
+        file = new_file(name, use=use, is_sample=is_sample)
         self._path(file).parent.mkdir(parents=True)
         table.to_csv(self._path(file), index=False)
         self.jobs.add(file)
@@ -254,7 +203,7 @@ class Uploads:
                     f"{file.name} is being coded with these classes. Delete it first, or wait."
                 )
         self.jobs.remove(file_id)
-        self._cards.remove_file(file_id)
+        self._sources.remove_file(file_id)
 
     def _delete(self, file: File) -> None:
         shutil.rmtree(self._folder / file.id, ignore_errors=True)
@@ -269,7 +218,7 @@ class Uploads:
         file = self._coded_file(file_id)
         path = self._output(file)
         columns = self._columns(file)
-        decisions = self._cards.decided(columns.target_cols, of_sample=file.is_sample)
+        decisions = self._outcome.decided(columns.target_cols, of_sample=file.is_sample)
         if as_coded or not decisions:
             return Download(path, path.name)
 
@@ -281,7 +230,7 @@ class Uploads:
 
     def _classes(self, file: File) -> list[Classes]:
         """Return the classes that a coded file has."""
-        options = _options_of(file)
+        options = options_of(file)
         if not options.classes:
             return []
         if options.classes not in self.jobs:
@@ -308,14 +257,14 @@ class Uploads:
         """Make cards of a coded file."""
         file = self._coded_file(file_id)
         path = self._output(file)
-        return self._cards.add_source(
+        return self._sources.add(
             path, path.name, self._columns(file), file_id=file_id, is_sample=file.is_sample
         )
 
     def _columns(self, file: File) -> Columns:
         """Return the names of a coded file's columns."""
-        options = _options_of(file)
-        target_cols = file.target_cols or self._models.coding.coder.model.config.target_cols
+        options = options_of(file)
+        target_cols = file.target_cols or self._models.coding.target_cols
         return Columns(options.input_col, options.language_col, target_cols)
 
     def as_sent(self, message: str) -> str:
@@ -328,11 +277,7 @@ class Uploads:
         return self._folder / file.id / file.name
 
     def _output(self, file: File) -> Path:
-        name = Path(file.name)
-        suffix = "".join(name.suffixes[-2 if name.suffix.lower() == ".gz" else -1 :])
-        stem = file.name.removesuffix(suffix)
-        suffix = NOT_WRITTEN.get(name.suffix.lower(), suffix)
-        return self._folder / file.id / f"{stem}_coded{suffix}"
+        return self._folder / file.id / coded_name(file.name)
 
     def _coded_file(self, file_id: str) -> File:
         """Return a file; raise a UserError if it is not coded yet."""
@@ -347,8 +292,9 @@ class Uploads:
         A CSV that is not separated by commas keeps its separator, and is marked as UTF-8 as Excel
         expects it. New columns whose names are taken begin with `pred_`.
         """
-        coder = self._models.coding.coder
-        chosen_language(options.language, coder.model.config.languages)  # raises if it is not one
+        coding = self._models.coding
+        coder = coding.coder
+        chosen_language(options.language, coding.languages)  # raises an error if it is not one
         classes = None
         if options.classes:
             classes = str(self._path(self.jobs[options.classes]))
@@ -387,7 +333,7 @@ class Uploads:
                 raise Cancelled
 
         file.rows_done = 0  # a file that is resumed counts those of earlier servers again
-        options = _options_of(file)
+        options = options_of(file)
         coding = self._models.coding
         config = self._config(file, options)
         counts = predict_file(
@@ -412,7 +358,7 @@ class Uploads:
             state="done",
             rows_done=file.num_rows or 0,
             summary=self._summary(file, f"{config.columns}conf"),
-            target_cols=list(coding.coder.model.config.target_cols),
+            target_cols=coding.target_cols,
             notices=self.as_sent("\n".join(messages)).splitlines(),
         )
 
@@ -430,19 +376,3 @@ class Uploads:
             summary["to_check"] = int((conf < sure).sum())
             summary["sure"] = sure
         return summary
-
-
-def _record_files(folder: Path) -> list[Path]:
-    return list(folder.glob(f"*/{_RECORD_FILE}"))
-
-
-def _safe_name(name: str) -> str:
-    """Return the name under which a file is saved, whatever the one that was sent says."""
-    name = re.split(r"[/\\]", name)[-1]
-    name = "".join(char for char in name if char.isprintable() and char not in ':*?"<>|')
-    return name.encode()[-_MAX_NAME_BYTES:].decode(errors="ignore")
-
-
-def _options_of(file: File) -> Options:
-    assert file.options is not None, "a file that was queued has options"
-    return file.options

@@ -25,8 +25,9 @@ class Connection(H11Protocol):
         """Refuse a connection whose address has too many, or watch it."""
         super().connection_made(transport)
         address = _address(self)
-        number = sum(_address(other) == address for other in self.connections)
-        if number > (MAX_LOCAL_CONNECTIONS if address in LOOPBACK else MAX_CONNECTIONS):
+        addresses = [_address(connection) for connection in self.connections]
+        max_connections = MAX_LOCAL_CONNECTIONS if address in LOOPBACK else MAX_CONNECTIONS
+        if addresses.count(address) > max_connections:
             transport.abort()
         else:
             self.loop.call_later(HEAD_SECONDS, self._check, self._waited_after())
@@ -37,7 +38,9 @@ class Connection(H11Protocol):
         """
         is_answered = self.cycle is None or self.cycle.response_complete
         is_idle = self.timeout_keep_alive_task is not None  # for which uvicorn has a limit
-        return str(id(self.cycle)) if is_answered and not is_idle else None
+        if is_idle or not is_answered:
+            return None
+        return str(id(self.cycle))
 
     def _check(self, before: str | None) -> None:
         """Close a connection that has sent no whole head since the last check."""

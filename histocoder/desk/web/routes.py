@@ -2,20 +2,31 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Depends, Query, Request, Response
+from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import Field
 from starlette.background import BackgroundTask
 
-from histocoder.desk.domain.card import MAX_LISTED, Card, Evidence, Filter, Listing, Source
-from histocoder.desk.domain.cards import CORRECTIONS_FILE, DECISIONS_FILE, Agreement
+from histocoder.desk.domain.card import Card, Evidence, Filter, Listing, Source
 from histocoder.desk.domain.checks import Check, TrainOptions
 from histocoder.desk.domain.coding import Answer, Code
-from histocoder.desk.domain.desk import About, Desk, Improvement
+from histocoder.desk.domain.desk import About, Improvement
+from histocoder.desk.domain.files import Download, File, Options, Use
 from histocoder.desk.domain.models import Model, RunFile
+from histocoder.desk.domain.outcome import Agreement
 from histocoder.desk.domain.preview import Preview
+from histocoder.desk.domain.sources import CORRECTIONS_FILE, DECISIONS_FILE
 from histocoder.desk.domain.trust import Trust
-from histocoder.desk.domain.uploads import Download, File, Options, Use
+from histocoder.desk.web.requests import (
+    Accepted,
+    CodeRequest,
+    CurrentUser,
+    Decision,
+    Number,
+    Reviewer,
+    TheDesk,
+    Who,
+)
 
 code = APIRouter(prefix="/api", tags=["code"])
 files = APIRouter(prefix="/api", tags=["files"])
@@ -31,61 +42,6 @@ _REPORT_HEADERS = {  # its own styles and scripts work, and reach nothing of the
     "X-Frame-Options": "SAMEORIGIN",
 }
 _MEDIA_TYPES = {"report.html": "text/html", "metrics.json": "application/json"}
-
-Number = Annotated[int, Field(ge=-1, lt=2**63)]  # of a row, as SQLite can hold it
-Who = Annotated[str, Field(min_length=1, max_length=60)]  # without users: who a request says it is
-
-
-async def _desk(request: Request) -> Desk:
-    return request.app.state.desk
-
-
-async def _current_user(request: Request) -> str | None:
-    """Return who has signed in; None on a server without users."""
-    return request.state.user
-
-
-TheDesk = Annotated[Desk, Depends(_desk)]
-CurrentUser = Annotated[str | None, Depends(_current_user)]
-
-
-async def _reviewer(user: CurrentUser, who: Who = "program") -> str:
-    """Return who has signed in; on a server without users, who the request says it is."""
-    return user or who
-
-
-Reviewer = Annotated[str, Depends(_reviewer)]
-
-
-class CodeRequest(BaseModel):
-    """Descriptions to code, or one."""
-
-    texts: Annotated[
-        list[Annotated[str, Field(max_length=2000)]],
-        Field(min_length=1, max_length=1000),
-        # R's JSON has a vector of one description as text
-        BeforeValidator(lambda texts: [texts] if isinstance(texts, str) else texts),
-    ]
-    lang: Annotated[str, Field(max_length=100)] = "unk"
-
-
-class Decision(BaseModel):
-    """A reviewer's decision on a card."""
-
-    who: Who = "program"  # of a server with users: who is signed in, whatever is given here
-    version: int  # version of the card that the reviewer saw
-    # None: unsure
-    codes: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20)] | None
-
-
-class Accepted(BaseModel):
-    """Cards whose predicted codes are accepted at once, each with the version that the reviewer
-    saw.
-    """
-
-    who: Who = "program"
-    cards: Annotated[dict[Number, int], Field(min_length=1, max_length=MAX_LISTED)]
-
 
 # ---- Codes of descriptions ----
 
@@ -286,7 +242,7 @@ def review_file(desk: TheDesk, file: str) -> Source:
 @review.get("/review")
 def list_sources(desk: TheDesk) -> list[Source]:
     """List the coded files that are under review, the one to continue with first."""
-    return desk.sources()
+    return desk.sources_in_order()
 
 
 @review.delete("/review/{source}")
@@ -297,8 +253,8 @@ def remove_source(desk: TheDesk, source: Number) -> list[Source]:
     Nothing of it remains in the database. Models that were trained on the decisions keep what they
     have learned.
     """
-    desk.cards.remove(source)
-    return desk.cards.sources()
+    desk.sources.remove(source)
+    return desk.sources.all()
 
 
 @review.get("/review/{source}/cards")
@@ -330,7 +286,7 @@ def agreement(desk: TheDesk, source: Number) -> Agreement:
     """Return how far two people agree on a file's cards for two: their number, and those both
     decided on.
     """
-    return desk.cards.agreement(source)
+    return desk.outcome.agreement(source)
 
 
 @review.get("/review/cards/{card}")
@@ -375,7 +331,7 @@ def trust(desk: TheDesk, source: Number) -> Trust:
     The sample ends before the first card drawn that is not decided. Cards for two, which were drawn
     at random as well and take longer, are a sample of their own.
     """
-    return desk.cards.trust(source)
+    return desk.outcome.trust(source)
 
 
 @review.get("/corrections.csv", response_class=Response)

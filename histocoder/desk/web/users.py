@@ -14,11 +14,10 @@ from histocoder.files import write_text
 
 FEWEST_CHARACTERS = 8  # of a password
 MAX_NAME = 60  # characters of a name
-FREE_ATTEMPTS, MAX_DELAY_SECONDS = 5, 60.0  # wrong passwords without a delay; the longest delay
-MEMORY_SECONDS, MAX_REMEMBERED = (
-    3600.0,
-    10_000,
-)  # time and number of pairs whose wrong passwords are remembered
+FREE_ATTEMPTS = 5  # wrong passwords without a delay
+MAX_DELAY_SECONDS = 60.0
+MEMORY_SECONDS = 3600.0  # for which wrong passwords are remembered
+MAX_REMEMBERED = 10_000  # pairs of name and address
 _COST = {"n": 2**14, "r": 8, "p": 5, "maxmem": 2**26}  # of scrypt: a fifth of a second, 16 MB
 
 
@@ -28,13 +27,16 @@ class Users:
     """
 
     def __init__(self, path: Path, secret: str) -> None:
-        self._path, self._secret = path, secret.encode()
+        self._path = path
+        self._secret = secret.encode()
 
     def hashes(self) -> dict[str, str]:
         """Return name -> salt and hash; the file is read each time, since `--add-user` may add
         one.
         """
-        return json.loads(self._path.read_bytes()) if self._path.is_file() else {}
+        if not self._path.is_file():
+            return {}
+        return json.loads(self._path.read_bytes())
 
     def add(self, name: str, password: str) -> None:
         """Add a user, or change their password; raise a UserError if the name or the password is
@@ -53,7 +55,9 @@ class Users:
     def sign_in(self, name: str, password: str) -> str | None:
         """Return the cookie of a user; None if name or password are wrong, after the same time."""
         salt, _, right = self.hashes().get(name, f"{'0' * 32}$").partition("$")
-        return self._cookie(name) if hmac.compare_digest(_hash(password, salt), right) else None
+        if not hmac.compare_digest(_hash(password, salt), right):
+            return None
+        return self._cookie(name)
 
     def signed_in(self, cookie: str) -> str | None:
         """Return whose cookie it is; None if it is nobody's. It ends with the password and with the
@@ -63,7 +67,9 @@ class Users:
         is_right = name in self.hashes() and hmac.compare_digest(
             cookie.encode(), self._cookie(name).encode()
         )
-        return name if is_right else None
+        if not is_right:
+            return None
+        return name
 
     def _cookie(self, name: str) -> str:
         signature = hmac.digest(
@@ -78,9 +84,8 @@ class Attempts:
     """
 
     def __init__(self) -> None:
-        self._wrong: dict[
-            tuple[str, str], tuple[int, float]
-        ] = {}  # number, and time of the last one
+        # (name, address) -> number of wrong passwords, and time of the last one
+        self._wrong: dict[tuple[str, str], tuple[int, float]] = {}
 
     def seconds_to_wait(self, name: str, address: str) -> float:
         """Return for how long a name may not sign in from an address."""

@@ -1,0 +1,177 @@
+"""Bring coded files under review: each distinct description is a card."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from histocoder.data.labelled_files import CHECKED_COL
+from histocoder.desk.domain.card import Source
+from histocoder.desk.domain.database import Database
+from histocoder.desk.domain.trust import order_of_review
+from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded
+from histocoder.files import sha256
+from histocoder.inference.predictions import code_columns
+from histocoder.text.languages import Language
+from histocoder.text.normalize import description_keys
+
+CORRECTIONS_FILE = "corrections.csv"
+DECISIONS_FILE = "decisions.csv"
+_MAX_COLUMNS_SHOWN = 12  # of a row, of those before the codes
+
+
+class Sources:
+    """The coded files under review; two people decide on a share of each one's cards."""
+
+    def __init__(self, folder: Path, db: Database, *, double_share: float) -> None:
+        self._folder = folder
+        self._db = db
+        self._double_share = double_share
+
+    def add(
+        self,
+        path: Path,
+        name: str,
+        columns: Columns,
+        *,
+        file_id: str | None = None,
+        is_sample: bool = False,
+    ) -> Source:
+        """Make cards of what `histocoder predict` wrote; return their source.
+
+        They are in the order of `histocoder review`, with a random sample among them; see
+        `order_of_review`. A file with the content and the columns of an earlier one has that one's
+        source. Descriptions on which people have decided in another file of the same columns of
+        codes are settled from the start. `file_id` is the file's under Files, and `is_sample` tells
+        that it is the sample to try the desk with.
+        """
+        digest = sha256(path)
+        targets = json.dumps(list(columns.target_cols))
+        content = f"{digest} {columns.input_col} {columns.language_col} {targets}"
+        for row in self._db.rows("sources_of_content", content=content, digest=digest):
+            return self._source(row["id"])
+
+        # the cards, in the order in which they are reviewed, and which of them two people decide on
+        seed = int(digest, 16)
+        cards = _read_cards(path, columns)
+        cards["double"] = np.random.default_rng(seed + 1).random(len(cards)) < self._double_share
+        order, draws = order_of_review(cards["times"].to_numpy(), seed)
+        cards["place"] = np.argsort(order)
+
+        with self._db.transaction():
+            source = self._db.change(
+                "add_source",
+                name=name,
+                content=content,
+                at=time.time(),
+                targets=targets,
+                file=file_id,
+                is_sample=is_sample,
+            )
+            cards["source"] = source
+            self._db.change_many("add_card", cards.to_dict("records"))
+            for due, card in draws:
+                place = int(cards.at[card, "place"])
+                self._db.change("add_draw", source=source, due=due, place=place)
+            carry(self._db, source=source)
+        return self._source(source)
+
+    def all(self) -> list[Source]:
+        """List the coded files that are under review, the last one first."""
+        return [Source(**dict(row)) for row in self._db.rows("sources")]
+
+    def _source(self, source_id: int) -> Source:
+        return next(source for source in self.all() if source.id == source_id)
+
+    def remove(self, source_id: int) -> None:
+        """Remove a file from the review: its cards, their other columns and all decisions on them.
+
+        Nothing of it remains in the database. Models that were trained on the decisions keep what
+        they have learned.
+        """
+        if source_id not in [source.id for source in self.all()]:
+            raise KeyError(source_id)
+        with self._db.transaction():
+            for table in ("decisions", "draws", "cards", "source"):
+                self._db.change(f"remove_{table}", source=source_id)
+        self._db.forget_deleted()
+        # files of earlier exports on the server; the second one is 1.0.0's
+        for name in (CORRECTIONS_FILE, DECISIONS_FILE):
+            (self._folder / name).unlink(missing_ok=True)
+
+    def remove_file(self, file_id: str) -> None:
+        """Remove what was made of a file under Files from the review."""
+        for row in self._db.rows("sources_of_file", file=file_id):
+            self.remove(row["id"])
+
+
+def carry(db: Database, *, source: int | None = None, card: int | None = None) -> None:
+    """Settle the open cards of a source, or with the description of a card, as the last cards
+    of the same columns of codes with their descriptions were.
+
+    A decision that is carried belongs to the batch of the one that it comes from, with which it
+    is undone.
+    """
+    before = json.dumps({"status": "open", "codes": None, "deciders": [], "at": None})
+    for row in db.rows("to_carry", source=source, card=card):
+        db.change(
+            "carry",
+            card=row["id"],
+            codes=row["codes"],
+            deciders=row["deciders"],
+            at=row["at"],
+        )
+        db.change(
+            "add_decision",
+            card=row["id"],
+            who=" & ".join(json.loads(row["deciders"])),
+            at=row["at"],
+            action="carried",
+            before=before,
+            after=json.dumps({"status": "settled", "codes": json.loads(row["codes"])}),
+            batch=row["batch"],
+        )
+
+
+def _read_cards(path: Path, columns: Columns) -> pd.DataFrame:
+    """Return the distinct descriptions of a coded file, those most worth checking first, as columns
+    of cards.
+    """
+    file = open_coded(path, columns)
+    first_code = next(iter(code_columns(file.header)), file.header[-1])
+    columns_shown = []
+    for name in file.header[: file.header.index(first_code)]:
+        is_used = name in (columns.input_col, columns.language_col, "lang")
+        if not is_used and file.header.count(name) == 1:
+            columns_shown.append(name)
+    del columns_shown[_MAX_COLUMNS_SHOWN:]
+
+    rows = in_order_of_worth(file, columns, beside=columns_shown)
+    lang_col = rows.columns[1]
+    langs = ["unk"] * len(rows)
+    if lang_col != CHECKED_COL:
+        langs = [str(Language(lang)) for lang in rows[lang_col].fillna("unk")]
+    texts = rows[columns.input_col].fillna("").astype(str)
+    keys = description_keys(texts.tolist())
+
+    # row by row, since pandas 2.2 makes no records of a frame without columns
+    codes = rows[list(columns.target_cols)].fillna("").to_numpy(dtype=object)
+    cells = rows[[f"row_{name}" for name in columns_shown]].to_numpy(dtype=object)
+    return pd.DataFrame(
+        {
+            "text": texts,
+            "lang": langs,
+            "key": [f"{lang} {key}" for lang, key in zip(langs, keys, strict=True)],
+            "predicted": [json.dumps([code for code in row if code]) for row in codes],
+            "conf": rows["conf"],
+            "times": rows["times"],
+            "row": [json.dumps(_filled(columns_shown, row)) for row in cells],
+        }
+    )
+
+
+def _filled(names: Sequence[str], cells: np.ndarray) -> dict[str, str]:
+    return {name: cell for name, cell in zip(names, cells, strict=True) if not pd.isna(cell)}
