@@ -47,7 +47,7 @@ from histocoder.tables.table import TableFile, open_table
 BATCHES_OF_PART = 4
 """Number of batches after which codes are kept."""
 BATCHES_OF_FAST_PART = 16
-"""That of fast models."""
+"""Number of batches of fast models."""
 RESUME = "What is coded so far is kept: run the same command again to resume."
 
 

@@ -360,7 +360,7 @@ class LinearExpert(nn.Module):
 
 
 class _FeatureIndex(NamedTuple):
-    """Where the n-grams that a linear expert knows, and their weights, are."""
+    """Places of the n-grams that a linear expert knows, and of their weights."""
 
     of_bucket: Tensor  # index of each hash among the known n-grams, (num_buckets,); -1 for others
     starts: Tensor  # the first weight of each n-gram, and their number, (num_features + 1,)

@@ -47,7 +47,7 @@ class _Header(NamedTuple):
 
 @dataclass(frozen=True)
 class Quotes:
-    """Which parts of CSV are in quotation marks, whether or not they need them."""
+    """Parts of CSV that are in quotation marks, whether or not they need them."""
 
     header: bool = True
     text: bool = True  # columns of text

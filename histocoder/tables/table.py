@@ -73,7 +73,7 @@ class TableFile:
 
     @property
     def unit(self) -> str:
-        """What messages call a row: a CSV may have several lines in one."""
+        """Name of a row in messages: a CSV may have several lines in one."""
         return "row" if self.csv is None else "line"
 
     def has(self, name: str) -> bool:

@@ -89,7 +89,7 @@ def guess(words: Collection[bytes]) -> str | None:
 
 @dataclass(frozen=True)
 class Reading:
-    """How some bytes read in an encoding."""
+    """Examples of some bytes as they read in an encoding."""
 
     encoding: str
     name: str  # what people call it

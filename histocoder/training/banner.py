@@ -1,4 +1,4 @@
-"""What a run says before it trains: its data, model and machine, and what a person should know."""
+"""Text that a run prints before it trains: its data, model and machine, and what a person should know."""
 
 import sys
 from collections.abc import Sequence

@@ -40,7 +40,7 @@ _Loaded = TypeVar("_Loaded")
 
 @dataclass(frozen=True)
 class Task:
-    """What a model learns from the data of a run."""
+    """Facts that a model learns from the data of a run."""
 
     files: LabelledFiles  # those to train on, with the form of their codes
     key: Key

@@ -1,4 +1,4 @@
-"""What the ranks of a run, and the run that it resumes, must agree on."""
+"""Settings that the ranks of a run, and the run that it resumes, must agree on."""
 
 import hashlib
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a run starts from: its encoder, another model's weights, and the recipe that suits both."""
+"""Start of a run: its encoder, another model's weights, and the recipe that suits both."""
 
 import difflib
 from dataclasses import dataclass, replace
