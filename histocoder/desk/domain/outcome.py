@@ -1,4 +1,4 @@
-"""What reviewers have decided: corrections, decisions, agreement, and how far a file is."""
+"""Results of a review: corrections, decisions, agreement, and how far a file is."""
 
 import json
 import time

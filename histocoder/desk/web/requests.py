@@ -1,4 +1,4 @@
-"""What the routes take from a request: the desk, who sends it, and bodies."""
+"""Parts of a request that routes take: the desk, who sends it, and bodies."""
 
 from typing import Annotated
 
