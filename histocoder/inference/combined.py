@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.formatters import BOS, PAD
+from histocoder.inference.incremental import DecoderInputs, SequenceScorer
 from histocoder.inference.predictions import LEAST, NUM_CANDIDATES
 from histocoder.inference.search import CodeTrie
-from histocoder.inference.stepper import DecoderInputs, SequenceScorer
 from histocoder.model import Decoder
 
 MIN_ORDER_PROBABILITY = 1e-6

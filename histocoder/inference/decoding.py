@@ -12,9 +12,9 @@ from torch import Tensor
 from histocoder.config import PredictOptions
 from histocoder.formatters import build_formatter
 from histocoder.inference.combined import CombinedSearch, set_probability
+from histocoder.inference.incremental import DecoderInputs
 from histocoder.inference.predictions import Attribute, Prediction, RankedPrediction
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
-from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel
 from histocoder.model.devices import moved
 from histocoder.model.nearest import NearestExpert

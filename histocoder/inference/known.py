@@ -22,9 +22,8 @@ from histocoder.text.tokenizers import UNKNOWN
 class KnownCodes(NamedTuple):
     """Codes of a hand-coded description."""
 
-    codes: tuple[
-        str, ...
-    ]  # their most frequent set of codes, in the order first written; none: no occupation
+    # the most frequent set of codes, in the order first written; none: no occupation
+    codes: tuple[str, ...]
     share: float  # share of the description's rows that have this set
 
 
@@ -42,21 +41,26 @@ class Known:
     def __init__(
         self, *, languages: Collection[str] = (), any_language: bool = False, exact: bool = False
     ) -> None:
-        self._languages, self._any_language, self._exact = frozenset(languages), any_language, exact
-        self._written: dict[
-            frozenset[str], tuple[str, ...]
-        ] = {}  # each set of codes as it was first written
+        self._languages = frozenset(languages)
+        self._any_language = any_language
+        self._exact = exact
         self._langs: set[str] = set()
+        # each set of codes as it was first written
+        self._written: dict[frozenset[str], tuple[str, ...]] = {}
+        # (key, language, codes) -> number of rows
         self._counts: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
 
     def add(self, examples: Examples, *, only: Collection[str] | None = None) -> None:
         """Add hand-coded rows; with `only`, those of descriptions with these keys."""
-        rows, langs = examples.codes.to_numpy(dtype=object).tolist(), self._own(examples.langs)
+        keys = self.keys(examples.texts)
+        langs = self._distinguished(examples.langs)
+        rows = examples.codes.to_numpy(dtype=object).tolist()
         self._langs.update(langs)
-        for key, lang, row in zip(self.keys(examples.texts), langs, rows, strict=True):
+        for key, lang, row in zip(keys, langs, rows, strict=True):
             if only is None or key in only:
                 codes = tuple(dict.fromkeys(code for code in row if code not in (None, MISSING)))
-                self._counts[key, lang, self._written.setdefault(frozenset(codes), codes)] += 1
+                codes = self._written.setdefault(frozenset(codes), codes)
+                self._counts[key, lang, codes] += 1
 
     def find(self, texts: Sequence[str], langs: Sequence[str]) -> list[KnownCodes | None]:
         """Return the answers for n descriptions, whose languages are codes; None for those that are
@@ -65,23 +69,25 @@ class Known:
         If all hand-coded rows are in one language, descriptions of unknown language are taken to be
         in it.
         """
-        only = next(iter(self._langs)) if len(self._langs) == 1 else UNKNOWN
-        langs = [
-            only if lang == UNKNOWN else own
-            for lang, own in zip(langs, self._own(langs), strict=True)
-        ]
-        return [self._answers.get(pair) for pair in zip(self.keys(texts), langs, strict=True)]
+        default = UNKNOWN
+        if len(self._langs) == 1:
+            (default,) = self._langs
+        answers = []
+        distinguished = self._distinguished(langs)
+        for key, lang, lang_here in zip(self.keys(texts), langs, distinguished, strict=True):
+            answers.append(self._answers.get((key, default if lang == UNKNOWN else lang_here)))
+        return answers
 
     def keys(self, texts: Sequence[str]) -> Sequence[str]:
         """Return the keys of n descriptions."""
         return texts if self._exact else description_keys(texts).tolist()
 
-    def _own(self, langs: Sequence[str]) -> list[str]:
+    def _distinguished(self, langs: Sequence[str]) -> list[str]:
         """Return languages as they are told apart here."""
         if self._any_language:
             return [UNKNOWN] * len(langs)
-        own = {lang: Language(lang).among(self._languages) for lang in set(langs)}
-        return [own[lang] for lang in langs]
+        languages = {lang: Language(lang).among(self._languages) for lang in set(langs)}
+        return [languages[lang] for lang in langs]
 
     @cached_property
     def _answers(self) -> dict[tuple[str, str], KnownCodes]:
@@ -101,12 +107,13 @@ def files_of(coder: Coder, *paths: Path, **options: Any) -> LabelledFiles:
     """Return files with codes and attributes of a model; options are other fields of
     `LabelledFiles`.
     """
-    own = {
+    fields: dict[str, Any] = {
         "target_cols": coder.model.config.target_cols,
         "formatter": coder.formatter,
         "known": coder.codes,
+        "attribute_cols": tuple(coder.attributes),
     }
-    return LabelledFiles(paths, **{**own, "attribute_cols": tuple(coder.attributes), **options})
+    return LabelledFiles(paths, **(fields | options))
 
 
 def training_files(
@@ -117,18 +124,27 @@ def training_files(
     A column that is missing under the given name is read under that of prepared data, or a usual
     name of descriptions.
     """
-    languages = (language_col or LANG_COL, LANG_COL)
-    file = open_table(
-        path, (), optional=(input_col, TEXT_COL, *languages, *coder.model.config.target_cols)
-    )
-    text_col = next(
-        filter(file.has, (input_col, TEXT_COL)), descriptions_in(file.header) or input_col
-    )
-    lang_col = next((name for name in languages if file.has(name)), None)
+    lang_cols = (language_col or LANG_COL, LANG_COL)
+    target_cols = coder.model.config.target_cols
+    table = open_table(path, (), optional=(input_col, TEXT_COL, *lang_cols, *target_cols))
+    text_col = descriptions_in(table.header) or input_col
+    for name in (TEXT_COL, input_col):
+        if table.has(name):
+            text_col = name
+    lang_col = next((name for name in lang_cols if table.has(name)), None)
     if language_col and not lang_col:
         log.info(f"{path} has no column {language_col!r}; its codes apply to all languages.")
-    langs = {"language_col": lang_col or LANG_COL, "language": None if lang_col else "unk"}
-    opened = {path: file} if file.has(text_col) else {}  # else titles precede the header
-    return files_of(
-        coder, path, input_col=text_col, rules=rules, opened=opened, **langs
-    ), lang_col is not None
+
+    opened = {}
+    if table.has(text_col):  # else titles precede the header
+        opened[path] = table
+    files = files_of(
+        coder,
+        path,
+        input_col=text_col,
+        rules=rules,
+        opened=opened,
+        language_col=lang_col or LANG_COL,
+        language=None if lang_col else "unk",
+    )
+    return files, lang_col is not None

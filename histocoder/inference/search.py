@@ -11,16 +11,20 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from histocoder.formatters import BOS, PAD, Formatter
-from histocoder.inference.stepper import DecoderInputs, Stepper
+from histocoder.inference.incremental import DecoderInputs, IncrementalDecoder
 from histocoder.model import Decoder
 from histocoder.model.layers import MAX_SEQUENCES
 
-_SLACK = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
+MAX_LOG_PROB_ERROR = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 """Largest difference of log-probabilities computed again in batches of another shape, by the
 decoder's precision.
 """
-_NODES_AT_ONCE, _NODES_AT_ONCE_ON_CPU = MAX_SEQUENCES, 1 << 13  # the latter fit a CPU's caches
-_FEW = 128  # number of nodes that a row of `top_k` seldom exceeds on a level
+NODES_AT_ONCE = MAX_SEQUENCES
+"""Number of nodes of all rows that are computed at once."""
+NODES_AT_ONCE_ON_CPU = 1 << 13
+"""Number of nodes that fit a CPU's caches."""
+USUAL_NODES = 128
+"""Number of nodes that a row of `top_k` seldom exceeds on a level."""
 
 
 class CodeTrie:
@@ -139,7 +143,7 @@ def greedy(
         Probability of each decoded token, among all tokens.
     """
     batch, device = len(source.memory), source.memory.device
-    stepper = Stepper(decoder, source)
+    stepper = IncrementalDecoder(decoder, source)
     tokens = torch.full((batch, 1 + num_tokens), PAD, device=device)
     tokens[:, 0] = BOS
     probabilities = torch.ones(batch, num_tokens, device=device)
@@ -176,7 +180,7 @@ class TrieSearch:
         self._decoder, self._trie = decoder, trie
         self._widest = max(map(len, trie.children))
         self._nodes_at_once = (
-            _NODES_AT_ONCE_ON_CPU if trie.blocks.device.type == "cpu" else _NODES_AT_ONCE
+            NODES_AT_ONCE_ON_CPU if trie.blocks.device.type == "cpu" else NODES_AT_ONCE
         )
 
     @torch.no_grad()
@@ -190,7 +194,9 @@ class TrieSearch:
         shared: list[Tensor] = []
         for start in range(0, len(source.memory), step):
             rows = slice(start, start + step)
-            stepper = Stepper(self._decoder, source.rows(rows), many_nodes=True, shared=shared)
+            stepper = IncrementalDecoder(
+                self._decoder, source.rows(rows), many_nodes=True, shared=shared
+            )
             scores = torch.zeros_like(found[rows, :1])  # (B, W), of the W nodes of a level
             parents = torch.zeros(1, dtype=torch.long, device=found.device)  # (W,)
             tokens = torch.full_like(parents, BOS)
@@ -218,19 +224,19 @@ class TrieSearch:
         """
         k, step = (
             min(k, len(self._trie.blocks)),
-            max(1, self._nodes_at_once // min(_FEW, self._widest)),
+            max(1, self._nodes_at_once // min(USUAL_NODES, self._widest)),
         )
         parts = []
         for start in range(0, len(source.memory), step):
             part = source.rows(slice(start, start + step))
             codes, scores, _ = self._descend(part, k=k, width=k)
-            floor = scores[:, -1:] - _SLACK[part.memory.dtype]
+            floor = scores[:, -1:] - MAX_LOG_PROB_ERROR[part.memory.dtype]
             if part.memory.device.type == "cpu":
                 codes, scores, _ = self._descend(part, k=k, floor=floor)
             else:
                 # With room for the nodes that rows seldom exceed, the host waits once, and not at
                 # each level.
-                codes, scores, is_whole = self._descend(part, k=k, floor=floor, width=_FEW)
+                codes, scores, is_whole = self._descend(part, k=k, floor=floor, width=USUAL_NODES)
                 if not bool(is_whole):
                     codes, scores, _ = self._descend(part, k=k, floor=floor)
             parts.append((codes, scores))
@@ -252,7 +258,10 @@ class TrieSearch:
         enough, of shape ().
         """
         batch, device = len(source.memory), source.memory.device
-        stepper, depth = Stepper(self._decoder, source, many_nodes=True), len(self._trie.children)
+        stepper, depth = (
+            IncrementalDecoder(self._decoder, source, many_nodes=True),
+            len(self._trie.children),
+        )
         scores = torch.zeros(batch, 1, device=device)
         nodes = parents = torch.zeros(batch, 1, dtype=torch.long, device=device)
         tokens = torch.full_like(nodes, BOS)

@@ -244,7 +244,7 @@ class Prior(NamedTuple):
 
 
 class PriorSteps:
-    """The prior along growing sequences, from BOS on, in step with `Stepper`.
+    """The prior along growing sequences, from BOS on, in step with `IncrementalDecoder`.
 
     Within a block, a token's share is that of the classes that begin with the block's tokens so
     far. Behind a code, the classes written so far make up the share of PAD, which ends the row; the
@@ -268,7 +268,7 @@ class PriorSteps:
 
     def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Return the log shares (B, W, vocab_size) of what follows each node of the next level; see
-        `Stepper`.
+        `IncrementalDecoder`.
         """
         position = self._depth % self._blocks.shape[3]
         if self._depth:

@@ -13,8 +13,8 @@ from histocoder.config import NUM_GREEDY, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import SequentialSampler
 from histocoder.formatters import EOS, PAD
+from histocoder.inference.incremental import DecoderInputs
 from histocoder.inference.search import greedy
-from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel
 from histocoder.training.encoded_rows import FrozenOutputs
 from histocoder.training.losses import (

@@ -10,7 +10,7 @@ from models import tiny_model
 
 from histocoder import Coder
 from histocoder.inference import combined
-from histocoder.inference.stepper import SequenceScorer
+from histocoder.inference.incremental import SequenceScorer
 from histocoder.model import MixerModel
 
 TEXTS = ["farmer", "husmand og væver", "miner", "a", "weaver of the parish", "baker (deceased)"] * 4

@@ -21,8 +21,8 @@ from histocoder.errors import UserError
 from histocoder.formatters import MISSING, PAD, build_formatter
 from histocoder.inference.decoding import Inputs
 from histocoder.inference.descriptions import thresholds_of
+from histocoder.inference.incremental import DecoderInputs
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
-from histocoder.inference.stepper import DecoderInputs
 from histocoder.model import MixerModel
 
 TEXTS = ["farmer", "wine and spirit merchant", None, "farmer", "baker", " ", "nan"]

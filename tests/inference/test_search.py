@@ -11,8 +11,8 @@ from torch import Tensor
 
 from histocoder.formatters import BOS, PAD, Formatter, build_formatter
 from histocoder.inference.combined import set_probability
+from histocoder.inference.incremental import DecoderInputs, IncrementalDecoder
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
-from histocoder.inference.stepper import DecoderInputs, Stepper
 from histocoder.model import Decoder, Prior
 from histocoder.model.decoder import class_blocks
 
@@ -122,7 +122,7 @@ def test_ended_rows_are_not_decoded_further(monkeypatch: pytest.MonkeyPatch):
         greedy(decoder, DecoderInputs(memory[i : i + 1], mask[i : i + 1]), **sizes)
         for i in range(len(memory))
     ]
-    nodes = spied(monkeypatch, Stepper, "step", lambda *_, real: [int(real.sum())])
+    nodes = spied(monkeypatch, IncrementalDecoder, "step", lambda *_, real: [int(real.sum())])
     tokens, probabilities = greedy(decoder, DecoderInputs(memory, mask), **sizes)
     assert torch.equal(tokens, torch.cat([row for row, _ in alone]))
     torch.testing.assert_close(probabilities, torch.cat([row for _, row in alone]))
@@ -133,7 +133,7 @@ def test_ended_rows_are_not_decoded_further(monkeypatch: pytest.MonkeyPatch):
 @torch.no_grad()
 def test_nodes_of_trees_see_their_ancestors_alone():
     decoder, memory, mask = decoder_and_memory(HISCO)
-    batch, stepper = len(memory), Stepper(decoder, DecoderInputs(memory, mask))
+    batch, stepper = len(memory), IncrementalDecoder(decoder, DecoderInputs(memory, mask))
     paths, parents = torch.full((batch, 1, 1), BOS), torch.zeros(batch, 1, dtype=torch.long)
     real = torch.ones(batch, 1, dtype=torch.bool)
     for width in (1, 4, 6, 3):

@@ -37,7 +37,7 @@ class DecoderInputs(NamedTuple):
         )
 
 
-class Stepper:
+class IncrementalDecoder:
     """Predicts what follows growing sequences, each step from the newest tokens alone.
 
     Each row of the batch has one sequence or several, which may share their beginnings: a step adds
@@ -58,7 +58,7 @@ class Stepper:
     Examples
     --------
     >>> decoder = Decoder(8, 4, num_heads=2).eval()
-    >>> stepper = Stepper(decoder, DecoderInputs(torch.zeros(2, 3, 4)))
+    >>> stepper = IncrementalDecoder(decoder, DecoderInputs(torch.zeros(2, 3, 4)))
     >>> stepper.step(torch.tensor([[2], [2]])).shape
     torch.Size([2, 1, 8])
     """
