@@ -54,7 +54,7 @@ def fit_machines(
     features = features.astype(np.float64)
     coefficients = np.zeros((num_features, len(classes)), np.float32)
     intercepts = np.ones(len(classes))
-    tolerance = 1e-4 if min_passes == MAX_PASSES else 0.1
+    tolerance = 0.1 if min_passes < MAX_PASSES else 1e-4
     for i in range(len(classes)):
         # LinearSVC refuses a class that all rows have
         is_member = members[i].toarray()[0]

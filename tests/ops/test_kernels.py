@@ -192,7 +192,8 @@ def test_machines_of_any_threads_are_scikit_learns(monkeypatch: pytest.MonkeyPat
     for number in (3, threads):
         torch.set_num_threads(number)
         found.append(fit_machines(FEATURES, *LABELS, WEIGHTS))
-    assert all(map(np.array_equal, *found))
+    for array, expected in zip(*found, strict=True):
+        np.testing.assert_array_equal(array, expected)
     (classes, coefficients, intercepts), (rows, class_ids) = found[0], LABELS
     assert np.array_equal(classes, np.unique(class_ids))
     for i, own in enumerate(classes):

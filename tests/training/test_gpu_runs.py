@@ -141,9 +141,8 @@ def test_a_run_is_what_it_is_on_a_cpu(
         pd.testing.assert_series_equal(log[column], expected[column], rtol=TOLERANCES[precision])
     assert (log["gpu_memory_gb"].dropna() == 2).all() and log["gpu_memory_gb"].any()
     assert expected["gpu_memory_gb"].isna().all()
-    assert all(
-        weight.isfinite().all() for weight in load_file(out / "best" / "model.safetensors").values()
-    )
+    best_weights = load_file(out / "best" / "model.safetensors")
+    assert [name for name, weight in best_weights.items() if not weight.isfinite().all()] == []
     assert (out / "report.html").is_file() != config.no_report
     assert (out / "last.bin").is_file() == (config.save_format == "occcanine")
     best = read_model_config(out / "best")
