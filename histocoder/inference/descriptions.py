@@ -20,8 +20,9 @@ from histocoder.text.normalize import normalize
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_WHOLE = (str, Mapping, pd.DataFrame)  # what is no column of descriptions
-_LIKE = 1.25  # maximum ratio of lengths within a batch, if there are enough descriptions
+MAX_LENGTH_RATIO = 1.25
+"""Ratio of lengths within a batch, if there are enough descriptions."""
+_ONE_VALUE = (str, Mapping, pd.DataFrame)  # iterables that are not columns of descriptions
 
 Texts: TypeAlias = "str | Sequence[str | None] | pd.Series | pa.Array"
 Langs: TypeAlias = "str | Sequence[str] | pd.Series | pa.Array | None"
@@ -42,41 +43,41 @@ class Descriptions(NamedTuple):
         descriptions. A UserError is raised if a value is not text, or one language is given for all
         rows that is neither the model's nor in the table of languages.
         """
-        whole: tuple[Any, Any] = (texts, lang)
-        given = [one.to_pylist() if hasattr(one, "to_pylist") else one for one in whole]
-        texts, lang = given[0], "unk" if lang is None else given[1]
-        values: list[object] = (
-            [texts] if isinstance(texts, _WHOLE) or not isinstance(texts, Iterable) else list(texts)
-        )
-        langs = (
-            [chosen_language(lang, languages)] * len(values)
-            if isinstance(lang, str)
-            else list(lang)
-        )
+        texts_of_rows = _python_values(texts)
+        langs_of_rows = "unk" if lang is None else _python_values(lang)
+        values: list[object]
+        if isinstance(texts_of_rows, _ONE_VALUE) or not isinstance(texts_of_rows, Iterable):
+            values = [texts_of_rows]
+        else:
+            values = list(texts_of_rows)
+
+        if isinstance(langs_of_rows, str):
+            langs = [chosen_language(langs_of_rows, languages)] * len(values)
+        else:
+            langs = list(langs_of_rows)
         if len(langs) != len(values):
             raise UserError(
                 f"There are {len(values):,} descriptions, but {len(langs):,} languages."
             )
-        strange = next(
-            (
-                value
-                for value in values
-                if not isinstance(value, str) and pd.isna(value) is not True
-            ),
-            None,
-        )
-        if strange is not None:
-            raise UserError(
-                f"The description {shown(str(strange))} is of the type "
-                f"{type(strange).__name__}; give strings, such as "
-                "df['occ1'], and None where there is no description."
-            )
+
+        for value in values:
+            if not isinstance(value, str) and pd.isna(value) is not True:
+                raise UserError(
+                    f"The description {shown(str(value))} is of the type "
+                    f"{type(value).__name__}; give strings, such as "
+                    "df['occ1'], and None where there is no description."
+                )
         return DistinctDescriptions(languages).add(values, langs)
 
     def part(self, start: int, size: int) -> "Descriptions":
         """Return up to `size` of the distinct descriptions, each with a row."""
         texts, langs = (values[start : start + size] for values in (self.texts, self.langs))
         return Descriptions(texts, langs, np.arange(len(texts)))
+
+
+def _python_values(column: Any) -> Any:
+    """Return an Arrow array as a list, and anything else as it is."""
+    return column.to_pylist() if hasattr(column, "to_pylist") else column
 
 
 class DistinctDescriptions:
@@ -89,7 +90,7 @@ class DistinctDescriptions:
     def __init__(self, languages: tuple[str, ...], *, room: float = math.inf) -> None:
         self._languages, self._room = languages, room
         self._indices: dict[tuple[object, str], int] = {}
-        self._codes: dict[str, str] = {}  # language as written -> its code
+        self._codes: dict[str, Language] = {}  # language as written -> its code
 
     def add(self, texts: Sequence[object], langs: Sequence[str]) -> Descriptions:
         """Return the new descriptions of a block, the shortest first; their indices follow those
@@ -97,46 +98,56 @@ class DistinctDescriptions:
         """
         self._read_languages(set(langs) - self._codes.keys())
         pairs = [(text, self._codes[lang]) for text, lang in zip(texts, langs, strict=True)]
-        unseen = [
-            (text, lang)
-            for text, lang in set(pairs) - self._indices.keys()
-            if isinstance(text, str) and not is_blank(text)
-        ]
-        new = sorted(sorted(unseen), key=lambda pair: len(pair[0]))
+
+        new = []
+        for text, lang in set(pairs) - self._indices.keys():
+            if isinstance(text, str) and not is_blank(text):
+                new.append((text, lang))
+        new.sort(key=lambda pair: (len(pair[0]), pair))
         new_texts = [text for text, _ in new]
-        for text in filter(_may_be_missing, sorted(set(new_texts))):
-            warn_user(
-                Notice(
-                    f"The description {text!r} is coded as a word. If it is a missing one, "
-                    "leave it blank."
+        for text in sorted(set(new_texts)):
+            if _may_be_missing(text):
+                warn_user(
+                    Notice(
+                        f"The description {text!r} is coded as a word. If it is a missing one, "
+                        "leave it blank."
+                    )
                 )
-            )
+
+        first = len(self._indices)
         indices: dict[tuple[object, str], int] = {
-            pair: len(self._indices) + i for i, pair in enumerate(new)
+            pair: first + number for number, pair in enumerate(new)
         }
-        rows = np.array(
-            [self._indices.get(pair, indices.get(pair, -1)) for pair in pairs], dtype=np.int64
-        )
+        rows = [self._indices.get(pair, indices.get(pair, -1)) for pair in pairs]
         if len(self._indices) < self._room:
             self._indices |= indices
-        return Descriptions(new_texts, [lang for _, lang in new], rows)
+        return Descriptions(new_texts, [lang for _, lang in new], np.array(rows, dtype=np.int64))
 
     def _read_languages(self, langs: set[str]) -> None:
         """Read languages that are new; a notice names those that the model, or if it knows all, the
         table lacks.
         """
-        known = self._languages
-        self._codes |= {lang: Language(lang if isinstance(lang, str) else "") for lang in langs}
-        own = {*map(Language, known), Language()}
-        is_strange = (lambda code: code not in own) if known else (lambda code: not code.is_known)
-        strange = sorted(lang for lang in langs if is_strange(self._codes[lang]))
-        if strange:
+        for lang in langs:
+            self._codes[lang] = Language(lang if isinstance(lang, str) else "")
+        languages_of_model = {Language(lang) for lang in self._languages}
+        languages_of_model.add(Language())
+        strange = []
+        for lang in langs:
+            code = self._codes[lang]
+            is_known = code in languages_of_model if self._languages else code.is_known
+            if not is_known:
+                strange.append(lang)
+        if not strange:
+            return
+
+        strange.sort()
+        message = not_in_table(strange)
+        if self._languages:
             message = (
-                "The model does not know the language "
-                f"{', '.join(map(with_nearest, strange))} and treats it as "
-                f"unknown (unk); it knows {', '.join(known)}."
+                f"The model does not know the language {', '.join(map(with_nearest, strange))} and "
+                f"treats it as unknown (unk); it knows {', '.join(self._languages)}."
             )
-            warn_user(Notice(message if known else not_in_table(strange)))
+        warn_user(Notice(message))
 
 
 def _may_be_missing(text: str) -> bool:
@@ -189,7 +200,7 @@ def make_batches(
     start = 0
     while start < len(order):
         last = int(np.searchsorted(weighting, weighting[start], side="right"))
-        longest = _LIKE * lengths[start]
+        longest = MAX_LENGTH_RATIO * lengths[start]
         end = start + int(np.searchsorted(lengths[start:last], longest, side="right"))
         end = max(end, start + at_least)
         end = min(end, start + (options.batch_size or at_least), last)

@@ -14,7 +14,7 @@ from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
 from histocoder.inference.descriptions import Descriptions, Langs, Texts, make_batches
 from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Attribute, Prediction
-from histocoder.text.tokenizers import CHARACTERS, PretrainedTokenizer
+from histocoder.text.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer
 
 CONFIG_FILE, TOKENIZER_FOLDER = "config.json", "tokenizer"
 ENCODER_FILE, NGRAMS_FILE = "encoder.onnx", "linear_ngrams.onnx"
@@ -66,33 +66,41 @@ class OnnxCoder:
                 "Exported models need onnxruntime. Install it: pip install 'histocoder[onnx]'."
             ) from error
         options = onnxruntime.SessionOptions()
-        options.log_severity_level, options.intra_op_num_threads = 3, num_threads
+        options.log_severity_level = 3
+        options.intra_op_num_threads = num_threads
+
+        def session(name: str) -> Any:
+            path = folder / name
+            return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
         try:
-            self._config = ModelConfig.from_dict(
-                json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-            )
-            how = {"sess_options": options, "providers": ["CPUExecutionProvider"]}
-            self._encoder = onnxruntime.InferenceSession(folder / ENCODER_FILE, **how)
-            numbers = {"linear_expert": self._config.num_linear_features}
-            numbers["attribute_expert"] = self._config.num_attribute_features
-            numbers["nearest_expert"] = self._config.num_nearest_rows
-            self._experts = {
-                name: _read_expert(folder / EXPERT_FILES[name]) for name in numbers if numbers[name]
+            config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+            self._config = ModelConfig.from_dict(config)
+            self._encoder = session(ENCODER_FILE)
+            sizes = {
+                "linear_expert": self._config.num_linear_features,
+                "attribute_expert": self._config.num_attribute_features,
+                "nearest_expert": self._config.num_nearest_rows,
             }
+            self._experts = {}
+            for name, size in sizes.items():
+                if size:
+                    self._experts[name] = _read_expert(folder / EXPERT_FILES[name])
             if self._experts.keys() - {"nearest_expert"}:
-                self._ngrams = onnxruntime.InferenceSession(folder / NGRAMS_FILE, **how)
+                self._ngrams = session(NGRAMS_FILE)
         except Exception as error:  # onnxruntime has no class of its own for all of them
-            raise DamagedError(
-                f"The model in {folder} can't be read ({str(error).splitlines()[0]})."
-            ) from error
-        tokenizer = folder / TOKENIZER_FOLDER
-        how = {"reads_language": self._config.reads_language}
-        self._tokenizer = (
-            PretrainedTokenizer.from_folder(tokenizer, **how) if tokenizer.is_dir() else CHARACTERS
-        )
+            first_line = str(error).splitlines()[0]
+            raise DamagedError(f"The model in {folder} can't be read ({first_line}).") from error
+
+        self._tokenizer: Tokenizer = CHARACTERS
+        tokenizer_folder = folder / TOKENIZER_FOLDER
+        if tokenizer_folder.is_dir():
+            self._tokenizer = PretrainedTokenizer.from_folder(
+                tokenizer_folder, reads_language=self._config.reads_language
+            )
         self._num_blocks = build_formatter(**self._config.formatter).num_blocks
         self._is_code = [i for i, code in enumerate(self._config.codes) if code]
-        self.codes = tuple(filter(None, self._config.codes))
+        self.codes = tuple(code for code in self._config.codes if code)
         self.mode = "flat" if self._config.mode == "flat" else "combined"
 
     def predict(
@@ -120,41 +128,43 @@ class OnnxCoder:
                 f"The mode {mode} needs the decoder, which an exported model lacks; open "
                 "the model itself."
             )
-        given, parts = Descriptions.of(texts, lang, languages=config.languages), []
+        descriptions = Descriptions.of(texts, lang, languages=config.languages)
+        parts = []
         for rows, ids, thresholds, characters, ends, _ in make_batches(
-            given, config, self._tokenizer, options, at_least=_AT_LEAST
+            descriptions, config, self._tokenizer, options, at_least=_AT_LEAST
         ):
             logits, *others = _run(self._encoder, ids)
-            projected = others.pop() if "nearest_expert" in self._experts else None
+            nearest = None
+            if ends is not None:
+                nearest = partial(self._nearest, others.pop(), ends)
             flat = _softmax(logits) if config.flat_loss == "softmax" else 1 / (1 + np.exp(-logits))
             beliefs = {"flat": flat[:, self._is_code]}
             if mode == "flat":
-                order = np.argsort(-beliefs["flat"], axis=1, kind="stable")[:, : self._num_blocks]
-                probs = np.take_along_axis(beliefs["flat"], order, 1).astype(np.float64)
-                part = Prediction.above(
-                    np.array(self.codes, dtype=object)[order], probs, thresholds
-                )
+                prediction = self._flat(beliefs["flat"], thresholds)
             else:
                 if "linear_expert" in self._experts:
-                    beliefs["linear"] = _softmax(
-                        self._linear("linear_expert", characters)[:, self._is_code]
-                    )
-                nearest = (
-                    None
-                    if projected is None or ends is None
-                    else partial(self._nearest, projected, ends)
-                )
-                part = self._combined(beliefs, nearest)
+                    linear = self._linear("linear_expert", characters)
+                    beliefs["linear"] = _softmax(linear[:, self._is_code])
+                prediction = self._combined(beliefs, nearest)
             attributes = self._attributes(others, characters)
-            parts.append((rows, part._replace(attributes=attributes)))
+            parts.append((rows, prediction._replace(attributes=attributes)))
+
         if parts:
-            prediction = Prediction.joined(parts, given.rows)
+            prediction = Prediction.joined(parts, descriptions.rows)
         else:
             width = self._num_blocks if mode == "flat" else 1
-            prediction = Prediction.missing(len(given.rows), width, config)
+            prediction = Prediction.missing(len(descriptions.rows), width, config)
         prediction.drop_unsure(min_confidence)
         frame = prediction.frame(config)
         return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
+
+    def _flat(self, probs: np.ndarray, thresholds: np.ndarray) -> Prediction:
+        """Return the classifier's codes, further ones above the thresholds (B,) of their rows, by
+        its probabilities (B, num_codes).
+        """
+        order = np.argsort(-probs, axis=1, kind="stable")[:, : self._num_blocks]
+        best = np.take_along_axis(probs, order, 1).astype(np.float64)
+        return Prediction.above(np.array(self.codes, dtype=object)[order], best, thresholds)
 
     def _combined(
         self,
