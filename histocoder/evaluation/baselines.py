@@ -56,8 +56,11 @@ def run_rows(run: Path, coder: Coder, *splits: str) -> Examples | None:
             sources.add(SEEN)
         return Examples.open(examples_file, *[name for name in (*splits, SEEN) if name in sources])
 
-    paths = [run / SPLIT_FILES[name] for name in splits]
-    paths = [path for path in paths if path.is_file()]
+    # a run of an earlier version
+    paths = []
+    for name in splits:
+        if (run / SPLIT_FILES[name]).is_file():
+            paths.append(run / SPLIT_FILES[name])
     if not paths:
         return None
     return files_of(coder, *paths, rules=LabelRules(allow_short=True, drop_bad=True)).read()
@@ -79,6 +82,8 @@ class Baselines:
         self._max_size = max_size
         self._known_keys = set(known.keys(examples.texts))
         self._text_keys = set(description_keys(examples.texts))
+
+        # what `add` has read of the training data
         self._chunks: list[Examples] = []
         self._num_rows = 0
         self.texts_seen: Counter[str] = Counter()
@@ -90,6 +95,8 @@ class Baselines:
         self.texts_seen.update(key for key in keys if key in self._text_keys)
         self.codes_seen.update(itertools.chain.from_iterable(code_sets(chunk.codes)))
         self._known.add(chunk, only=self._known_keys)
+
+        # more rows than it is fitted on need not be kept in memory
         self._num_rows += len(chunk)
         if self._num_rows > MAX_ROWS:
             self._chunks.clear()
@@ -170,10 +177,8 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
     texts = train.texts
     asked_texts = asked.texts
     if len(set(train.langs)) > 1:
-        texts = [f"{lang} {text}" for lang, text in zip(train.langs, train.texts, strict=True)]
-        asked_texts = [
-            f"{lang} {text}" for lang, text in zip(asked.langs, asked.texts, strict=True)
-        ]
+        texts = _with_languages(train)
+        asked_texts = _with_languages(asked)
 
     # a machine for each code; a missing code, as formatters mark it, is one of them
     codes = []
@@ -202,6 +207,10 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
     return [sets[row] for row in indices]
 
 
+def _with_languages(examples: Examples) -> list[str]:
+    return list(map(" ".join, zip(examples.langs, examples.texts, strict=True)))
+
+
 def shares(right: np.ndarray, texts: list[str]) -> Shares:
     """Return the shares of rows and of distinct texts that are right."""
     by_text = pd.Series(right.astype(float)).groupby(description_keys(texts)).mean()
@@ -226,6 +235,7 @@ def difference_interval(right: np.ndarray, other: np.ndarray, texts: list[str]) 
     if num_texts < MIN_TEXTS_FOR_INTERVAL:
         return Differences(rows, distinct)
 
+    # a text of many rows weighs as much as these in the rows, and as one in the texts
     random = np.random.default_rng(0)
     row_draws = np.empty(_NUM_RESAMPLES)
     text_draws = np.empty(_NUM_RESAMPLES)

@@ -77,6 +77,8 @@ def evaluate(
             "conf": np.nan_to_num(decoded.conf),
         }
     )
+
+    # whether each row is right, from which all figures are
     row_scores = score_sets(rows["true"], rows["predicted"])
     rows.insert(4, "right", row_scores["accuracy"])
     right = rows["right"].to_numpy()
@@ -103,6 +105,8 @@ def evaluate(
     if trained is not None:
         keys = description_keys(examples.texts)
         texts_seen = [trained.texts_seen[key] for key in keys]
+
+        # a row is as hard as its rarest code
         codes_seen = []
         for true in rows["true"]:
             codes_seen.append(min((trained.codes_seen[code] for code in true), default=np.nan))
@@ -163,6 +167,8 @@ def attribute_metrics(
         is_known = truth.notna().to_numpy()
         if not is_known.any():
             continue
+
+        # a blank cell of the model's is the category none
         true = truth[is_known].to_numpy()
         labels = pd.Series(attribute.best[0]).fillna("").to_numpy()
         metrics[name] = AttributeMetrics(
@@ -171,6 +177,8 @@ def attribute_metrics(
             model=scores.attribute_scores(true, labels[is_known]),
             none=scores.attribute_scores(true, np.full(len(true), "")),
         )
+
+        # beside a linear model, if there is one
         linear = trained.attribute(name) if trained is not None else None
         if linear is not None:
             metrics[name].svc = scores.attribute_scores(true, linear[is_known])

@@ -26,7 +26,8 @@ class Bin:
     low: float
     high: float
     count: int
-    conf: float | None  # mean; None where there are no rows
+    # mean; None where there are no rows
+    conf: float | None
     accuracy: float | None
 
 
@@ -34,7 +35,8 @@ class Bin:
 class Calibration:
     """Distance of confidence from accuracy; see `scores.calibration`."""
 
-    ece: float  # expected calibration error
+    # expected calibration error
+    ece: float
     bins: list[Bin]
 
 
@@ -42,9 +44,11 @@ class Calibration:
 class ProductionCurve:
     """Accuracy of what is coded automatically; see `scores.production_curve`."""
 
-    share: list[float]  # that is coded automatically
+    # that is coded automatically
+    share: list[float]
     accuracy: list[float | None]
-    conf: list[float | None]  # of the least certain row
+    # of the least certain row
+    conf: list[float | None]
 
 
 @dataclass
@@ -54,9 +58,11 @@ class AnswerMetrics:
     overall: MeanScores
     by_language: dict[str, MeanScores]
     by_num_codes: dict[str, MeanScores]
-    by_digits: dict[str, MeanScores]  # number of first digits that are compared -> scores
+    # number of first digits that are compared -> scores
+    by_digits: dict[str, MeanScores]
     calibration: Calibration
-    production: ProductionCurve  # with each description once
+    # with each description once
+    production: ProductionCurve
     # by how often the rarest code, and the description, occur in the training data
     by_code_seen: dict[str, MeanScores] | None = None
     by_text_seen: dict[str, MeanScores] | None = None
@@ -76,9 +82,12 @@ class Confusion:
 
     true: str | None
     predicted: str | None
-    count: int  # number of rows
-    of: int | None  # number of rows that have the true code
-    example: str  # commonest description among them
+    # number of rows
+    count: int
+    # number of rows that have the true code
+    of: int | None
+    # commonest description among them
+    example: str
 
 
 @dataclass
@@ -86,9 +95,12 @@ class CodeScores:
     """Scores of one code."""
 
     code: str
-    n: int  # number of rows that have it
-    predicted: int  # number of rows that are given it
-    precision: float | None  # None where it is given to none
+    # number of rows that have it
+    n: int
+    # number of rows that are given it
+    predicted: int
+    # None where it is given to none
+    precision: float | None
     recall: float
     f1: float
 
@@ -111,7 +123,8 @@ class GroupScores:
     share: float
     low: float
     high: float
-    conf: float  # mean
+    # mean
+    conf: float
     ece: float
 
 
@@ -119,13 +132,18 @@ class GroupScores:
 class CodeAgreement:
     """Agreement of two coders in the first digits of their codes, or in whole codes."""
 
-    digits: int | None  # number of first digits; None: whole codes
-    n: int  # number of descriptions
-    share: float  # share that agree, and its 95 % interval
+    # number of first digits; None: whole codes
+    digits: int | None
+    # number of descriptions
+    n: int
+    # share that agree, and its 95 % interval
+    share: float
     low: float
     high: float
-    kappa: float | None  # Cohen's (1960); None where there is one set of codes alone
-    alpha: float | None  # Krippendorff's (2011), nominal; None as kappa
+    # Cohen's (1960); None where there is one set of codes alone
+    kappa: float | None
+    # Krippendorff's (2011), nominal; None as kappa
+    alpha: float | None
 
 
 @dataclass
@@ -185,8 +203,10 @@ class MethodScores(Shares):
 class ExactMatchScores(MethodScores):
     """Scores of exact match."""
 
-    answered: float  # share of rows that it answers
-    answered_right: float | None  # share of these that are right
+    # share of rows that it answers
+    answered: float
+    # share of these that are right
+    answered_right: float | None
 
 
 @dataclass
@@ -196,7 +216,8 @@ class BaselineMetrics:
     model: Shares
     exact_match: ExactMatchScores
     svc: MethodScores | None = None
-    notice: str | None = None  # why there is no linear model
+    # why there is no linear model
+    notice: str | None = None
 
 
 @dataclass
@@ -205,7 +226,8 @@ class ModelComparison:
 
     first: Shares
     second: Shares
-    difference: Differences  # second - first
+    # second - first
+    difference: Differences
 
 
 @dataclass
@@ -222,7 +244,8 @@ class Gain:
 class CorrectionMetrics:
     """Gain from corrections, on validation data and on corrections that were held out."""
 
-    before_has_seen: bool  # whether the model before was trained on validation data
+    # whether the model before was trained on validation data
+    before_has_seen: bool
     validation: Gain
     held_out: Gain | None = None
 
@@ -233,7 +256,8 @@ class SeenMetrics:
 
     num_rows: int
     accuracy: float
-    left_out: bool  # whether the other figures are without them
+    # whether the other figures are without them
+    left_out: bool
 
 
 @dataclass
@@ -241,16 +265,20 @@ class EvaluationMetrics:
     """All figures of an evaluation."""
 
     num_rows: int
-    num_texts: int  # number of distinct descriptions
-    num_true_outside_key: int  # number of rows with a true code that the model does not know
-    num_outside_key: int  # number of rows for which the decoder wrote a code outside its key
+    # number of distinct descriptions
+    num_texts: int
+    # number of rows with a true code that the model does not know
+    num_true_outside_key: int
+    # number of rows for which the decoder wrote a code outside its key
+    num_outside_key: int
     mode: str
     answer: AnswerMetrics
     topk: TopK
     confusions: list[Confusion]
     attributes: dict[str, AttributeMetrics]
     by_code: list[CodeScores]
-    by_group: dict[str, list[GroupScores]]  # name of a column -> groups
+    # name of a column -> groups
+    by_group: dict[str, list[GroupScores]]
     baselines: BaselineMetrics | None = None
     corrections: CorrectionMetrics | None = None
     seen: SeenMetrics | None = None

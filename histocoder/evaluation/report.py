@@ -86,6 +86,7 @@ def write_report(
         figures[name] = buffer.getvalue()
     page = _page(evaluation, figures, coder, title=title)
 
+    # a report is written whole, and an earlier one's figures do not stay
     for name in {"training", *_GROUPS} - figures.keys():
         (folder / FIGURES_FOLDER / f"{name}.png").unlink(missing_ok=True)  # an earlier report's
     numbers = json.dumps(as_json(evaluation.metrics), indent=2, ensure_ascii=False, allow_nan=False)
@@ -101,9 +102,13 @@ def write_report(
 def _page(evaluation: Evaluation, figures: Mapping[str, bytes], coder: Coder, *, title: str) -> str:
     """Return the page, which holds its figures and needs no other file."""
     metrics = evaluation.metrics
+
+    # the errors of which the model is surest, each description once
     errors = evaluation.rows[~evaluation.rows["right"]]
     errors = errors.sort_values("conf", ascending=False, kind="stable")
     errors = errors.drop_duplicates(["text", "lang"]).head(_MAX_ERRORS)
+
+    # the template knows the figures as metrics.json has them
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
         percent=percent,
@@ -209,9 +214,13 @@ def bars(groups: Mapping[str, MeanScores], label: str) -> Figure:
     """Draw a bar of accuracy for each group, the first on top; see `scores.mean_scores_by`."""
     figure, (axes,) = _figure(height=1.0 + 0.3 * len(groups))
     # a group may be the user's text, in which $ begins no formula
-    names = [group.replace("$", r"\$") for group in groups]
-    values = [100 * scores.accuracy for scores in groups.values()]
-    labels = [f"{100 * scores.accuracy:.1f} %   n = {scores.n:,}" for scores in groups.values()]
+    names = []
+    values = []
+    labels = []
+    for group, scores in groups.items():
+        names.append(group.replace("$", r"\$"))
+        values.append(100 * scores.accuracy)
+        labels.append(f"{100 * scores.accuracy:.1f} %   n = {scores.n:,}")
     axes.bar_label(axes.barh(names, values, color=_BLUE, height=0.7), labels, padding=5)
     axes.set(xlim=(0, 124), xlabel="exactly right", ylabel=label, xticks=range(0, 101, 20))
     axes.invert_yaxis()

@@ -95,14 +95,25 @@ def earlier_rounds(output: Path, run: Path) -> list[Path]:
 
     Those of `review-3.csv` are `review.csv` and `review-2.csv`.
     """
-    paths = [Path(path) for path in run_settings(run).get("corrections") or []]
+    paths = _corrections_of(run)
+
+    # review.csv, review-2.csv and so on are rounds of one review
     name = re.fullmatch(r"(?P<stem>.+)-(?P<round>\d+)(?P<suffix>\.[a-z.]+)", output.name)
     if name:
         paths.append(output.with_name(f"{name['stem']}{name['suffix']}"))
         for number in range(2, int(name["round"])):
             paths.append(output.with_name(f"{name['stem']}-{number}{name['suffix']}"))
-    existing = [path for path in _distinct_files(paths) if path.is_file()]
-    return [path for path in existing if not is_same_file(path, output) and num_marked(path)]
+
+    # those in which somebody has marked rows
+    rounds = []
+    for path in _distinct_files(paths):
+        if path.is_file() and not is_same_file(path, output) and num_marked(path):
+            rounds.append(path)
+    return rounds
+
+
+def _corrections_of(run: Path) -> list[Path]:
+    return [Path(path) for path in run_settings(run).get("corrections") or []]
 
 
 def _distinct_files(paths: Sequence[Path]) -> list[Path]:
@@ -118,6 +129,8 @@ def _undecided(table: pd.DataFrame, decided_in: Sequence[Path], columns: Columns
         return table
     text_col = columns.text_to_write
     lang_col = columns.lang_to_write
+
+    # marked rows are decided, whatever their codes
     decided: set[tuple[str, str]] = set()
     for path in decided_in:
         file = open_table(path, [text_col, CHECKED_COL], optional=(lang_col,))
@@ -262,6 +275,8 @@ def _one_spelling(rows: pd.DataFrame, by: list[str], answers: list[str]) -> pd.D
     others, too.
     """
     rows = rows.sort_values("times", ascending=False, kind="stable")
+
+    # what makes descriptions one: their words, their language as it is read, and the answer
     text_col, *lang_cols = by
     same = rows[[*by, *answers]].copy()
     same[text_col] = description_keys(rows[text_col].fillna("").tolist())
@@ -349,8 +364,8 @@ def next_step(model: str, corrections: Path, run: Path) -> str:
     while run.with_name(f"{run.name}-{number}").exists():
         number += 1
     save_path = from_here(run.with_name(f"{run.name}-{number}"))
-    earlier = [Path(path) for path in settings.get("corrections") or []]
-    words = words_to_correct(model, _distinct_files([*earlier, corrections]), run)
+    paths = _distinct_files([*_corrections_of(run), corrections])
+    words = words_to_correct(model, paths, run)
     return f"Then train on the corrections:\n{finetune_command([*words, '--save-path', save_path])}"
 
 
@@ -359,7 +374,8 @@ def words_to_correct(model: str | Path, corrections: Sequence[str | Path], run: 
     corrections.
     """
     words = ["--config", from_here(run / ARGS_FILE), "--initial-checkpoint", from_here(model)]
-    words += ["--corrections", *[from_here(path) for path in corrections]]
+    words.append("--corrections")
+    words += map(from_here, corrections)
     if run_settings(run).get("only_encoder"):
         words.append("--no-only-encoder")
     return words

@@ -64,9 +64,11 @@ def score_sets(truth: Sets, predicted: Sets) -> pd.DataFrame:
     `recall`, the share of true codes that are predicted; `f1`, their harmonic mean. A row without
     codes is right where none are predicted (all 1), else wrong (all 0).
     """
-    num_true = np.array([len(codes) for codes in truth], dtype=int)
-    num_predicted = np.array([len(codes) for codes in predicted], dtype=int)
-    hits = np.array([len(codes) for codes in _in_common(truth, predicted)], dtype=int)
+    num_true = np.array(list(map(len, truth)), dtype=int)
+    num_predicted = np.array(list(map(len, predicted)), dtype=int)
+    hits = np.array(list(map(len, _in_common(truth, predicted))), dtype=int)
+
+    # without codes on both sides there is nothing to miss
     neither = num_true + num_predicted == 0
     return pd.DataFrame(
         {
@@ -130,12 +132,16 @@ def named_groups(cells: Sequence[str | None]) -> np.ndarray:
     """
     names = pd.Series(cells, dtype=object)
     numbers = pd.to_numeric(names, errors="coerce")
+
+    # many numbers, such as years, are ranges with as many rows each
     if numbers.nunique() > _MAX_NUMBERS and numbers.count() == names.count():
         quantiles = pd.qcut(numbers, _NUM_RANGES, duplicates="drop")
         ranges = numbers.groupby(quantiles, observed=True)
         low = ranges.transform("min").map("{:g}".format)
         high = ranges.transform("max").map("{:g}".format)
         names = (low + "-" + high).where(numbers.notna())
+
+    # as many groups as a table can show
     names = names.fillna("(blank)")
     largest = names.value_counts().index[:_MAX_GROUPS]
     return names.where(names.isin(largest), "others").to_numpy(dtype=object)
@@ -183,6 +189,8 @@ def calibration(conf: np.ndarray, right: np.ndarray) -> Calibration:
     counts = np.bincount(bin_of_row, minlength=_NUM_BINS)
     conf_sums = np.bincount(bin_of_row, weights=conf, minlength=_NUM_BINS)
     right_sums = np.bincount(bin_of_row, weights=right, minlength=_NUM_BINS)
+
+    # a bin without rows has no means
     bins = []
     for i, count in enumerate(counts.tolist()):
         row = Bin(float(edges[i]), float(edges[i + 1]), count, conf=None, accuracy=None)
@@ -228,11 +236,14 @@ def agreement(
         if num_digits is not None:
             sets = cut_codes(all_sets, num_digits, separator=separator)
         values, index = np.unique([" ".join(sorted(codes)) for codes in sets], return_inverse=True)
+
+        # each set of codes is a category, of which both coders chose one
         first_index, second_index = index.reshape(2, -1)
         is_same = first_index == second_index
         interval = share_interval(is_same, texts)
         level = CodeAgreement(num_digits, len(is_same), **vars(interval), kappa=None, alpha=None)
         if len(values) > 1:
+            # disagreement by chance, as if both coders had drawn from all codes that were given
             times = np.bincount(index)
             expected = 1 - (times * (times - 1)).sum() / (len(index) * (len(index) - 1))
             level.kappa = float(cohen_kappa_score(first_index, second_index))
@@ -252,6 +263,8 @@ def to_settle(rows: pd.DataFrame, *, digits: int = 0) -> pd.DataFrame:
     groups = rows.groupby(["text", "lang", "first", "second"], sort=False)
     table = groups.size().rename("times").reset_index()
     table = table[table["first"].map(frozenset) != table["second"].map(frozenset)]
+
+    # the more digits they have in common, the less the difference matters
     table["digits"] = 0
     for number in range(1, digits + 1):
         first = cut_codes(table["first"], number)
@@ -286,6 +299,7 @@ def production_curve(
     stand on both sides of the line), and the confidence of its least certain row. The last two are
     None where no row is coded automatically.
     """
+    # rows of one confidence are right by the share of them that is: their order is chance
     order = np.argsort(-conf, kind="stable")
     expected = pd.Series(right.astype(float)).groupby(conf).transform("mean").to_numpy()
     cumulative = expected[order].cumsum()
@@ -318,6 +332,8 @@ def confusions(
         for pair in itertools.zip_longest(missed, wrong, fillvalue=""):
             counts[pair] += 1
             texts_of[pair][text] += 1
+
+    # the pairs that cost most, each with the commonest of its descriptions
     num_true = Counter(itertools.chain.from_iterable(truth))
     worst = []
     for pair, count in _commonest(counts)[:limit]:

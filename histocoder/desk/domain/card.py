@@ -30,20 +30,27 @@ class Card(BaseModel):
     """A distinct description of a coded file, and the reviewers' decision on it."""
 
     id: int
-    place: int  # position in the queue, from 0
+    # position in the queue, from 0
+    place: int
     text: str
     lang: str
-    times: int  # number of rows with this description
+    # number of rows with this description
+    times: int
     confidence: float
     predicted: list[str]
-    version: int  # number of changes so far; a decision names the one that it saw
+    # number of changes so far; a decision names the one that it saw
+    version: int
     status: Status
     codes: Codes
     deciders: list[str] = Field(exclude=True)
-    at: float | None = None  # when they decided
-    row: dict[str, str] = {}  # other columns of the first of its rows
-    double: bool = False  # whether two people decide on it, without seeing each other's decisions
-    opinions: list[Opinion] = []  # their decisions, once both have decided
+    # when they decided
+    at: float | None = None
+    # other columns of the first of its rows
+    row: dict[str, str] = {}
+    # whether two people decide on it, without seeing each other's decisions
+    double: bool = False
+    # their decisions, once both have decided
+    opinions: list[Opinion] = []
     # whether it was settled by a decision on the same description in another file
     carried: bool = False
 
@@ -62,6 +69,8 @@ class Card(BaseModel):
 def card_of(row: sqlite3.Row) -> Card:
     """Return the card of a row of the database."""
     values = dict(row)
+
+    # lists and mappings are JSON in the database
     for name in ("predicted", "codes", "deciders", "row"):
         values[name] = json.loads(values[name] or "null")
     values["deciders"] = values["deciders"] or []
@@ -97,12 +106,13 @@ def joint_verdict(opinions: Mapping[str, Codes]) -> Verdict:
     """Return what the opinions of two reviewers make of a card: it is open until there are two."""
     if len(opinions) < 2:
         return Verdict()
-    deciders = tuple(opinions)
-    first, *_ = opinions.values()
-    different_sets = {None if codes is None else frozenset(codes) for codes in opinions.values()}
-    if len(different_sets) > 1:
-        return Verdict("disputed", None, deciders)
-    return Verdict("unsure" if first is None else "settled", first, deciders)
+    verdicts = [verdict_of(codes, who) for who, codes in opinions.items()]
+
+    # the order of codes does not matter
+    distinct_sets = {frozenset(verdict.codes or ()) for verdict in verdicts}
+    if len(distinct_sets) > 1:
+        return Verdict("disputed", None, tuple(opinions))
+    return Verdict(verdicts[0].status, verdicts[0].codes, tuple(opinions))
 
 
 class Evidence(BaseModel):

@@ -43,9 +43,12 @@ class Cards:
         """
         now = time.monotonic()
         with self._db.lock:
+            # a reviewer who has gone does not keep their cards
             for card_id, (_, since) in list(self._claims.items()):
                 if now - since >= _CLAIM_SECONDS:
                     del self._claims[card_id]
+
+            # as many more rows as others have before them, so that enough are left
             claimed = [card_id for card_id in self._claims if self._claims[card_id][0] != who]
             rows = self._db.rows(
                 "next_cards", source=source_id, who=who, after=after, limit=count + len(claimed)
@@ -84,6 +87,8 @@ class Cards:
             return []
         coding = self._models.coding
         answers = coding.answer([card.text for card in cards], [card.lang for card in cards])
+
+        # codes that the answer has, too, have its probabilities
         evidence = []
         for card, answer in zip(cards, answers, strict=True):
             answer_codes = {code.code: code for code in answer.alternatives + answer.codes}
@@ -103,8 +108,8 @@ class Cards:
         """
         if not card.double:
             if card.status == "settled":
-                actions = self._db.rows("last_action", card=card.id)
-                card.carried = any(row["action"] == "carried" for row in actions)
+                for row in self._db.rows("last_action", card=card.id):
+                    card.carried = row["action"] == "carried"
             return card
         opinions = opinions_on(self._db, card.id)
         if card.status != "open":
@@ -167,6 +172,8 @@ class Cards:
             action = "unsure"
         elif set(codes) == set(card.predicted):
             action = "accepted"
+
+        # the first two decisions on a card for two are opinions; a third one settles a dispute
         verdict = verdict_of(codes, who)
         if card.double and card.status == "open":
             verdict = joint_verdict(opinions_on(self._db, card.id) | {who: codes})
@@ -182,6 +189,8 @@ class Cards:
             decisions = self._db.rows("last_batch", source=source_id, who=who)
             if not decisions:
                 raise UserError("There is nothing to undo.")
+
+            # all or none, if somebody has decided on one of the cards since
             for decision in decisions:
                 card = self._card(decision["card"])
                 if card.deciders and who not in card.deciders:
@@ -221,17 +230,21 @@ class Cards:
         """Change what is decided on a card, and add the reviewer's own `codes` as a decision."""
         now = time.time()
         is_open = verdict.status == "open"
-        waits_for_second = card.double and is_open and card.status == "open"
         self._claims.pop(card.id, None)  # a card for two waits for another reviewer now
+
+        # a first opinion on a card for two changes nothing that others see
+        waits_for_second = card.double and is_open and card.status == "open"
         self._db.change(
             "change_card",
             card=card.id,
             is_changed=not waits_for_second,
             status=verdict.status,
-            codes=json.dumps(verdict.codes) if verdict.codes else None,
+            codes=verdict.codes and json.dumps(verdict.codes),
             deciders=None if is_open else json.dumps(verdict.deciders),
             at=None if is_open else verdict.at or now,
         )
+
+        # what `undo` goes back to, and what the reviewer said
         before = {
             "status": card.status,
             "codes": card.codes,
@@ -248,8 +261,9 @@ class Cards:
             after=json.dumps({"status": verdict.status, "codes": codes}),
             batch=batch,
         )
+
+        # a decision is on a description: it counts in the other files that have it, too
         if verdict.status == "settled" and action != "undone":
-            # a decision is on a description: it counts in the other files that have it, too
             carry(self._db, card=card.id)
 
 

@@ -70,11 +70,15 @@ def check(
         config = PrepareConfig(
             dataset=str(dataset), sheet=sheet, file_encoding=encoding, save_path=name, **settings
         )
+
+        # all problems are in one message, a line each
         try:
             record = prepare(config, folder)
         except UserError as error:
             first, *problems = str(error).split("\n- ")
             return Check(problems=problems or [first], fixes=error.settings)
+
+        # the tables that preparing writes for people
         conflicts = _rows(folder / CONFLICTS_FILE)
         num_rows = record["rows"]
         return Check(

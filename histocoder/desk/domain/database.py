@@ -27,12 +27,18 @@ class Database:
         self._queries = _named_queries(_QUERIES.read_text(encoding="utf-8"))
         self._connection = sqlite3.connect(path, check_same_thread=False)
         self._connection.row_factory = sqlite3.Row
-        self._connection.create_function("casefold", 1, str.casefold)  # SQLite's knows ASCII alone
+
+        # functions of SQLite's own know letters of ASCII alone
+        self._connection.create_function("casefold", 1, str.casefold)
         self._connection.create_function("card_key", 2, _card_key)
         self._connection.create_function("has_same_codes", 2, _has_same_codes)
+
+        # a decision is on the disk when its transaction ends, and what is deleted is overwritten
         self._connection.executescript(
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA secure_delete = ON;"
         )
+
+        # databases of earlier versions first become like new ones
         self._add_columns()
         self._list_deciders()
         self._connection.executescript(_TABLES.read_text(encoding="utf-8"))

@@ -108,6 +108,8 @@ class Desk:
             return About(model=None, languages=languages, may_train=self.may_train, user=user)
         coding = self.models.coding
         coder = coding.coder
+
+        # a button for it, in classifications that have such a code
         no_occupation = None
         if coder.system == "hisco" or NO_OCCUPATION in coder.codes:
             no_occupation = coding.titled(NO_OCCUPATION)
@@ -142,11 +144,16 @@ class Desk:
         settings = self.models.settings
         target_cols = self.models.coding.target_cols
         text_col = settings.get("input_col") or "occ1"
-        lang_col = settings.get("language_col") if settings else "lang"
+        lang_col: str | None = "lang"
+        if settings:
+            lang_col = settings.get("language_col")
+
+        # the columns of the training data, so that both are read alike
         names = [text_col, CHECKED_COL, *target_cols, "who"]
         if lang_col:
             names.insert(1, lang_col)
 
+        # later decisions on a description replace earlier ones
         rows = {}
         for card in self.outcome.settled(target_cols, of_sample=self._uses_sample()):
             row: dict[str, str | None] = {text_col: card.text, CHECKED_COL: "x", "who": card.who}
@@ -174,6 +181,8 @@ class Desk:
         num_corrections = self._write_corrections(self._corrections)
         model = self.models.in_use
         assert model is not None, "without a model there are no corrections"
+
+        # what to do with the file on the command line, where training on the page is off
         best = self.models.best(model.id)
         return Improvement(
             corrections=num_corrections,

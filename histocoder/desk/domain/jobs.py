@@ -32,6 +32,11 @@ class Job(BaseModel):
 AnyJob = TypeVar("AnyJob", bound=Job)
 
 
+def read_records(kind: type[AnyJob], paths: Iterable[Path]) -> list[AnyJob]:
+    """Return the records in some files."""
+    return [kind.model_validate_json(path.read_bytes()) for path in paths]
+
+
 class Jobs(Generic[AnyJob]):
     """Jobs by id, in the order of their age, and the thread that does those that are queued.
 
@@ -132,8 +137,11 @@ class Jobs(Generic[AnyJob]):
     def end(self, job: AnyJob, **changes: Any) -> None:
         """Record how a job has ended, unless somebody has stopped or deleted it."""
         with self.lock:
+            # somebody has stopped it, which is recorded
             if job.state != "running":
                 return
+
+            # somebody has deleted it, and left its files to this thread
             if self._is_deleted(job):
                 self._delete(job)
                 return
@@ -148,10 +156,13 @@ class Jobs(Generic[AnyJob]):
 
     def _work(self, job: AnyJob) -> None:
         """Do a job, unless it was stopped or deleted in the queue."""
+        # from the lock on nobody deletes its files
         with self.lock:
             if self.is_stopping or job.state != "queued" or self._is_deleted(job):
                 return
             job.state = "running"
+
+        # whatever happens to one job, the next ones are done
         try:
             self._do(job)
         except Cancelled:

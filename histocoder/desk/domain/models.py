@@ -18,7 +18,7 @@ from histocoder.checkpoints.starter import STARTER
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.desk.domain.checks import TrainOptions
 from histocoder.desk.domain.coding import Coding
-from histocoder.desk.domain.jobs import Job, Jobs
+from histocoder.desk.domain.jobs import Job, Jobs, read_records
 from histocoder.desk.domain.sample import TITLES
 from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.review_file import words_to_correct
@@ -59,14 +59,18 @@ class Models:
         self._precision = precision
         self._coding: Coding | None = None
         self._given_folder: Path | None = None
-        records = [Model.model_validate_json(path.read_bytes()) for path in folder.glob("*.json")]
+
+        # the models that earlier servers have trained, or were training
+        records = read_records(Model, folder.glob("*.json"))
         records.sort(key=lambda model: model.made)
         self.jobs: Jobs[Model] = Jobs(
             records, path=self._record_file, work=self._train, delete=self._delete
         )
 
     def _record_file(self, model: Model) -> Path | None:
-        return None if model.id == GIVEN else self._folder / f"{model.id}.json"
+        if model.id == GIVEN:  # its folder is somebody else's
+            return None
+        return self._folder / f"{model.id}.json"
 
     @property
     def coding(self) -> Coding:
@@ -78,14 +82,17 @@ class Models:
     @property
     def in_use(self) -> Model | None:
         """The record of the model in use."""
-        if self._coding is None:
-            return None
-        return next((model for model in self.jobs.all() if model.in_use), None)
+        for model in self.jobs.all():
+            if self._coding is not None and model.in_use:
+                return model
+        return None
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the run of the model in use."""
-        return self._coding.settings if self._coding else {}
+        if self._coding is None:
+            return {}
+        return self._coding.settings
 
     def offer(self, folder: Path, *, name: str) -> None:
         """List a model from elsewhere, which can be used."""
@@ -119,8 +126,12 @@ class Models:
         self._use(model_id, Coder.from_pretrained(folder, self._device, precision=self._precision))
 
     def _use(self, model_id: str, coder: Coder) -> None:
-        name = self.jobs[model_id].table if model_id == GIVEN else model_id
+        name = model_id
+        if model_id == GIVEN:
+            name = self.jobs[model_id].table
         self._coding = Coding(coder, self.best(model_id), name=name)
+
+        # the next server uses it again
         for model in self.jobs.all():
             self.jobs.save(model, in_use=model.id == model_id)
 
@@ -151,12 +162,16 @@ class Models:
             words += ["--file-encoding", encoding]
         if options.quick:
             words += ["--num-epochs", "3", "--min-steps", "0"]
+
+        # the other options are flags of finetune.py by name
         for name, value in options.model_dump(exclude_defaults=True, exclude={"quick"}).items():
             words.append(f"--{name.replace('_', '-')}")
             if isinstance(value, list):
                 words += value
             elif value is not True:
                 words.append(value)
+
+        # the id is free until the model has it
         with self.jobs.lock:
             model = Model(
                 id=self._free_id(dataset.stem),
@@ -183,6 +198,8 @@ class Models:
             model_id = self._free_id(stem)
             corrections = self._corrections(model_id)
             num_corrections = write(corrections)
+
+            # an empty file would train the same model once more
             if not num_corrections:
                 raise UserError("Nothing is checked yet. Check codes under Review first.")
 
@@ -299,6 +316,7 @@ class Models:
         """Run the training of a model, and use the model if there is none yet."""
         begun = time.monotonic()
         try:
+            # the run of a server that was killed may still be saving itself
             status, output = self._run(model)
             while status != 0 and _BUSY_MESSAGE in output and not self.jobs.is_interrupted(model):
                 time.sleep(_BUSY_SECONDS)
@@ -307,6 +325,7 @@ class Models:
             raise UserError(str(error)) from error
         self.jobs.save(model, seconds=model.seconds + time.monotonic() - begun)
 
+        # a process that was told to stop has saved its state, and ends with another status
         if status == 0:
             self.jobs.end(model, state="done")
             if self._coding is None:

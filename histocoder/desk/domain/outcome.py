@@ -1,4 +1,4 @@
-"""Results of a review: corrections, decisions, agreement, and how far a file is."""
+"""The outcome of reviews: corrections, decisions, agreement, and how far each file is."""
 
 import json
 import time
@@ -51,6 +51,8 @@ class Outcome:
         `settled`.
         """
         cards = self.settled(target_cols, of_sample=of_sample)
+
+        # later cards replace earlier ones with the same description
         keys = description_keys([card.text for card in cards])
         decisions = {}
         for key, card in zip(keys, cards, strict=True):
@@ -78,6 +80,8 @@ class Outcome:
         """Return how far two people agree on a file's cards for two."""
         num_both = 0
         num_disputed = 0
+
+        # codes of the cards on which neither is unsure
         texts: list[str] = []
         first_codes: list[list[str]] = []
         second_codes: list[list[str]] = []
@@ -97,10 +101,13 @@ class Outcome:
                     first_codes.append(first)
                     second_codes.append(second)
 
+        # by first digits, too, where codes have any
         by_digits: list[CodeAgreement] = []
         if texts:
             system = self._models.coding.coder.formatter.system
-            digits = 0 if system.labels is not None else min(system.block_size - 1, 4)
+            digits = 0
+            if system.labels is None:
+                digits = min(system.block_size - 1, 4)
             by_digits = agreement(
                 first_codes, second_codes, texts, digits=digits, separator=system.separator
             )

@@ -53,6 +53,7 @@ def read_preview(
     `input_col` and `language_col` are the columns in which the model's training data had
     descriptions and languages; they are taken where the table has them.
     """
+    # a first block of rows, which is enough to guess from
     optional = [name for name in (input_col, language_col, "occ1", "lang") if name]
     table = open_table(path, {}, optional=optional, sheet=sheet, encoding=encoding)
     chunk = next(table.chunks(chunk_rows=_NUM_ROWS_READ))
@@ -69,19 +70,25 @@ def read_preview(
     for lang_name in (language_col, "lang", "language"):
         if lang_col is None and lang_name and table.has(lang_name):
             lang_col = table.column(lang_name)
+
+    # few distinct cells may be categories, one alone says nothing
     attribute_cols = []
     for name in cells:
         num_categories = cells[name].str.strip().nunique()
         if _MIN_CATEGORIES <= num_categories <= _MAX_CATEGORIES:
             attribute_cols.append(name)
 
+    # as much as fits a page
     shown = cells[:_NUM_ROWS_SHOWN].map(lambda cell: cell[:_MAX_CHARACTERS_SHOWN])
+    language = "unk"
+    if text_col:
+        language = guess_language(cells[text_col])
     return Preview(
         columns=list(cells),
         rows=shown.to_numpy().tolist(),
         input_col=text_col,
         language_col=lang_col,
-        language=guess_language(cells[text_col]) if text_col else "unk",
+        language=language,
         target_cols=code_columns(cells),
         attribute_cols=attribute_cols,
         notices=table.notices,

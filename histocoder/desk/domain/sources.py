@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +60,7 @@ class Sources:
         order, draws = order_of_review(cards["times"].to_numpy(), seed)
         cards["place"] = np.argsort(order)
 
+        # the source with all its cards, or nothing of it
         with self._db.transaction():
             source = self._db.change(
                 "add_source",
@@ -84,7 +84,9 @@ class Sources:
         return [Source(**dict(row)) for row in self._db.rows("sources")]
 
     def _source(self, source_id: int) -> Source:
-        return next(source for source in self.all() if source.id == source_id)
+        """Return a source; raise KeyError where there is none of that number."""
+        sources = {source.id: source for source in self.all()}
+        return sources[source_id]
 
     def remove(self, source_id: int) -> None:
         """Remove a file from the review: its cards, their other columns and all decisions on them.
@@ -92,8 +94,7 @@ class Sources:
         Nothing of it remains in the database. Models that were trained on the decisions keep what
         they have learned.
         """
-        if source_id not in [source.id for source in self.all()]:
-            raise KeyError(source_id)
+        self._source(source_id)  # raises an error if there is none
         with self._db.transaction():
             for table in ("decisions", "draws", "cards", "source"):
                 self._db.change(f"remove_{table}", source=source_id)
@@ -141,6 +142,8 @@ def _read_cards(path: Path, columns: Columns) -> pd.DataFrame:
     of cards.
     """
     file = open_coded(path, columns)
+
+    # what stands before the codes helps to judge them: age, place, and whatever else a table has
     first_code = next(iter(code_columns(file.header)), file.header[-1])
     columns_shown = []
     for name in file.header[: file.header.index(first_code)]:
@@ -149,29 +152,25 @@ def _read_cards(path: Path, columns: Columns) -> pd.DataFrame:
             columns_shown.append(name)
     del columns_shown[_MAX_COLUMNS_SHOWN:]
 
-    rows = in_order_of_worth(file, columns, beside=columns_shown)
-    lang_col = rows.columns[1]
-    langs = ["unk"] * len(rows)
+    # languages as the model reads them; of a file without languages they are unknown
+    table = in_order_of_worth(file, columns, beside=columns_shown)
+    lang_col = table.columns[1]
+    langs = ["unk"] * len(table)
     if lang_col != CHECKED_COL:
-        langs = [str(Language(lang)) for lang in rows[lang_col].fillna("unk")]
-    texts = rows[columns.input_col].fillna("").astype(str)
+        langs = [str(Language(lang)) for lang in table[lang_col].fillna("unk")]
+    texts = table[columns.input_col].fillna("").astype(str)
     keys = description_keys(texts.tolist())
 
-    # row by row, since pandas 2.2 makes no records of a frame without columns
-    codes = rows[list(columns.target_cols)].fillna("").to_numpy(dtype=object)
-    cells = rows[[f"row_{name}" for name in columns_shown]].to_numpy(dtype=object)
-    return pd.DataFrame(
-        {
-            "text": texts,
-            "lang": langs,
-            "key": [f"{lang} {key}" for lang, key in zip(langs, keys, strict=True)],
-            "predicted": [json.dumps([code for code in row if code]) for row in codes],
-            "conf": rows["conf"],
-            "times": rows["times"],
-            "row": [json.dumps(_filled(columns_shown, row)) for row in cells],
-        }
-    )
-
-
-def _filled(names: Sequence[str], cells: np.ndarray) -> dict[str, str]:
-    return {name: cell for name, cell in zip(names, cells, strict=True) if not pd.isna(cell)}
+    # lists and mappings are JSON in the database
+    predicted = []
+    beside = []
+    for cells in table.fillna("").to_dict("records"):
+        codes = [cells[name] for name in columns.target_cols if cells[name]]
+        predicted.append(json.dumps(codes))
+        shown = {name: cells[f"row_{name}"] for name in columns_shown if cells[f"row_{name}"]}
+        beside.append(json.dumps(shown))
+    cards = pd.DataFrame({"text": texts, "lang": langs, "predicted": predicted, "row": beside})
+    cards["key"] = [f"{lang} {key}" for lang, key in zip(langs, keys, strict=True)]
+    cards["conf"] = table["conf"]
+    cards["times"] = table["times"]
+    return cards

@@ -61,6 +61,8 @@ def order_of_review(times: np.ndarray, seed: int) -> tuple[list[int], list[tuple
     rng = np.random.default_rng(seed)
     sample = iter(rng.choice(len(times), _MAX_DRAWS, p=times / times.sum()).tolist())
     in_order = iter(range(len(times)))
+
+    # card -> its place; dictionaries keep their order
     places: dict[int, int] = {}
     draws: list[tuple[int, int]] = []
     for place in range(len(times)):
@@ -83,20 +85,26 @@ def trust_of(progress: Mapping[str, float], draws: Sequence[Draw]) -> Trust:
     The sample ends before the first card drawn that is not decided. Cards for two, which were drawn
     at random as well and take longer, are a sample of their own.
     """
+    # where each of the two samples ends
     first_undecided: dict[bool, Draw] = {}
     for draw in draws:
         if draw.card.is_undecided:
             first_undecided.setdefault(draw.card.double, draw)
+
+    # unsure cards do not end it, and say nothing
     sample = []
     for draw in draws:
         end = first_undecided.get(draw.card.double)
         if draw.card.status == "settled" and (end is None or draw.due < end.due):
             sample.append(draw.card)
 
+    # later cards were decided before it, which would leave the sample small
     skipped = None
     end = first_undecided.get(False)
     if end is not None and end.card.place < progress["last_place_decided"]:
         skipped = end.card.id
+
+    # a row that was drawn twice counts twice in the estimate, and once among the cards
     num_cards = len({card.id for card in sample})
     share_right = None
     if progress["rows_right"] is not None and progress["rows_settled"]:

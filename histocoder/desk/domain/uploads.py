@@ -27,7 +27,7 @@ from histocoder.desk.domain.files import (
     new_file,
     options_of,
 )
-from histocoder.desk.domain.jobs import Jobs
+from histocoder.desk.domain.jobs import Jobs, read_records
 from histocoder.desk.domain.models import Model, Models
 from histocoder.desk.domain.outcome import Outcome
 from histocoder.desk.domain.preview import Preview, read_preview
@@ -55,9 +55,7 @@ class Uploads:
         self._models = models
         self._sources = sources
         self._outcome = outcome
-        records = [
-            File.model_validate_json(path.read_bytes()) for path in folder.glob(f"*/{_RECORD_FILE}")
-        ]
+        records = read_records(File, folder.glob(f"*/{_RECORD_FILE}"))
         records.sort(key=lambda file: file.sent)
         self.jobs: Jobs[File] = Jobs(
             records,
@@ -77,10 +75,13 @@ class Uploads:
         kind_of(Path(file.name))  # raises an error if it can't be read
         path = self._path(file)
         try:
+            # part by part, since a file may be larger than memory
             path.parent.mkdir(parents=True)
             async with await open_file(path, "wb") as saved:
                 async for part in content:
                     await saved.write(part)
+
+            # reading takes a while, in which other requests are answered
             await run_sync(self._choose_sheet, file)
             await run_sync(self._preview, file)  # a table that can't be read is not kept
             await run_sync(self._choose_encoding, file)
@@ -100,6 +101,8 @@ class Uploads:
             return
         settings = self._models.settings
         usual_columns = [settings.get("input_col"), settings.get("language_col"), "occ1", "lang"]
+
+        # the likeliest has most of the columns that the model's table had
         sheets = sheets_of(path, [name for name in usual_columns if name])
         if len(sheets.names) > 1:
             file.sheet = sheets.likeliest
@@ -298,6 +301,8 @@ class Uploads:
         classes = None
         if options.classes:
             classes = str(self._path(self.jobs[options.classes]))
+
+        # as on the command line, and in the mode that the model codes descriptions in
         config = PredictConfig(
             input=str(self._path(file)),
             output=str(self._output(file)),
@@ -319,6 +324,7 @@ class Uploads:
         prefix = ""
         while any(f"{prefix}{name}" in table.header for name in names):
             prefix += "pred_"
+
         is_excels = table.csv is not None and table.csv.delimiter != "," and ".tsv" not in file.name
         return replace(config, columns=prefix, excel=is_excels)
 
@@ -336,11 +342,14 @@ class Uploads:
         options = options_of(file)
         coding = self._models.coding
         config = self._config(file, options)
+        known = None
+        if options.known:
+            known = coding.known
         counts = predict_file(
             coding.coder,
             config,
             model_id=f"{coding.model_id} {options.known}",
-            known=coding.known if options.known else None,
+            known=known,
             say=messages.append,
             progress=count,
         )
@@ -348,11 +357,12 @@ class Uploads:
         # the provenance, as if the file had been coded on the command line
         model = str(coding.folder.relative_to(run_of(coding.folder).parent))
         command = ["predict", "--model", model]
-        if options.known and coding.known is not None:
+        if known is not None:
             command += ["--known", "auto"]
         facts = facts_of(coding.coder, config, coding.folder, name=coding.name) | counts
         write_provenance(command, config, facts, as_sent=self.as_sent)
 
+        # only then others may read the output
         self.jobs.end(
             file,
             state="done",
@@ -367,6 +377,8 @@ class Uploads:
         expected to be right, and how many have to be checked.
         """
         cells = open_table(self._output(file), (conf_col,)).read([conf_col]).columns[conf_col]
+
+        # numbers as the file has them, with the decimal mark of its form
         conf = pd.to_numeric(cells.to_pandas().str.replace(",", "."), errors="coerce")
         summary: dict[str, float] = {"rows": len(conf), "blank": int(conf.isna().sum())}
         if conf.notna().any():

@@ -73,6 +73,7 @@ class Guard:
         if path == "/" and not has_users:
             url_token = request.query_params.get("token", "")
 
+        # the page to sign in, and the static files, are for everybody
         self._check_origin(request)
         self._check_size(request)
         if path != "/sign-in" and not path.startswith("/static/"):
@@ -83,6 +84,7 @@ class Guard:
                 self._check_token(url_token, cookie, _bearer(request))
                 request.state.user = None
 
+        # the address with the token signs the browser in
         async with self._requests:
             response = await call_next(request)
         if url_token:
@@ -124,11 +126,18 @@ class Guard:
     def _check_size(self, request: Request) -> None:
         """Raise an HTTPException if a request is too large, or does not say how large it is."""
         headers = request.headers
-        size = headers.get("content-length", "" if "transfer-encoding" in headers else "0")
+
+        # a body that comes in chunks has no length, and a request without a body has neither header
+        default_size = "0"
+        if "transfer-encoding" in headers:
+            default_size = ""
+        size = headers.get("content-length", default_size)
         if not size.isdecimal():
             raise HTTPException(411, "The request does not say how large it is.")
         is_upload = request.scope["path"] == "/api/files"
-        max_bytes = MAX_UPLOAD_BYTES if is_upload else MAX_BODY_BYTES
+        max_bytes = MAX_BODY_BYTES
+        if is_upload:
+            max_bytes = MAX_UPLOAD_BYTES
         if int(size) > max_bytes:
             size_limit = f"{max_bytes >> 20:,} MB"
             raise HTTPException(

@@ -1,4 +1,4 @@
-"""Parts of a request that routes take: the desk, who sends it, and bodies."""
+"""Parts of requests that the routes take: the desk, who sends it, and bodies."""
 
 from typing import Annotated
 

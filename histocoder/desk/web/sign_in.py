@@ -57,8 +57,11 @@ class SignIn:
             return sign_in_page("The form did not arrive.", status=408)
         form = dict(parse_qsl(body.decode("utf-8", "replace")))
         name = form.get("name", "")[:MAX_NAME]
-        address = request.client.host if request.client else ""
+        address = ""
+        if request.client:
+            address = request.client.host
 
+        # a crowd of guesses is sent away, so that people find a place
         if self._num_waiting >= MAX_SIGNING_IN:
             message = "Many people are signing in. Try again in a moment."
             return sign_in_page(message, status=429, seconds_to_wait=2.0)
