@@ -101,19 +101,27 @@ def evaluate(
     for name, names in (groups or {}).items():
         metrics.by_group[name] = scores.scores_by_group(right, conf, examples.texts, names)
 
-    # beside what the model has seen, and what simple methods make of the same rows
     if trained is not None:
-        keys = description_keys(examples.texts)
-        texts_seen = [trained.texts_seen[key] for key in keys]
-
-        # a row is as hard as its rarest code
-        codes_seen = []
-        for true in rows["true"]:
-            codes_seen.append(min((trained.codes_seen[code] for code in true), default=np.nan))
-        metrics.answer.by_code_seen = mean_scores_by(row_scores, seen_groups(codes_seen))
-        metrics.answer.by_text_seen = mean_scores_by(row_scores, seen_groups(texts_seen))
-        metrics.baselines = trained.compare(right)
+        _compare_with_training(metrics, rows, row_scores, trained)
     return Evaluation(metrics, rows)
+
+
+def _compare_with_training(
+    metrics: EvaluationMetrics, rows: pd.DataFrame, row_scores: pd.DataFrame, trained: Baselines
+) -> None:
+    """Add scores by how often codes and descriptions were seen in training, and those of simple
+    methods.
+    """
+    keys = description_keys(rows["text"].tolist())
+    texts_seen = [trained.texts_seen[key] for key in keys]
+
+    # a row is as hard as its rarest code
+    codes_seen = []
+    for true in rows["true"]:
+        codes_seen.append(min((trained.codes_seen[code] for code in true), default=np.nan))
+    metrics.answer.by_code_seen = mean_scores_by(row_scores, seen_groups(codes_seen))
+    metrics.answer.by_text_seen = mean_scores_by(row_scores, seen_groups(texts_seen))
+    metrics.baselines = trained.compare(rows["right"].to_numpy())
 
 
 def _answer_metrics(rows: pd.DataFrame, row_scores: pd.DataFrame, coder: Coder) -> AnswerMetrics:

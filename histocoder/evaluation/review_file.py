@@ -1,5 +1,6 @@
 """Choose what a person should check first in a coded file."""
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -214,9 +215,10 @@ def in_order_of_worth(
     # distinct descriptions of each block, then of the file; of like ones the commonest spelling
     by = list(new_names)
     conf_col = f"{_prefix(file)}conf"
-    names = [*by, *answers, *extras]
+    names = by + list(answers) + list(extras)
+    names_to_read = dict.fromkeys(itertools.chain(names, [conf_col], beside))
     parts = []
-    for table in file.tables([*dict.fromkeys([*names, conf_col, *beside])]):
+    for table in file.tables(list(names_to_read)):
         cells = {name: column.to_pandas() for name, column in table.columns.items()}
         rows = pd.DataFrame({name: cells[name] for name in names}, dtype=object)
         for name in beside:
@@ -232,9 +234,13 @@ def in_order_of_worth(
     num_wrong = rows["times"] * (1 - rows["conf"])
     rows = rows.loc[num_wrong.sort_values(ascending=False, kind="stable").index]
     rows = rows.rename(columns=new_names | answers | extras).reset_index(drop=True)
-    layout = [*new_names.values(), CHECKED_COL]
-    layout += dict.fromkeys([*answers.values(), *columns.target_cols])
-    layout += [*extras.values(), "conf", "times"]
+
+    # the columns of the file to correct, of which `checked` and further codes are blank
+    layout = list(new_names.values())
+    layout.append(CHECKED_COL)
+    layout += dict.fromkeys(itertools.chain(answers.values(), columns.target_cols))
+    layout += extras.values()
+    layout += ["conf", "times"]
     for name in layout:
         if name not in rows:
             rows[name] = ""
@@ -278,7 +284,7 @@ def _one_spelling(rows: pd.DataFrame, by: list[str], answers: list[str]) -> pd.D
 
     # what makes descriptions one: their words, their language as it is read, and the answer
     text_col, *lang_cols = by
-    same = rows[[*by, *answers]].copy()
+    same = rows[by + answers].copy()
     same[text_col] = description_keys(rows[text_col].fillna("").tolist())
     for name in lang_cols:
         same[name] = rows[name].fillna("unk").map(Language)

@@ -22,7 +22,7 @@ class Remainder(NamedTuple):
 
 def summary(metrics: EvaluationMetrics) -> list[str]:
     """Return an evaluation in sentences, the most important first."""
-    return [*overall_in_words(metrics), *details_in_words(metrics)]
+    return overall_in_words(metrics) + details_in_words(metrics)
 
 
 def overall_in_words(metrics: EvaluationMetrics) -> list[str]:
@@ -59,9 +59,9 @@ def share_to_leave(production: ProductionCurve) -> Remainder | None:
     """Return the least share to leave to a person to have enough of the others right; None where no
     share is enough.
     """
-    columns = (production.share, production.conf, production.accuracy)
     remainders = []
-    for share, conf, accuracy in zip(*columns, strict=True):
+    points = zip(production.share, production.conf, production.accuracy, strict=True)
+    for share, conf, accuracy in points:
         if conf is not None and accuracy is not None and accuracy >= TARGET_ACCURACY:
             remainders.append(Remainder(1 - share, conf))
     return min(remainders, default=None)

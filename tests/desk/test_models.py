@@ -46,7 +46,8 @@ def test_an_empty_desk_trains_and_codes(tmp_path: Path):
     with served(tmp_path) as client:
         assert client.get("/api/about").json()["model"] is None
         refused = client.post("/api/code", json={"texts": ["farmer"]})
-        assert refused.status_code == 422 and "no model yet" in refused.json()["detail"]
+        assert refused.status_code == 422
+        assert "no model yet" in refused.json()["detail"]
         file = send(client, "codes of a parish.csv", table(), use="train")
         preview = client.get(f"/api/files/{file}/preview").json()
         assert (preview["input_col"], preview["target_cols"], preview["language"]) == (
@@ -57,7 +58,8 @@ def test_an_empty_desk_trains_and_codes(tmp_path: Path):
         wrong = client.post(
             f"/api/files/{file}/check", json={**OPTIONS, "input_col": "berufe"}
         ).json()
-        assert len(wrong["problems"]) == 2 and wrong["fixes"] == {
+        assert len(wrong["problems"]) == 2
+        assert wrong["fixes"] == {
             "input_col": "beruf",
             "zero_pad_codes": True,
         }
@@ -90,14 +92,11 @@ def test_an_empty_desk_trains_and_codes(tmp_path: Path):
         wait_until(lambda: client.get("/api/about").json()["model"] == model)
         assert "has no column 'code'" in wait_for(client, other, "failed")["message"]
         (farmer,) = client.post("/api/code", json={"texts": ["farmer"], "lang": "en"}).json()
-        assert [one["code"] for one in farmer["known"]] == ["61110"] and client.get(
-            "/api/codes?q=0393"
-        ).json()
+        assert [one["code"] for one in farmer["known"]] == ["61110"]
+        assert client.get("/api/codes?q=0393").json()
         report = client.get(f"/api/models/{model}/report.html")
-        assert (
-            "sandbox" in report.headers["content-security-policy"]
-            and report.headers["x-frame-options"] != "DENY"
-        )
+        assert "sandbox" in report.headers["content-security-policy"]
+        assert report.headers["x-frame-options"] != "DENY"
         assert client.get(f"/api/models/{model}/model.json").status_code == 422
         assert (
             client.delete(f"/api/files/{file}").status_code == 422
@@ -122,11 +121,13 @@ def corrects(client: TestClient, model: str) -> None:
     client.post(f"/api/files/{file}/code", json={"input_col": "beruf", "language": "en"})
     wait_until(lambda: client.get(f"/api/files/{file}").json()["state"] == "done")
     summary = client.get(f"/api/files/{file}").json()["summary"]
-    assert summary["rows"] == 30 and summary["blank"] == 0
+    assert summary["rows"] == 30
+    assert summary["blank"] == 0
     found = client.get(
         f"/api/review/{client.post(f'/api/files/{file}/review').json()['id']}/list?limit=100"
     ).json()
-    assert found["total"] == 30 and set(found["cards"][0]["row"]) == {"age"}
+    assert found["total"] == 30
+    assert set(found["cards"][0]["row"]) == {"age"}
     for card in found["cards"]:
         client.post(f"/api/review/cards/{card['id']}", json={"version": 0, "codes": ["62120"]})
     better = client.post(f"/api/models/{model}/correct").json()
@@ -136,7 +137,8 @@ def corrects(client: TestClient, model: str) -> None:
     assert not client.post("/api/improve").json()["learned"]
     wait_for(client, better["id"], "done")
     metrics = client.get(f"/api/models/{better['id']}/metrics.json").json()
-    assert metrics["corrections"]["validation"]["before"] and metrics["corrections"]["held_out"]
+    assert metrics["corrections"]["validation"]["before"]
+    assert metrics["corrections"]["held_out"]
     assert client.get("/api/about").json()["model"] == model
     assert [one["in_use"] for one in client.post(f"/api/models/{better['id']}/use").json()] == [
         True,
@@ -149,7 +151,8 @@ def test_the_sample_is_whole(tmp_path: Path):
         coded, census = client.post("/api/sample").json()
         assert (coded["use"], census["use"]) == ("train", "code")
         preview = client.get(f"/api/files/{coded['id']}/preview").json()
-    assert preview["target_cols"] == ["hisco_1"] and preview["language_col"] == "lang"
+    assert preview["target_cols"] == ["hisco_1"]
+    assert preview["language_col"] == "lang"
     one, other = (
         pd.read_csv(tmp_path / "files" / f["id"] / f["name"], dtype=str) for f in (coded, census)
     )
@@ -172,12 +175,12 @@ def test_titles_are_a_table_to_begin_with(tmp_path: Path):
             f"/api/files/{file['id']}/train", json={**columns, "quick": True}
         ).json()
         stopped = client.post(f"/api/models/{model['id']}/stop").json()
-    assert (
-        model["of_titles"] and stopped["state"] == "stopped"
-    )  # whose panel says that titles are easier
-    assert (
-        file["use"] == "train" and preview["target_cols"] == ["hisco_1"] and not checked["problems"]
-    )
+    # whose panel says that titles are easier
+    assert model["of_titles"]
+    assert stopped["state"] == "stopped"
+    assert file["use"] == "train"
+    assert preview["target_cols"] == ["hisco_1"]
+    assert not checked["problems"]
     assert len(pd.read_csv(tmp_path / "files" / file["id"] / file["name"])) == len(
         pd.read_csv(HISCO_TITLES)
     )
@@ -196,7 +199,8 @@ def test_users_decide_by_their_names(tmp_path: Path):
         users.add(name, f"password of {name}")
     with served(tmp_path) as client:
         client.headers.pop("Authorization")
-        assert "Name" in client.get("/").text and client.get("/api/about").status_code == 401
+        assert "Name" in client.get("/").text
+        assert client.get("/api/about").status_code == 401
         assert client.get(f"/?token={TOKEN}").status_code == 401  # a name is asked for
         begun = time.monotonic()
         assert client.post("/sign-in", data={"name": "Bo", "password": "wrong"}).status_code == 401
