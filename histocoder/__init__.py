@@ -4,6 +4,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from histocoder._version import __version__
+
 if TYPE_CHECKING:
     from histocoder.config import FinetuneConfig, MixerConfig
     from histocoder.inference.coder import Coder, load_occcanine
@@ -21,10 +23,10 @@ __all__ = [
     "MixerConfig",
     "OccupationClassifier",
     "OnnxCoder",
+    "__version__",
     "load_occcanine",
     "train",
 ]
-__version__ = "1.0.0"
 
 _MODULES = {
     "Coder": "histocoder.inference.coder",

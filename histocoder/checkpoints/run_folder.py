@@ -32,7 +32,7 @@ from histocoder.checkpoints.training_state import (
 )
 from histocoder.config import NO_COLUMN
 from histocoder.data import prepared_folder
-from histocoder.errors import Interrupted, UserError, handling_stop_signals
+from histocoder.errors import Interrupted, UserError
 from histocoder.files import (
     existing,
     is_same_file,
@@ -41,6 +41,7 @@ from histocoder.files import (
     remove_leftovers,
     write_text,
 )
+from histocoder.signals import handling_stop_signals
 
 LOCK_FILE = ".lock"
 _LATE_SECONDS = 5.0  # time after which a network disk shows a file that another machine has written

@@ -8,21 +8,24 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 import yaml
 
-from histocoder import __version__
+from histocoder._version import __version__
 from histocoder.config import RECIPES, STARTS, Settings, settings_of
+from histocoder.config.settings import Setting
 from histocoder.errors import UserError
 from histocoder.text.languages import HELP
 
 _Config = TypeVar("_Config", bound=Settings)
-_REMOVED = (  # flags that histocoder no longer has, and `args.yaml` of earlier runs may name
-    *(
-        "fsdp_state_dict",
-        "fsdp_min_num_params",
-        "fsdp_cpu_offload",
-        "fsdp_reduce_dtype",
-        "ddp_comm_hook",
-    ),
-    *("base_batch_size", "cache_dir", "profile", "wandb_artifact"),
+# flags that histocoder no longer has, and `args.yaml` of earlier runs may name
+_REMOVED = (
+    "base_batch_size",
+    "cache_dir",
+    "ddp_comm_hook",
+    "fsdp_cpu_offload",
+    "fsdp_min_num_params",
+    "fsdp_reduce_dtype",
+    "fsdp_state_dict",
+    "profile",
+    "wandb_artifact",
 )
 
 
@@ -55,26 +58,32 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(setting.group)
         flags = setting.flags or (setting.flag,)
-        default = setting.default or None if isinstance(setting.default, tuple) else setting.default
-        form: dict[str, Any] = {"help": setting.help, "default": default}
-        if setting.is_negatable:
-            form["action"] = argparse.BooleanOptionalAction
-        elif setting.type is bool:
-            form["action"] = "store_true"
-        else:
-            metavar = setting.metavar or ("N" if setting.type is int else None)
-            form |= {
-                "metavar": metavar,
-                "choices": setting.choices,
-                "type": setting.parse or setting.type,
-            }
-            form |= {"required": True} if setting.is_required else {}
-            if get_origin(setting.type) is tuple:
-                form |= {
-                    "nargs": "+" if setting.default is None else "*",
-                    "type": get_args(setting.type)[0],
-                }
-        groups[setting.group].add_argument(*flags, **form)
+        groups[setting.group].add_argument(*flags, **_argument_of(setting))
+
+
+def _argument_of(setting: Setting) -> dict[str, Any]:
+    """Return the parameters of argparse's `add_argument` for a setting."""
+    default = setting.default
+    if default == ():
+        default = None
+    argument: dict[str, Any] = {"help": setting.help, "default": default}
+    if setting.is_negatable:
+        return argument | {"action": argparse.BooleanOptionalAction}
+    if setting.type is bool:
+        return argument | {"action": "store_true"}
+
+    # a flag with a value, or with several
+    argument["metavar"] = setting.metavar
+    if setting.metavar is None and setting.type is int:
+        argument["metavar"] = "N"
+    argument["choices"] = setting.choices
+    argument["type"] = setting.parse or setting.type
+    if setting.is_required:  # argparse refuses the word for positional arguments
+        argument["required"] = True
+    if get_origin(setting.type) is tuple:
+        argument["nargs"] = "+" if setting.default is None else "*"
+        argument["type"] = get_args(setting.type)[0]
+    return argument
 
 
 class Parser(argparse.ArgumentParser):
@@ -121,14 +130,16 @@ class Parser(argparse.ArgumentParser):
         """Parse flags as argparse does; the error for an unknown flag suggests the most similar
         one.
         """
-        found, unknown = super().parse_known_args(args, namespace)
-        for flag in (word.partition("=")[0] for word in unknown):
-            if flag.startswith("--"):
-                near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
-                self.error(
-                    f"there is no flag {flag}.{f' Did you mean {near[0]!r}?' if near else ''}"
-                )
-        return found, unknown
+        settings, unknown_words = super().parse_known_args(args, namespace)
+        for word in unknown_words:
+            flag = word.partition("=")[0]
+            if not flag.startswith("--"):
+                continue
+            message = f"there is no flag {flag}."
+            if near := difflib.get_close_matches(flag, self._option_string_actions, n=1):
+                message += f" Did you mean {near[0]!r}?"
+            self.error(message)
+        return settings, unknown_words
 
     def error(self, message: str) -> NoReturn:
         end = "" if message[-1] in ".?" else "."
@@ -141,12 +152,14 @@ class Parser(argparse.ArgumentParser):
         path = getattr(args, "config", None)
         if path is None:
             return args
-        in_file = self._words_of(path)
+
+        # the file alone first, so that an error of it names it
+        words_in_file = self._words_of(path)
         try:
-            self.parse_args(in_file)
+            self.parse_args(words_in_file)
         except UserError as error:
             raise UserError(f"--config {path}: {error}") from error
-        return self.parse_args(in_file + words)
+        return self.parse_args(words_in_file + words)
 
     def _words_of(self, path: str) -> list[str]:
         """Return the flags in a YAML file, with `-` or `_` and under headings or not, as words of a
@@ -155,38 +168,52 @@ class Parser(argparse.ArgumentParser):
         Those that a recipe has set are left out: the recipe sets them again. So are those without a
         value.
         """
-        try:
-            with open(path, encoding="utf-8") as file:
-                content = yaml.safe_load(file)
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(
-                f"--config {path} can't be read: {' '.join(str(error).split())}"
-            ) from error
-        if not isinstance(content, dict):
-            raise UserError(f"--config {path} must hold lines of the form 'batch_size: 64'.")
-        flat: dict[str, Any] = {}
-        for name, value in content.items():
-            flat |= value if isinstance(value, dict) else {str(name): value}
-        left_out, words = {"by_recipe", *_REMOVED, *(flat.get("by_recipe") or ())}, list[str]()
-        for name, value in flat.items():
-            flag = f"--{name.replace('_', '-')}"
-            action, off = self._option_string_actions.get(flag), f"--no-{flag[2:]}"
-            if value is None or name in left_out:
-                continue
-            if isinstance(value, bool) and (action is None or action.nargs == 0):
-                words += [flag] if value else [off] if off in self._option_string_actions else []
-            elif isinstance(value, bool) or (
-                isinstance(value, list) and any(isinstance(one, bool) for one in value)
-            ):
-                raise UserError(
-                    f"--config {path}: {flag[2:]} can't be {value!r}. Quote words such as "
-                    "no or yes."
-                )
-            else:
-                words += (
-                    [flag, *map(str, value)] if isinstance(value, list) else [f"{flag}={value}"]
-                )
+        settings = _read_settings(path)
+        names_left_out = {"by_recipe", *_REMOVED, *(settings.get("by_recipe") or ())}
+        words: list[str] = []
+        for name, value in settings.items():
+            if value is not None and name not in names_left_out:
+                words.extend(self._words_for(f"--{name.replace('_', '-')}", value, path))
         return words
+
+    def _words_for(self, flag: str, value: Any, path: str) -> list[str]:
+        """Return a flag with its value in a YAML file, as words of a command line."""
+        action = self._option_string_actions.get(flag)
+        is_switch = action is None or action.nargs == 0
+        if isinstance(value, bool) and is_switch:
+            if value:
+                return [flag]
+            negation = f"--no-{flag[2:]}"
+            return [negation] if negation in self._option_string_actions else []
+
+        # YAML reads yes and no, which may be meant as words, as true and false
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(item, bool) for item in values):
+            raise UserError(
+                f"--config {path}: {flag[2:]} can't be {value!r}. Quote words such as no or yes."
+            )
+        if isinstance(value, list):
+            return [flag, *map(str, value)]
+        return [f"{flag}={value}"]
+
+
+def _read_settings(path: str) -> dict[str, Any]:
+    """Return the settings in a YAML file by name, those under headings too."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"--config {path} can't be read: {reason}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"--config {path} must hold lines of the form 'batch_size: 64'.")
+    settings: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, dict):
+            settings.update(value)
+        else:
+            settings[str(name)] = value
+    return settings
 
 
 class _HelpAll(argparse.Action):

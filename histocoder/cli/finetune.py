@@ -22,9 +22,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
         _train_on_corrections(args)
     config = config_of(FinetuneConfig, args)
     with importing():
-        from histocoder.training.train import (
-            train,
-        )  # importing torch takes seconds, which --help saves
+        # importing torch takes seconds, which --help saves
+        from histocoder.training.train import train
 
     words = sys.argv[1:] if argv is None else argv
     try:
@@ -32,7 +31,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     except UserError as error:
         if not error.settings:
             raise
-        right_words = _with(words, error.settings)
+        right_words = _with_settings(words, error.settings)
         if "RANK" in os.environ:
             advice = f"With these flags it works:\n{shlex.join(right_words)}"
         else:
@@ -41,7 +40,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     if config.prepare_only:
         from histocoder.log import log
 
-        log.info(f"Train on it:\n{finetune_command(_with(words, {'prepare_only': False}))}")
+        log.info(
+            f"Train on it:\n{finetune_command(_with_settings(words, {'prepare_only': False}))}"
+        )
 
 
 def _train_on_corrections(args: Namespace) -> None:
@@ -59,29 +60,31 @@ def _train_on_corrections(args: Namespace) -> None:
         args.target_cols = tuple(filter(file.has, STARTER_COLUMNS))
 
 
-def _with(words: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+def _with_settings(words: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
     """Return the words of a command with other settings, and without what a launcher has added."""
-    flags = {f"--{name.replace('_', '-')}": value for name, value in settings.items()} | {
-        "--local-rank": False
-    }
-    kept, keep = [], True
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        values[f"--{name.replace('_', '-')}"] = value
+    values["--local-rank"] = False
+
+    # a flag that is replaced goes with its values
+    new_words: list[str] = []
+    is_replaced = False
     for word in words:
-        keep = (
-            keep
-            if not word.startswith("--")
-            else word.partition("=")[0].replace("_", "-") not in flags
-        )
-        kept += [word] if keep else []
-    for flag, value in flags.items():
-        kept += [] if value is False else [flag]
-        kept += (
-            []
-            if isinstance(value, bool)
-            else map(str, value)
-            if isinstance(value, tuple)
-            else [str(value)]
-        )
-    return kept
+        if word.startswith("--"):
+            is_replaced = word.partition("=")[0].replace("_", "-") in values
+        if not is_replaced:
+            new_words.append(word)
+
+    for flag, value in values.items():
+        if value is False:
+            continue
+        new_words.append(flag)
+        if isinstance(value, tuple):
+            new_words.extend(map(str, value))
+        elif value is not True:
+            new_words.append(str(value))
+    return new_words
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ class AuditFlags(CodedTableFlags):
         f"table of descriptions and codes: {TABLE_HELP}",
         metavar="FILE",
         is_required=True,
-        flags=("--data", "--input"),
+        flags=("--dataset", "--input"),
     )
     sheet: str | None = free(None, f"--dataset: {SHEET_HELP}", metavar="NAME")
     file_encoding: str | None = free(None, f"--dataset: {ENCODING_HELP}", metavar="NAME")

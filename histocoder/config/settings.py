@@ -75,30 +75,27 @@ class Setting:
             return text
         if self.is_required:
             return f"{text} (required)"
-        if (
-            self.default == ""
-            or isinstance(self.default, bool | tuple)
-            or (self.default is None and self.is_optional)
-        ):
+        if self.default is None:
+            # a recipe has the default of a setting that is not optional
+            return text if self.is_optional else f"{text} (default: chosen for you)"
+        if self.default == "" or isinstance(self.default, bool | tuple):
             return text
-        return (
-            f"{text} (default: {'chosen for you' if self.default is None else shown(self.default)})"
-        )
+        return f"{text} (default: {shown(self.default)})"
 
     def check(self, value: Any) -> None:
         """Raise a UserError if a value is not one of the choices, or out of bounds."""
         if value is None:
             return
-        said = f"{self.flag} is {shown(value)}; it must"
+        start = f"{self.flag} is {shown(value)}; it must"
         if self.choices is not None:
-            require(value in self.choices, f"{said} be one of {', '.join(self.choices)}.")
+            require(value in self.choices, f"{start} be one of {', '.join(self.choices)}.")
         if self.at_least is not None:
-            require(value >= self.at_least, f"{said} be {self.at_least} or more.")
+            require(value >= self.at_least, f"{start} be {self.at_least} or more.")
         if self.above is not None:
-            require(value > self.above, f"{said} be more than {self.above}.")
+            require(value > self.above, f"{start} be more than {self.above}.")
         if self.between is not None:
             low, high = self.between
-            require(low <= value <= high, f"{said} lie between {low} and {high}.")
+            require(low <= value <= high, f"{start} lie between {low} and {high}.")
 
 
 def free(default: Any, text: str | None, **options: Any) -> Any:
@@ -119,7 +116,7 @@ fixed = partial(free, resume="value")
 
 def changed(kind: "type[Settings]", name: str, default: Any, **options: Any) -> Any:
     """Declare another default or other options for a setting of a base class."""
-    declared = next(one for one in settings_of(kind) if one.name == name)
+    (declared,) = (setting for setting in settings_of(kind) if setting.name == name)
     return field(
         default=default, metadata={"setting": replace(declared, default=default, **options)}
     )
@@ -147,17 +144,16 @@ class Settings:
 
     def corrected(self: _Config, error: UserError) -> _Config:
         """Return the settings with those that would fix an error."""
-        new = dict(error.settings)
-        for name, value in new.items():
-            if isinstance(value, Mapping):
-                own = getattr(self, name)
-                right = (
-                    tuple(value.get(column, column) for column in own)
-                    if isinstance(own, tuple)
-                    else None
-                )
-                new[name] = right or next(iter(value.values()))
-        return replace(self, **new)  # type: ignore[type-var]  # it is a dataclass
+        values = dict(error.settings)
+        for name, value in values.items():
+            if not isinstance(value, Mapping):
+                continue
+            columns = getattr(self, name)
+            if isinstance(columns, tuple) and columns:
+                values[name] = tuple(value.get(column, column) for column in columns)
+            else:
+                (values[name], *_) = value.values()
+        return replace(self, **values)  # type: ignore[type-var]  # it is a dataclass
 
     def __post_init__(self) -> None:
         for setting in settings_of(type(self)):
@@ -171,16 +167,31 @@ class Settings:
 
 def settings_of(kind: type[Settings]) -> list[Setting]:
     """Return the settings that a class has, in the order of its groups."""
-    types, groups = get_type_hints(kind), dict[str, str]()
+    # a setting is in the group of the class that declares it first
+    groups: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         for name in vars(base).get("__annotations__", ()):
             groups.setdefault(name, vars(base).get("GROUP", ""))
-    settings = []
-    for one in fields(kind):  # type: ignore[arg-type]
-        assert "setting" in one.metadata, f"declare {kind.__name__}.{one.name} by free() or fixed()"
-        declared, of = one.metadata["setting"], get_args(types[one.name])
-        has = {"type": of[0] if NoneType in of else types[one.name], "is_optional": NoneType in of}
-        settings.append(replace(declared, name=one.name, group=groups[one.name], **has))
+
+    types = get_type_hints(kind)
+    settings: list[Setting] = []
+    for item in fields(kind):  # type: ignore[arg-type]
+        name = item.name
+        assert "setting" in item.metadata, f"declare {kind.__name__}.{name} by free() or fixed()"
+        value_type = types[name]
+        alternatives = get_args(value_type)
+        is_optional = NoneType in alternatives
+        if is_optional:
+            value_type = alternatives[0]
+        settings.append(
+            replace(
+                item.metadata["setting"],
+                name=name,
+                type=value_type,
+                is_optional=is_optional,
+                group=groups[name],
+            )
+        )
     return settings
 
 
@@ -200,6 +211,8 @@ def without_effect(config: Settings, model: Any) -> list[str]:
 
 def recorded(config: Settings) -> dict[str, Any]:
     """Return the settings that args.yaml has, by name."""
-    return {
-        one.name: getattr(config, one.name) for one in settings_of(type(config)) if one.is_recorded
-    }
+    values: dict[str, Any] = {}
+    for setting in settings_of(type(config)):
+        if setting.is_recorded:
+            values[setting.name] = getattr(config, setting.name)
+    return values

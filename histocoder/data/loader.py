@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, get_worker_info
 from histocoder.config import MachineConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import BucketSampler
-from histocoder.errors import MachineError, ignore_stop_signals, in_main_thread
+from histocoder.errors import MachineError
 from histocoder.model.ngram import Lookup, NgramConfig
+from histocoder.signals import ignore_stop_signals, in_main_thread
 
 _GPU_WORKERS = 2
 """Processes that load data for a GPU, which one process with noise does not keep busy."""

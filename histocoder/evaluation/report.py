@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from histocoder import __version__
+from histocoder._version import __version__
 from histocoder.checkpoints.run_files import FIGURES_FOLDER, METRICS_FILE, REPORT_FILE
 from histocoder.evaluation.evaluator import Evaluation
 from histocoder.evaluation.metrics import (

@@ -27,13 +27,14 @@ from histocoder.checkpoints.run_files import METRICS_FILE
 from histocoder.checkpoints.run_folder import holding, run_of
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.examples import LANG_COL
-from histocoder.errors import Interrupted, UserError, handling_stop_signals, sending_notices
+from histocoder.errors import Interrupted, UserError, sending_notices
 from histocoder.files import make_folder, replacing, sha256
 from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.known import Known
 from histocoder.inference.predictions import code_columns
 from histocoder.inference.table_coder import TableCoder
+from histocoder.signals import handling_stop_signals
 from histocoder.tables.output import (
     Form,
     check_kept,

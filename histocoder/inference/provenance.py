@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from histocoder import __version__
+from histocoder._version import __version__
 from histocoder.classes.class_columns import covered
 from histocoder.config.settings import Settings, recorded, settings_of
 from histocoder.errors import counted

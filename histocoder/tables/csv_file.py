@@ -35,7 +35,7 @@ _RUN = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"  # begin of such a cell
 _SHOWN = r"^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$"
 
 
-class _Header(NamedTuple):
+class _CsvHeader(NamedTuple):
     """A header, as one separator finds it."""
 
     delimiter: str
@@ -215,7 +215,7 @@ class CsvFile:
 
     def _header(
         self, delimiter: str, columns: Collection[str], optional: Collection[str]
-    ) -> _Header:
+    ) -> _CsvHeader:
         """Return the header that a separator finds; titles may precede it, and R's names of rows be
         behind it.
         """
@@ -249,7 +249,7 @@ class CsvFile:
                     "is taken as a column without a name."
                 )
         num_found = sum(bool(named(name, names)) for name in {*columns, *optional})
-        return _Header(delimiter, names, end, notices, num_found)
+        return _CsvHeader(delimiter, names, end, notices, num_found)
 
     def _have_names(self, cells: list[str]) -> bool:
         """Return whether the first cells of rows are names that R has given them: numbers, or all

@@ -65,7 +65,7 @@ class _Row(NamedTuple):
     cells: dict[int, Any]
 
 
-class _Parser(WorkSheetParser):
+class _SheetParser(WorkSheetParser):
     """openpyxl's parser of a sheet, which also tells formulas without a stored value.
 
     Programs that write formulas without computing them ask Excel to do so on opening: openpyxl and
@@ -104,7 +104,7 @@ class _Sheet:
                 "date_formats": book._date_formats,
                 "timedelta_formats": book._timedelta_formats,
             }
-            parser = _Parser(
+            parser = _SheetParser(
                 source,
                 self._sheet._shared_strings,
                 data_only=True,
@@ -214,7 +214,7 @@ def sheets_of(path: Path, columns: Collection[str]) -> Sheets:
 
 
 def _num_columns(
-    path: Path, headers: Mapping[Any, "_Header"], columns: Collection[str]
+    path: Path, headers: Mapping[Any, "_SheetHeader"], columns: Collection[str]
 ) -> dict[Any, int]:
     """Return how many of the columns each sheet with content has, of those that are shown if there
     are any.
@@ -229,7 +229,7 @@ def _num_columns(
     }
 
 
-def _likeliest(found: Mapping[Any, int], headers: Mapping[Any, "_Header"]) -> Any:
+def _likeliest(found: Mapping[Any, int], headers: Mapping[Any, "_SheetHeader"]) -> Any:
     """Return the sheet that has most of the columns, and of several the one with most columns at
     all.
     """
@@ -309,7 +309,7 @@ def _number(attribute: re.Pattern[bytes], tag: bytes) -> int:
 
 
 def _choose(
-    path: Path, headers: Mapping[Any, "_Header"], name: str | None, columns: Collection[str]
+    path: Path, headers: Mapping[Any, "_SheetHeader"], name: str | None, columns: Collection[str]
 ) -> Any:
     """Return the sheet of a name, or the one that `read_workbook` reads by default: if it can, one
     that is shown.
@@ -344,7 +344,7 @@ def _choose(
     )
 
 
-class _Header(NamedTuple):
+class _SheetHeader(NamedTuple):
     """The row of a header, and its names by column; no names if the sheet is empty."""
 
     number: int
@@ -352,20 +352,20 @@ class _Header(NamedTuple):
     notices: list[str]
 
 
-def _header(sheet: Any, columns: Collection[str]) -> _Header:
+def _header(sheet: Any, columns: Collection[str]) -> _SheetHeader:
     rows = list(itertools.islice(sheet.rows(), FIRST_ROWS))
     if not rows:
-        return _Header(0, {}, [])
+        return _SheetHeader(0, {}, [])
     names = [{column: str(_text(value)) for column, value in row.cells.items()} for row in rows]
     at = header_row(
         [[row.get(1), *(row[column] for column in row if column > 1)] for row in names], columns
     )
-    return _Header(
+    return _SheetHeader(
         rows[at].number, names[at], [below_titles(sheet.path, "row", rows[at].number)] if at else []
     )
 
 
-def _read(path: Path, sheet: Any, header: _Header, wanted: Collection[str]) -> Workbook:
+def _read(path: Path, sheet: Any, header: _SheetHeader, wanted: Collection[str]) -> Workbook:
     """Read the cells below the header; a blank row stays one unless most of them are blank."""
     if not header.names:
         raise UserError(f"{path} is empty.")

@@ -22,10 +22,11 @@ from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.loader import BatchLoader
 from histocoder.data.samplers import BucketSampler
-from histocoder.errors import Interrupted, StopRequest, UserError, handling_stop_signals
+from histocoder.errors import Interrupted, UserError
 from histocoder.log import log
 from histocoder.model import MixerModel, NgramEncoder
 from histocoder.model.devices import fast_products, peak_gpu_memory
+from histocoder.signals import StopRequest, handling_stop_signals
 from histocoder.training.encoded_rows import FrozenOutputs, frozen_outputs
 from histocoder.training.learner import Learner
 from histocoder.training.tracking import Meter, Progress, Tracker

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pandas as pd
 import pytest
 from conftest import free_port, run, shared, write
@@ -29,6 +30,7 @@ CHROMIUM, DRIVER = (
     shutil.which("chromium") or shutil.which("google-chrome"),
     shutil.which("chromedriver"),
 )
+SHOTS = os.environ.get("SHOTS", "")  # folder for pictures of a walk
 AXE = os.environ.get("AXE_CORE", "")
 """Path of axe.min.js, which make test-browser sets."""
 
@@ -79,6 +81,12 @@ class Page:
         self.go("review")
         self.one("#who").send_keys(who, Keys.ENTER)
         wait_until(lambda: bool(self.text("#trust .figure")))
+
+    def shot(self, name: str) -> None:
+        """Take a picture, to look at, if a folder is named for them."""
+        if SHOTS:
+            width = self.driver.execute_script("return window.innerWidth")
+            self.driver.save_screenshot(f"{SHOTS}/{name}-{width}.png")
 
     def problems(self) -> list[str]:
         """What axe-core finds, of what is serious, and whether the page is wider than the
@@ -311,3 +319,80 @@ def test_an_empty_workspace_leads_to_classes(tmp_path: Path, width: int, dark: b
         page.go("models")
         see("#made", "Train again with")
         assert page.driver.get_log("browser") == []
+
+
+def parish(path: Path) -> Path:
+    """Write a workbook of notes and people, with a column without a name, and numbers with zeros."""
+    book = openpyxl.Workbook()
+    book.active.append(["what this is"])
+    people = book.create_sheet("people")
+    people.append(["id", "occ1", None, "lang"])
+    for i in range(12):
+        people.append([i, f"smed {i}", f"page {i}", "da"])
+        people.cell(i + 2, 1).number_format = "00000"
+    book.save(path)
+    return path
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_workbook_from_upload_to_deletion(model: Path, tmp_path: Path, width: int):
+    (model / "desk").mkdir()
+    for name in ("Anna", "Bo"):
+        Users(model / "desk" / "users.json", "").add(name, "a password")
+    flags = ("--port", 0, "--double-share", 0.5)
+
+    def sign_in(page: Page, name: str) -> None:
+        page.one("#name").send_keys(name)
+        page.one("#password").send_keys("a password", Keys.ENTER)
+        page.one("#code-language option")
+
+    def download(page: Page) -> pd.DataFrame:
+        """The checked table, once it has arrived."""
+        path = tmp_path / "parish_checked.xlsx"
+        path.unlink(missing_ok=True)
+        page.click("#sent a.button")
+        wait_until(path.exists)
+        return pd.read_excel(path, dtype=str)
+
+    with (
+        serving(model, *flags) as (_, address),
+        browsing(address, tmp_path, width=width, first="#name") as page,
+    ):
+        sign_in(page, "Anna")
+        page.go("files")
+        page.one("#file").send_keys(str(parish(tmp_path / "parish.xlsx")))
+        wait_until(lambda: "page 1" in page.text("#file-form table"))
+        assert Select(page.one("select[name=sheet]")).first_selected_option.text == "people"
+        assert "00001" in page.text("#file-form table")
+        page.shot("columns")
+        page.click("#file-form button.primary")
+        wait_until(lambda: "Coded." in page.text(".file"))
+        page.shot("coded")
+        page.click("#sent .primary")
+        wait_until(lambda: bool(page.text("#trust .figure")))
+        page.shot("review")
+        for count in range(1, 5):
+            page.press(Keys.ENTER)
+            wait_until(lambda n=count: len(decisions(model)) == n)
+        page.click("#signed-in button")
+        sign_in(page, "Bo")
+        page.go("review")
+        page.shot("second")
+        wait_until(lambda: bool(page.text("#card .text")))
+        page.press(Keys.ENTER)
+        wait_until(lambda: ("Bo", "accepted") in decisions(model))
+
+        page.go("files")
+        table = download(page)
+        assert table["id"][1] == "00001" and table["C"][1] == "page 1"
+        assert table["who"].str.contains("Anna").any()
+        page.click("[data-key$='Code again']")
+        wait_until(lambda: bool(page.text("#file-form table")))
+        page.click("#file-form button.primary")
+        wait_until(lambda: "Coded." in page.text(".file"))
+        assert download(page)["who"].equals(table["who"])  # what was decided stays
+
+        page.click("[data-key$=Delete]")
+        page.driver.switch_to.alert.accept()
+        page.shot("deleted")
+        wait_until(lambda: not decisions(model))

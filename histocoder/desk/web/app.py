@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
-from histocoder import __version__
+from histocoder._version import __version__
 from histocoder.desk.domain.card import Conflict
 from histocoder.desk.domain.desk import Desk
 from histocoder.desk.web import routes

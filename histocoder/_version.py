@@ -1,0 +1,3 @@
+"""The version of histocoder."""
+
+__version__ = "1.0.0"
