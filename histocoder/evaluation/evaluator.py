@@ -88,8 +88,8 @@ def evaluate(
     metrics = EvaluationMetrics(
         num_rows=len(rows),
         num_texts=len(set(description_keys(examples.texts))),
-        num_true_outside_key=sum(not codes.issuperset(true) for true in rows["true"]),
-        num_outside_key=sum(not codes.issuperset(predicted) for predicted in rows["predicted"]),
+        num_true_outside_key=int((~rows["true"].map(codes.issuperset)).sum()),
+        num_outside_key=int((~rows["predicted"].map(codes.issuperset)).sum()),
         mode=coder.mode,
         answer=_answer_metrics(rows, row_scores, coder),
         topk=_top_k(rows, ranked),

@@ -170,9 +170,10 @@ class Desk:
     def _uses_sample(self) -> bool:
         """Return whether the model in use was trained on the sample."""
         model = self.models.in_use
-        if model is None:
-            return False
-        return any(file.id == model.file and file.is_sample for file in self.uploads.jobs.all())
+        for file in self.uploads.jobs.all():
+            if model is not None and file.id == model.file:
+                return file.is_sample
+        return False
 
     def improve(self) -> Improvement:
         """Write the corrections on the server, with formulas as they are, and return how to train

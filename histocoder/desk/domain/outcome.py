@@ -42,7 +42,7 @@ class Outcome:
         """
         targets = json.dumps(list(target_cols))
         rows = self._db.rows("settled", targets=targets, of_sample=of_sample)
-        return [card_of(row) for row in rows]
+        return list(map(card_of, rows))
 
     def decided(
         self, target_cols: Sequence[str], *, of_sample: bool = False
@@ -86,7 +86,7 @@ class Outcome:
         first_codes: list[list[str]] = []
         second_codes: list[list[str]] = []
         with self._db.lock:
-            cards = [card_of(row) for row in self._db.rows("cards_for_two", source=source_id)]
+            cards = list(map(card_of, self._db.rows("cards_for_two", source=source_id)))
             for card in cards:
                 num_disputed += card.status == "disputed"
                 if card.status == "open":

@@ -54,7 +54,7 @@ def read_preview(
     descriptions and languages; they are taken where the table has them.
     """
     # a first block of rows, which is enough to guess from
-    optional = [name for name in (input_col, language_col, "occ1", "lang") if name]
+    optional = list(filter(None, (input_col, language_col, "occ1", "lang")))
     table = open_table(path, {}, optional=optional, sheet=sheet, encoding=encoding)
     chunk = next(table.chunks(chunk_rows=_NUM_ROWS_READ))
     texts = {}
@@ -107,7 +107,7 @@ def guess_language(texts: Sequence[str]) -> str:
     """Return the language in which descriptions probably are, among those of histocoder's
     titles.
     """
-    keys = [key for key in description_keys(texts) if key]
+    keys = list(filter(None, description_keys(texts)))
     if not keys:
         return "unk"
     model = _language_model()

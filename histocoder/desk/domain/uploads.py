@@ -103,7 +103,7 @@ class Uploads:
         usual_columns = [settings.get("input_col"), settings.get("language_col"), "occ1", "lang"]
 
         # the likeliest has most of the columns that the model's table had
-        sheets = sheets_of(path, [name for name in usual_columns if name])
+        sheets = sheets_of(path, list(filter(None, usual_columns)))
         if len(sheets.names) > 1:
             file.sheet = sheets.likeliest
             file.sheets = sheets.names
