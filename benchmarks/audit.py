@@ -24,7 +24,7 @@ import pandas as pd
 from accuracy import CODE, ROOT, TEXT, read
 from sklearn.metrics import average_precision_score
 
-from histocoder.evaluation import audit
+from histocoder.evaluation import suspects
 from histocoder.text.normalize import description_keys
 
 
@@ -52,7 +52,7 @@ def planted(table: pd.DataFrame, share: float, how: str, rng: np.random.Generato
 
 def orders(rows: pd.DataFrame, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the names of orders, and how suspect each label is in them."""
-    found = audit.suspects(rows, seed=seed)
+    found = suspects.suspects(rows, seed=seed)
     yield (
         f"histocoder, {100 * (1 - found['conf']).mean():.1f} % estimated",
         found["doubt"].to_numpy(),
@@ -64,10 +64,10 @@ def orders(rows: pd.DataFrame, seed: int) -> Iterator[tuple[str, np.ndarray]]:
         from cleanlab.rank import get_label_quality_scores
     except ImportError:
         return
-    labels = audit.Labels.of(rows)
+    labels = suspects.Labels.of(rows)
     classes = labels.class_id
     probs = np.empty((len(rows), len(labels.codes)), np.float32)
-    for fold in audit.held_out_folds(rows, seed=seed):
+    for fold in suspects.held_out_folds(rows, seed=seed):
         probs[fold.rows] = np.exp(fold.log_probs)
     for method in ("self_confidence", "normalized_margin", "confidence_weighted_entropy"):
         for adjusts in (False, True) if method != "confidence_weighted_entropy" else (False,):

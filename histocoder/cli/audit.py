@@ -51,7 +51,7 @@ def run_audit(config: AuditFlags) -> None:
             "labels with."
         )
     # here, since it takes a second to import
-    from histocoder.evaluation.audit import nearest_with_other_codes, suspects
+    from histocoder.evaluation.suspects import nearest_with_other_codes, suspects
 
     with tqdm(total=len(labels), unit="label", disable=None, leave=False) as bar:
         labels = labels.join(suspects(labels, on_progress=bar.update))
