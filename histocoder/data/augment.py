@@ -11,19 +11,17 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import pandas as pd
 
-_KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
-_LETTERS = "".join(sorted("".join(_KEYBOARD)))
-_POSITIONS = {
-    key: (row, column) for row, keys in enumerate(_KEYBOARD) for column, key in enumerate(keys)
-}
-_NEIGHBOURS = {
-    key: "".join(
-        k
-        for k, (r, c) in _POSITIONS.items()
-        if k != key and abs(r - row) <= 1 and abs(c - column) <= 1
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_NEIGHBOURS = dict(
+    pair.split(":")
+    for row in (
+        "q:was w:qeasd e:wrsdf r:etdfg t:ryfgh y:tughj u:yihjk i:uojkl o:ipkl p:ol",
+        "a:qwszx s:qweadzxc d:wersfxcv f:ertdgcvb g:rtyfhvbn h:tyugjbnm j:yuihknm k:uiojlm l:iopk",
+        "z:asx x:asdzc c:sdfxv v:dfgcb b:fghvn n:ghjbm m:hjkn",
     )
-    for key, (row, column) in _POSITIONS.items()
-}
+    for pair in row.split()
+)
+"""Letter -> the letters beside it on a keyboard."""
 
 
 class WordList:
@@ -32,7 +30,9 @@ class WordList:
     def __init__(self, frequencies: dict[str, float]) -> None:
         items = sorted(
             (word, weight) for word, weight in frequencies.items() if word and weight > 0
-        ) or [("", 1.0)]
+        )
+        if not items:
+            items = [("", 1.0)]
         self.words = [word for word, _ in items]
         self._cumulative = np.array(list(itertools.accumulate(weight for _, weight in items)))
         self._lengths = np.array([len(word) for word in self.words])
@@ -45,8 +45,8 @@ class WordList:
 
     def index(self, draws: np.ndarray) -> np.ndarray:
         """Map numbers in [0, 1) to indices into `words`."""
-        found = np.searchsorted(self._cumulative, draws * self._cumulative[-1], side="right")
-        return np.minimum(found, len(self.words) - 1)
+        index = np.searchsorted(self._cumulative, draws * self._cumulative[-1], side="right")
+        return np.minimum(index, len(self.words) - 1)
 
     def lengths(self, draws: np.ndarray) -> np.ndarray:
         """Map numbers in [0, 1) to the lengths of the words that they draw."""
@@ -75,9 +75,9 @@ def _substitute(text: str, at: float, what: float, *_: object) -> str:
 def _neighbour(text: str, at: float, what: float, *_: object) -> str:
     i = int(at * len(text))
     neighbours = _NEIGHBOURS.get(text[i : i + 1].lower())
-    return (
-        text[:i] + neighbours[int(what * len(neighbours))] + text[i + 1 :] if neighbours else text
-    )
+    if neighbours is None:
+        return text
+    return text[:i] + neighbours[int(what * len(neighbours))] + text[i + 1 :]
 
 
 def _swap_characters(text: str, at: float, *_: object) -> str:
@@ -115,13 +115,16 @@ _EDITS: list[_Edit] = [
 class Noise(NamedTuple):
     """Random numbers that say how n rows are altered in an epoch."""
 
-    withheld: np.ndarray  # whether each row's language is withheld, of shape (n,)
-    num_edits: np.ndarray  # number of edits of each row, of shape (n,)
-    edits: (
-        np.ndarray
-    )  # index of each edit in `_EDITS`, of shape (n, num_transformations), as are `at` and `what`
-    at: np.ndarray  # position of each edit in its text, from 0 (the beginning) to below 1 (the end)
-    what: np.ndarray  # draw of a letter or word, from 0 to below 1
+    withheld: np.ndarray
+    """Whether each row's language is withheld, of shape (n,)."""
+    num_edits: np.ndarray
+    """Number of edits of each row, of shape (n,)."""
+    edits: np.ndarray
+    """Index of each edit in `_EDITS`, of shape (n, num_transformations), as are `at` and `what`."""
+    at: np.ndarray
+    """Position of each edit in its text, from 0 (the beginning) to below 1 (the end)."""
+    what: np.ndarray
+    """Draw of a letter or word, from 0 to below 1."""
 
 
 @dataclass(frozen=True)
@@ -133,36 +136,37 @@ class Augmenter:
     made of like lengths.
     """
 
-    words: WordList  # words to insert
-    augmentation_prob: float  # share of descriptions that are altered
-    num_transformations: (
-        int  # largest number of edits of a description; each number from 1 is equally likely
-    )
-    unk_lang_prob: float  # share of descriptions whose language is withheld
+    words: WordList
+    """Words to insert."""
+    augmentation_prob: float
+    """Share of descriptions that are altered."""
+    num_transformations: int
+    """Largest number of edits of a description; each number from 1 is equally likely."""
+    unk_lang_prob: float
+    """Share of descriptions whose language is withheld."""
     seed: int = 0
 
     def noise(self, rows: np.ndarray, epoch: int) -> Noise:
         """Draw the noise of some rows in an epoch."""
-        most = self.num_transformations
+        max_edits = self.num_transformations
         # pandas hashes integers by the mixing function of SplitMix64
         parts = pd.util.hash_array(np.array([self.seed % 2**64, epoch], dtype=np.uint64))
         run = pd.util.hash_array(parts[:1] + np.uint64(3) * parts[1:])
         state = pd.util.hash_array(run + rows.astype(np.uint64))
         withheld, altered, many = _uniforms(state, range(3))
-        num_edits = np.where(
-            altered < self.augmentation_prob, np.ceil((1 - many) * most).astype(int), 0
-        )
+        num_edits = np.ceil((1 - many) * max_edits).astype(int)
+        num_edits = np.where(altered < self.augmentation_prob, num_edits, 0)
+
+        # three draws for each edit of a row that is altered
         edited = num_edits > 0
-        drawn = np.zeros((3, most, len(rows)))
-        drawn[..., edited] = _uniforms(state[edited], range(3, 3 + 3 * most)).reshape(
-            3, most, edited.sum()
-        )
-        kind, at, what = drawn.transpose(0, 2, 1)
-        edits = (kind * len(_EDITS)).astype(int)
+        draws = np.zeros((3, max_edits, len(rows)))
+        shape = (3, max_edits, edited.sum())
+        draws[..., edited] = _uniforms(state[edited], range(3, 3 + 3 * max_edits)).reshape(shape)
+        kind, at, what = draws.transpose(0, 2, 1)
         return Noise(
             withheld=withheld < self.unk_lang_prob,
             num_edits=num_edits,
-            edits=edits,
+            edits=(kind * len(_EDITS)).astype(int),
             at=at,
             what=what,
         )

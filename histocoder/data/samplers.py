@@ -11,13 +11,15 @@ import numpy as np
 class BatchIndices(NamedTuple):
     """One rank's rows of a global batch, or a part of them."""
 
-    rows: (
-        np.ndarray
-    )  # indices of the rows; a rank without any repeats another's row with a `weight` of 0
+    rows: np.ndarray
+    """Indices of the rows; a rank without any repeats another's row with a `weight` of 0."""
     epoch: int
-    num_rows: int  # that of the global batch
-    num_target_blocks: int  # largest number of codes in a row of the global batch
-    weight: float  # 1.0, or 0.0 for a repeated row
+    num_rows: int
+    """Number of rows of the global batch."""
+    num_target_blocks: int
+    """Largest number of codes in a row of the global batch."""
+    weight: float
+    """1.0, or 0.0 for a repeated row."""
 
 
 @dataclass(eq=False)
@@ -29,16 +31,20 @@ class BucketSampler:
     they are drawn before ordering, so that no length is favoured.
     """
 
-    lengths: Callable[[int], np.ndarray]  # epoch -> number of tokens of each row, of shape (n,)
-    num_target_blocks: np.ndarray  # number of codes of each row, of shape (n,)
-    batch_size: int  # that of all ranks together
+    lengths: Callable[[int], np.ndarray]
+    """Epoch -> number of tokens of each row, of shape (n,)."""
+    num_target_blocks: np.ndarray
+    """Number of codes of each row, of shape (n,)."""
+    batch_size: int
+    """Number of rows of a batch of all ranks together."""
     seed: int
-    rows: np.ndarray = None  # type: ignore[assignment]  # rows to draw from, of shape (m,); by default all
-    num_replicas: int = 1  # number of ranks; each gets every `num_replicas`-th row of each batch
+    rows: np.ndarray = None  # type: ignore[assignment]
+    """Rows to draw from, of shape (m,); by default all."""
+    num_replicas: int = 1
+    """Number of ranks; each gets every `num_replicas`-th row of each batch."""
     rank: int = 0
-    num_parts: int = (
-        1  # number of shares that a rank's rows of a batch are given in, each of like lengths
-    )
+    num_parts: int = 1
+    """Number of shares that a rank's rows of a batch are given in, each of like lengths."""
     _epoch: int = field(default=0, init=False)
     _consumed: int = field(default=0, init=False)
 
@@ -59,7 +65,8 @@ class BucketSampler:
         """Set the epoch, and the number of its rows that all ranks have consumed, which the next
         iteration skips.
         """
-        self._epoch, self._consumed = epoch, consumed
+        self._epoch = epoch
+        self._consumed = consumed
 
     def global_batches(self, epoch: int, *, consumed: int = 0) -> Iterator[np.ndarray]:
         """Yield the batches of an epoch, in order, without the first ones, which have `consumed`

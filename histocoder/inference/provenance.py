@@ -30,30 +30,30 @@ def provenance_file(output: str | Path) -> Path:
     If that is another output's, such as coded.xlsx's, it is coded.csv.gz.histocoder.json.
     """
     path = Path(output)
-    stem = path.stem if path.suffix.lower() != ".gz" else Path(path.stem).stem
-    usual, own = (
-        path.with_name(f"{stem}.histocoder.json"),
-        json.dumps(path.name, ensure_ascii=False),
-    )
-    is_own = not usual.is_file() or f'"output": {own}' in usual.read_text(
-        encoding="utf-8", errors="replace"
-    )
-    return usual if is_own else path.with_name(f"{path.name}.histocoder.json")
+    stem = Path(path.stem).stem if path.suffix.lower() == ".gz" else path.stem
+    usual = path.with_name(f"{stem}.histocoder.json")
+    if not usual.is_file():
+        return usual
+    output_name = json.dumps(path.name, ensure_ascii=False)
+    if f'"output": {output_name}' in usual.read_text(encoding="utf-8", errors="replace"):
+        return usual
+    return path.with_name(f"{path.name}.histocoder.json")
 
 
 def write_provenance(
     command: Sequence[str],
     config: Settings,
-    told: Mapping[str, Any],
+    facts: Mapping[str, Any],
     *,
     as_sent: Callable[[str], str] = str,
 ) -> str:
     """Write where the output of a command comes from, and return a methods paragraph.
 
     An input that is coded twice in the same way has the same provenance: it has no times, and no
-    paths but those that the user gave in the command, whose words are written `as_sent`. `told` is
-    written after these; the paragraph is made of its `system`, `model`, `mode`, `min_confidence`,
-    `counts`, `validation`, `expected_accuracy` and `classes`, where they are given.
+    paths but those that the user gave in the command, whose words are written `as_sent`. `facts`
+    are written after these; the paragraph is made of their `system`, `model`, `mode`,
+    `min_confidence`, `counts`, `validation`, `expected_accuracy` and `classes`, where they are
+    given.
     """
     values = recorded(config)
     versions = {
@@ -61,76 +61,87 @@ def write_provenance(
         "torch": version("torch"),
         "python": platform.python_version(),
     }
-    source = {"file": Path(values["input"]).name, "sha256": fingerprint(values["input"])}
-    words = list[str]()  # the flags that give settings which are not the default
+    # the flags that give settings which are not the default
+    words: list[str] = []
     for setting in settings_of(type(config)):
         value = values.get(setting.name, setting.default)
         if value != setting.default:
-            several = value if isinstance(value, tuple) else [value]
-            words += [setting.flag, *(str(one) for one in several if one is not True)]
-    line = shlex.join(["histocoder", *command, *map(as_sent, words)])
-    files = {"output": Path(values["output"]).name, "input": source}
-    whole = {**files, "command": line, "versions": versions, **told}
-    whole |= {"methods": " ".join(_sentences(whole)), "bibtex": BIBTEX}
-    write_text(
-        provenance_file(values["output"]), json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
-    )
-    return str(whole["methods"])
+            words.append(setting.flag)
+            cells = value if isinstance(value, tuple) else (value,)
+            words += [str(cell) for cell in cells if cell is not True]
+
+    record = {
+        "output": Path(values["output"]).name,
+        "input": {"file": Path(values["input"]).name, "sha256": fingerprint(values["input"])},
+        "command": shlex.join(["histocoder", *command, *map(as_sent, words)]),
+        "versions": versions,
+        **facts,
+    }
+    record["methods"] = " ".join(_sentences(record))
+    record["bibtex"] = BIBTEX
+    text = json.dumps(record, indent=2, ensure_ascii=False)
+    write_text(provenance_file(values["output"]), f"{text}\n")
+    return str(record["methods"])
 
 
-def _sentences(told: Mapping[str, Any]) -> Iterator[str]:
+def _sentences(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the sentences of a methods paragraph."""
-    if "model" in told:
-        counts, least, sha256 = told["counts"], told["min_confidence"], told["model"]["sha256"]
+    if "model" in facts:
         yield (
-            f"Occupational descriptions were coded into {told['system'].upper()} with "
-            f"histocoder {__version__}, in its "
-            f"mode {told['mode']}, by a model whose weights have the SHA-256 {sha256[:12]}…."
+            f"Occupational descriptions were coded into {facts['system'].upper()} with histocoder "
+            f"{__version__}, in its mode {facts['mode']}, by a model whose weights have the "
+            f"SHA-256 {facts['model']['sha256'][:12]}…."
         )
-        share = _percent(counts["coded"] / counts["rows"])
-        parts = [f"Of {counts['rows']:,} rows, {counts['coded']:,} ({share}) are coded"]
-        if "known" in counts:
-            known = counted(counts["known"], "row has", "rows have")
-            parts.append(f"{known} the codes of the same description coded by hand")
-        why = f", since its confidence is below {least:g}" if least else ""
-        unsure, blank = counts["unsure"], counts["blank"]
-        parts += (
-            [f"the model gives no code to {counted(unsure, 'row', 'rows')}{why}"] if unsure else []
-        )
-        parts += [f"{counted(blank, 'row has', 'rows have')} no description"] if blank else []
-        yield f"{'; '.join(parts)}."
-    if found := told.get("validation"):
+        yield _sentence_of_counts(facts["counts"], facts["min_confidence"])
+    validation = facts.get("validation")
+    if validation:
         yield (
-            f"On {found['rows']:,} rows of validation data, {_percent(found['accuracy'])} "
-            "of the answers of the last "
-            "model of its training run are exactly right."
+            f"On {validation['rows']:,} rows of validation data, "
+            f"{_percent(validation['accuracy'])} of the answers of the last model of its training "
+            "run are exactly right."
         )
-    if "coded" in (conf := told.get("expected_accuracy", {})):
+    accuracy = facts.get("expected_accuracy", {})
+    if "coded" in accuracy:
         yield (
             "The mean confidence in the codes that the model gave is "
-            f"{_percent(conf['coded'])}, the share that is "
-            "expected to be right if the file is like the validation data."
+            f"{_percent(accuracy['coded'])}, the share that is expected to be right if the file is "
+            "like the validation data."
         )
-    for classes in told.get("classes", ()):
-        columns, parts = classes["columns"], list[str]()
-        by = ", ".join(
-            [*columns["codes"], *(name for kind, name in columns.items() if kind != "codes")]
-        )
+    for classes in facts.get("classes", ()):
+        columns = classes["columns"]
+        names = [*columns["codes"], *(columns[name] for name in columns if name != "codes")]
+        parts = []
         for name, counts in classes["counts"].items():
-            coded, with_value = covered(counts)
-            prob = classes["means"].get(f"{name}_prob", {"rows": 0})
-            mean = f" ({_percent(prob['mean'])} expected to be right)" if prob["rows"] else ""
-            of = counted(coded, "row", "rows")
-            parts += (
-                [f"{name} for {_percent(with_value / coded)} of {of} with a code{mean}"]
-                if coded
-                else []
-            )
+            num_coded, num_with_value = covered(counts)
+            if num_coded:
+                share = _percent(num_with_value / num_coded)
+                part = f"{name} for {share} of {counted(num_coded, 'row', 'rows')} with a code"
+                mean = classes["means"].get(f"{name}_prob")
+                if mean and mean["rows"]:
+                    part = f"{part} ({_percent(mean['mean'])} expected to be right)"
+                parts.append(part)
         if parts:
             yield (
-                f"By {by}, {classes['table']} (SHA-256 {classes['sha256'][:12]}…) gave "
-                f"{', '.join(parts)}."
+                f"By {', '.join(names)}, {classes['table']} (SHA-256 {classes['sha256'][:12]}…) "
+                f"gave {', '.join(parts)}."
             )
+
+
+def _sentence_of_counts(counts: Mapping[str, int], min_confidence: float) -> str:
+    """Return the sentence on how many rows are coded, and why the others are not."""
+    share = _percent(counts["coded"] / counts["rows"])
+    parts = [f"Of {counts['rows']:,} rows, {counts['coded']:,} ({share}) are coded"]
+    if "known" in counts:
+        known = counted(counts["known"], "row has", "rows have")
+        parts.append(f"{known} the codes of the same description coded by hand")
+    if counts["unsure"]:
+        part = f"the model gives no code to {counted(counts['unsure'], 'row', 'rows')}"
+        if min_confidence:
+            part = f"{part}, since its confidence is below {min_confidence:g}"
+        parts.append(part)
+    if counts["blank"]:
+        parts.append(f"{counted(counts['blank'], 'row has', 'rows have')} no description")
+    return f"{'; '.join(parts)}."
 
 
 def _percent(share: float) -> str:
