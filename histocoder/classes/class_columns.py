@@ -26,7 +26,7 @@ _ENDS_OF_SCALES = ("mean", "sd", "share")
 
 
 @dataclass(frozen=True)
-class Candidates:
+class LikelyCodes:
     """Codes that the n rows of a table may have, m in all."""
 
     num_rows: int
@@ -147,11 +147,12 @@ class Classes:
 
         new: dict[str, np.ndarray] = {}
         for code_col, names in zip(self._code_cols, self._names, strict=True):
-            found = self._find_all(list(zip(cells[code_col], *qualifiers.values(), strict=True)))
+            keys = list(zip(cells[code_col], *qualifiers.values(), strict=True))
+            matches = self._find_all(keys)
             for value, name in names.items():
-                new[name] = np.array([match.value for match in found[value]], dtype=object)
+                new[name] = np.array([match.value for match in matches[value]], dtype=object)
                 if self._ends_of_numbers(value):
-                    ways = (match.how for match in found[value])
+                    ways = (match.how for match in matches[value])
                     self._counts.setdefault(name, Counter()).update(ways)
         if self._expect:
             new |= self._expected_values(table, qualifiers, new)
@@ -162,8 +163,8 @@ class Classes:
 
     def _find_all(self, keys: Sequence[tuple[str | None, ...]]) -> dict[str, list[Found]]:
         """Return the values of codes with their qualifiers, by column of values."""
-        found = {key: self.values.find(*key) for key in set(keys)}
-        rows = [found[key] for key in keys]
+        matches = {key: self.values.find(*key) for key in set(keys)}
+        rows = [matches[key] for key in keys]
         return {name: [row[i] for row in rows] for i, name in enumerate(self.values.value_cols)}
 
     def _expected_values(
@@ -187,7 +188,7 @@ class Classes:
             else:
                 frame[name] = np.array(cells, dtype=object)[frame["row"]]
         code_of_row = frame.groupby("row")[CODE_COL].transform("first")
-        candidates = Candidates(
+        likely_codes = LikelyCodes(
             num_rows=len(table),
             rows=frame["row"].to_numpy(),
             probs=frame["p"].to_numpy(),
@@ -202,13 +203,13 @@ class Classes:
         for value, name in self._names[0].items():
             values = np.array([match.value for match in found[value]], dtype=object)
             if value in self.values.classes:
-                columns[f"{name}_prob"] = candidates.class_probability(values, written[name])
+                columns[f"{name}_prob"] = likely_codes.class_probability(values, written[name])
             if value in self.values.scales:
-                moments = candidates.scale_moments(values)
+                moments = likely_codes.scale_moments(values)
                 columns |= {f"{name}_{end}": column for end, column in moments.items()}
 
         # a row without codes has no numbers
-        is_coded = np.isin(np.arange(len(table)), candidates.rows)
+        is_coded = np.isin(np.arange(len(table)), likely_codes.rows)
         for name, column in columns.items():
             columns[name] = np.where(is_coded, column.round(_DECIMALS), np.nan)
             sums = np.array([np.isfinite(columns[name]).sum(), np.nansum(columns[name])])
@@ -241,15 +242,15 @@ class Classes:
             f"{', '.join(self._matched)}:"
         ]
         for name, counts in self._counts.items():
-            coded, found = covered(counts)
-            exact = f"{100 * counts[EXACT] / max(coded, 1):.1f} %"
-            all_ways = f"{100 * found / max(coded, 1):.1f} %"
+            num_coded, num_with_value = covered(counts)
+            exact = f"{100 * counts[EXACT] / max(num_coded, 1):.1f} %"
+            all_ways = f"{100 * num_with_value / max(num_coded, 1):.1f} %"
             order = sorted(
-                counts, key=lambda how: (how != EXACT, how in WITHOUT_VALUE, -counts[how], how)
+                counts, key=lambda way: (way != EXACT, way in WITHOUT_VALUE, -counts[way], way)
             )
-            each = ", ".join(f"{how} {counts[how]:,}" for how in order)
+            each = ", ".join(f"{way} {counts[way]:,}" for way in order)
             lines.append(
-                f"  {name}: {exact} of {coded:,} rows with a code by exact matches, "
+                f"  {name}: {exact} of {num_coded:,} rows with a code by exact matches, "
                 f"{all_ways} with fallbacks ({each})"
             )
         return "\n".join(lines)
@@ -270,25 +271,26 @@ def classes_of(
     table: str | None,
     *,
     codes: Collection[str] | None,
-    **how: Any,
+    **kwargs: Any,
 ) -> list[Classes]:
     """Return what is added to columns of codes: values of a table, if there is one, and groups.
 
-    `codes` are all that may occur, if they are known; see `Classes` for `how`.
+    `codes` are all that may occur, if they are known; see `Classes` for `kwargs`.
     """
     values: list[Crosswalk | Groups] = [Crosswalk(table, options)] if table else []
     if options.levels:
-        if (system := system_of(code_cols[0].removeprefix(how["prefix"]), codes)) is None:
+        if (system := system_of(code_cols[0].removeprefix(kwargs["prefix"]), codes)) is None:
             raise UserError(
                 "--levels are of HISCO and OCC1950, and the model's codes are neither; omit it."
             )
         values.append(Groups(system, options.levels))
-    return [Classes(one, code_cols, options, **how) for one in values]
+    return [Classes(source, code_cols, options, **kwargs) for source in values]
 
 
 def covered(counts: Mapping[str, int]) -> tuple[int, int]:
     """Return the number of rows with a code, and of those with a value, of the counts of a
     column.
     """
-    coded = sum(counts.values()) - counts.get(NO_CODE, 0)
-    return coded, sum(number for how, number in counts.items() if how not in WITHOUT_VALUE)
+    num_coded = sum(counts.values()) - counts.get(NO_CODE, 0)
+    num_without = sum(counts.get(way, 0) for way in WITHOUT_VALUE)
+    return num_coded, sum(counts.values()) - num_without

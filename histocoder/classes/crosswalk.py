@@ -143,23 +143,23 @@ class Crosswalk:
             return [Found(None, NO_CODE)] * len(self.value_cols)
         if key.code not in self._by_code:
             return [Found(None, UNKNOWN)] * len(self.value_cols)
-        values, how = self._most_specific(key)
-        found = []
+        values, way = self._most_specific(key)
+        matches = []
         for name in self.value_cols:
             value = next(iter(values[name]))
             if len(values[name]) > 1:
-                found.append(Found(None, AMBIGUOUS))
+                matches.append(Found(None, AMBIGUOUS))
             elif value is None:
-                found.append(Found(None, NO_VALUE))
+                matches.append(Found(None, NO_VALUE))
             else:
-                found.append(Found(value, how))
-        return found
+                matches.append(Found(value, way))
+        return matches
 
     def _most_specific(self, key: CodeKey) -> tuple[RowValues, str]:
         """Return the values of the most specific rows that match, and how these were found."""
-        given = [name for name in QUALIFIERS if getattr(key, name) is not None]
-        for is_left_out in itertools.product((False, True), repeat=len(given)):
-            left_out = list(itertools.compress(given, is_left_out))  # the last one first
+        stated = [name for name in QUALIFIERS if getattr(key, name) is not None]
+        for is_left_out in itertools.product((False, True), repeat=len(stated)):
+            left_out = list(itertools.compress(stated, is_left_out))  # the last one first
             values = self._by_key.get(key._replace(**dict.fromkeys(left_out)))
             if values is not None:
                 return values, f"without {', '.join(left_out)}" if left_out else EXACT

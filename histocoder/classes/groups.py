@@ -32,11 +32,11 @@ class Groups:
         if known is None:
             return [Found(None, NO_CODE)] * len(self.value_cols)
         missing = Found(None, NO_VALUE if known.startswith("-") else UNKNOWN)
-        found = []
+        matches = []
         for level in self.classes:
             for value in group_of(self._system, level, known):
-                found.append(Found(value, EXACT) if value else missing)
-        return found
+                matches.append(Found(value, EXACT) if value else missing)
+        return matches
 
 
 def system_of(column: str, codes: Collection[str] | None = None) -> str | None:

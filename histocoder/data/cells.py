@@ -341,11 +341,16 @@ class CodeColumn:
             return "".join(match.groups())
 
         # whole numbers that a program wrote with decimals
-        whole = WHOLE_NUMBER.fullmatch(number)
+        whole_number = WHOLE_NUMBER.fullmatch(number)
         has_marks = self.has_thousands and _THOUSANDS.fullmatch(number)
-        if whole is None or self.has_decimals or has_marks or (self.has_commas and "," in number):
+        if (
+            whole_number is None
+            or self.has_decimals
+            or has_marks
+            or (self.has_commas and "," in number)
+        ):
             return number
-        return whole[1]
+        return whole_number[1]
 
     def _may_lack_zeros(self, code: str) -> bool:
         """Return whether a code is a number that does not fill its block."""

@@ -196,8 +196,9 @@ def _usual_num_digits(counts: Mapping[str, int]) -> int:
     for text, count in counts.items():
         number = number_in(text)
         if number is not None and not number.startswith("-"):
-            whole = WHOLE_NUMBER.fullmatch(number)
-            lengths[sum(map(str.isdigit, whole[1] if whole else number))] += count
+            whole_number = WHOLE_NUMBER.fullmatch(number)
+            digits = whole_number[1] if whole_number else number
+            lengths[sum(map(str.isdigit, digits))] += count
     return _usual_length(lengths)
 
 

@@ -197,10 +197,12 @@ class LabelChecker:
             code_sep=self._rules.code_sep,
             has_commas=bool(system.separator),
         )
-        given = self._given_column
-        if given is not None:
-            known = self._known.union(given.known)
-            column = replace(given, known=known, separator=given.separator or column.separator)
+        if self._given_column is not None:
+            column = replace(
+                self._given_column,
+                known=self._known.union(self._given_column.known),
+                separator=self._given_column.separator or column.separator,
+            )
         return replace(
             column,
             system=system,
@@ -265,8 +267,7 @@ class LabelChecker:
                 problems.append(
                     f"{first_col}: {content} holds {len(distinct)} codes for {num_columns}"
                 )
-            num_missing = max(len(cells) - len(distinct), 0)
-            codes = [*distinct[: len(cells)], *[None] * num_missing]
+            codes = [*distinct, *(None for _ in cells)][: len(cells)]
 
         # a row is read up to its first missing code
         codes_read: list[str] = []
@@ -327,6 +328,8 @@ class LabelChecker:
         path = self.file.path
         findings = self._findings
         no_codes = self._no_codes()
+
+        # codes that do not fit end the run, or are left out
         may_lack_zeros = len(findings.short_codes) > 0
         may_pad = may_lack_zeros and not no_codes
         is_asked = may_lack_zeros and (
@@ -341,6 +344,8 @@ class LabelChecker:
                 advice, settings = self._way_on(may_pad=may_pad, is_asked=is_asked)
                 raise UserError(f"{path}: {rows} not fit: {examples}. {advice}", **settings)
             say(f"{path}: {rows} not fit, and are left out: {examples}.")
+
+        # what was read in another way than it is written
         if findings.num_without:
             rows = counted(findings.num_without, "checked row has", "checked rows have")
             say(
@@ -381,10 +386,14 @@ class LabelChecker:
                 f"; {short}" if is_general else ""
             )
             return f"{advice}.", {"zero_pad_codes": True}
+
+        # zeros may be lost, but nobody knows
         if is_asked:
             padded = shown(min(self._no_codes()))
             zeros = f"if leading zeros were lost (there is no code {padded} yet), --zero-pad-codes"
             return f"Correct the labels; {short}; {zeros}.", {}
+
+        # rows with more codes than columns
         if findings.max_codes:
             names = _more_names(self._target_cols, findings.max_codes)
             separator = self._separator
@@ -395,6 +404,8 @@ class LabelChecker:
                 "out with --drop-bad-labels."
             )
             return advice, {"target_cols": names, "code_sep": separator}
+
+        # other mistakes
         if 2 * findings.num_bad > findings.num_rows:  # leaving most rows out is no repair
             return "Correct the labels; if they are codes as they stand, list them in --key.", {}
         return "Correct the labels, or leave such rows out with --drop-bad-labels.", {

@@ -271,11 +271,8 @@ def _prepare(
     # the form of the codes: by the key, a model that is trained further, or the table itself
     num_digits = config.block_size if config.zero_pad_codes else 0
     key = read_key(config.key, num_digits=num_digits) if config.key else None
-    given_codes: list[str] = []
-    for given in (key, known):
-        if given is not None:
-            given_codes += given.codes
-    files = table_files(config, key, known, given_codes)
+    known_codes = [*(key.codes if key else ()), *(known.codes if known else ())]
+    files = table_files(config, key, known, known_codes)
     record["settings"]["block_size"] = files.formatter.block_size
     if files.formatter.system.labels is not None:
         record["settings"]["block_size"] = None
@@ -283,7 +280,7 @@ def _prepare(
             f"{config.dataset}: {', '.join(config.target_cols)} holds labels, each of "
             "which is a class as written."
         )
-    corrections = read_corrections(config, files, given_codes) if config.corrections else None
+    corrections = read_corrections(config, files, known_codes) if config.corrections else None
 
     with temporary_folder(folder / "prepared") as scratch:
         # each row is checked once, and what is noticed is said once
@@ -301,7 +298,7 @@ def _prepare(
         titles = titles_to_learn(config, rows, files, key=key, beside=corrected_keys)
         if titles is not None:
             codes |= set(titles[f"{CODES}{config.target_cols[0]}"].to_pylist())
-        key = _whole_key(key or Key.from_codes(codes), known, codes, corrections)
+        key = _complete_key(key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
 
         # the rows as the model reads them, and the tables that people read
@@ -524,52 +521,54 @@ def table_files(
     """Return the table with the formatter that its codes, and those of a key and of a model, need;
     see `fit_codes`.
     """
-    num_blocks, sep, attributes = (
-        len(config.target_cols),
-        config.use_within_block_sep,
-        config.attribute_cols or (),
-    )
     language_col = config.column_of_languages
-    needed = {language_col: "language_col"} if language_col else {}
-    # those that --code-sep fills need not be there
-    needed |= dict.fromkeys(
-        config.target_cols[:1] if config.code_sep else config.target_cols, "target_cols"
+    attribute_cols = config.attribute_cols or ()
+    formatter = build_formatter(
+        "general",
+        num_blocks=len(config.target_cols),
+        block_size=config.block_size or 1,
+        use_within_block_sep=config.use_within_block_sep,
     )
+
+    # columns that --code-sep fills need not be there
+    needed_targets = config.target_cols[:1] if config.code_sep else config.target_cols
+    needed = {} if language_col is None else {language_col: "language_col"}
+    needed |= dict.fromkeys(needed_targets, "target_cols")
+    needed |= dict.fromkeys(attribute_cols, "attribute_cols")
+
     files = LabelledFiles(
         (Path(config.dataset),),
         config.target_cols,
-        build_formatter(
-            "general",
-            num_blocks=num_blocks,
-            block_size=config.block_size or 1,
-            use_within_block_sep=sep,
-        ),
-        needed=needed | dict.fromkeys(attributes, "attribute_cols"),
+        formatter,
+        needed=needed,
         input_col=config.input_col,
         language_col=language_col or LANG_COL,
         language=None if language_col else chosen_language(config.language),
         key=key,
         known=known.codes if known else (),
         rules=rules_of(config),
-        attribute_cols=attributes,
+        attribute_cols=attribute_cols,
         sheet=config.sheet,
         encoding=config.file_encoding,
     )
     return files if config.block_size is not None else files.fitted(codes)
 
 
-def _whole_key(
-    given: Key, known: Key | None, codes: set[str], corrections: Corrections | None
+def _complete_key(
+    key: Key, known: Key | None, codes: set[str], corrections: Corrections | None
 ) -> Key:
     """Return a key of the known codes, those of the user's key, and those that occur."""
-    first = known or given
-    corrected = corrections.codes if corrections else set()
-    key = first.extended([*given.codes, *(codes | corrected)], given.descriptions)
-    if corrections and (new := key.codes[len(first.codes) :]):
-        log.info(
-            f"New codes: {', '.join(new[:10])}{', …' if len(new) > 10 else ''} ({len(new):,})."
-        )
-    return key
+    first = known or key
+    if corrections is not None:
+        codes = codes | corrections.codes
+    complete = first.extended([*key.codes, *codes], key.descriptions)
+    new = complete.codes[len(first.codes) :]
+    if corrections and new:
+        examples = list(new[:10])
+        if len(new) > 10:
+            examples.append("…")
+        log.info(f"New codes: {', '.join(examples)} ({len(new):,}).")
+    return complete
 
 
 def _refuse_to_replace(config: PrepareConfig, folder: Path) -> None:

@@ -26,7 +26,7 @@ class BatchIndices(NamedTuple):
 class BucketSampler:
     """Length-bucketed global batches, the same ones for every number of ranks.
 
-    Rows are ordered by length over the whole epoch, at random among those of one length, cut into
+    Rows are ordered by length over the num_full epoch, at random among those of one length, cut into
     batches, and the batches are shuffled. The rows that do not fill a batch make one of their own;
     they are drawn before ordering, so that no length is favoured.
     """
@@ -76,9 +76,9 @@ class BucketSampler:
         lengths = self.lengths(epoch)
         rows = self.rows.copy()
         rng.shuffle(rows)
-        whole = len(rows) - len(rows) % self.batch_size
+        num_full = len(rows) - len(rows) % self.batch_size
         bounds = np.array([*range(0, len(rows), self.batch_size), len(rows)])
-        rows[:whole] = rows[:whole][np.argsort(lengths[rows[:whole]], kind="stable")]
+        rows[:num_full] = rows[:num_full][np.argsort(lengths[rows[:num_full]], kind="stable")]
         order = rng.permutation(len(bounds) - 1)
         for i in order[np.cumsum(np.diff(bounds)[order]) > consumed]:
             yield rows[bounds[i] : bounds[i + 1]]

@@ -126,5 +126,5 @@ def without_blanks(texts: pa.Array) -> pa.Array:
 
     has_visible_ascii = pc.match_substring_regex(texts, "[!-~]")
     may_be_blank = pc.fill_null(pc.invert(has_visible_ascii), False)
-    others = [None if is_blank(text) else text for text in texts.filter(may_be_blank).to_pylist()]
-    return pc.replace_with_mask(texts, may_be_blank, pa.array(others, pa.string()))
+    visible = [None if is_blank(text) else text for text in texts.filter(may_be_blank).to_pylist()]
+    return pc.replace_with_mask(texts, may_be_blank, pa.array(visible, pa.string()))

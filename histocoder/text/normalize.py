@@ -24,10 +24,10 @@ _ENTITY = r"&(#?[0-9A-Za-z]+;)"
 _OF_PLAIN_LETTERS = ("nfc2", "lower2", "lower_ascii2")
 
 
-def normalize(texts: Sequence[str], how: str) -> list[str]:
+def normalize(texts: Sequence[str], form: str) -> list[str]:
     """Normalise descriptions.
 
-    `how` is "none"; "nfc": one Unicode form (NFC) for each character, whether or not its diacritics
+    `form` is "none"; "nfc": one Unicode form (NFC) for each character, whether or not its diacritics
     are code points of their own; "lower": NFC, lower case, single blanks between words and none
     around them; or "lower_ascii": lower case, then ASCII ("væver" -> "vaever", "γεωργός" ->
     "georgos"), as OccCANINE's published models were trained. "nfc2", "lower2" and "lower_ascii2",
@@ -40,51 +40,51 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
     (['husmand og vaever'], ['husmand'])
     """
     texts = [without_entities(text) if "&" in text else text for text in texts]
-    if how in _OF_PLAIN_LETTERS:
+    if form in _OF_PLAIN_LETTERS:
         texts = [with_plain_letters(text) for text in texts]
-        how = how.removesuffix("2")
-    if how == "none":
+        form = form.removesuffix("2")
+    if form == "none":
         return texts
-    if how == "nfc":
+    if form == "nfc":
         return [text if text.isascii() else unicodedata.normalize("NFC", text) for text in texts]
-    if how == "lower":
+    if form == "lower":
         return [
             " ".join((text if text.isascii() else _lower(text)).lower().split()) for text in texts
         ]
-    if how == "lower_ascii":
+    if form == "lower_ascii":
         return [
             text if text.isascii() else text.translate(_ASCII)
             for text in (text.lower() for text in texts)
         ]
     raise UserError(
-        f"Unknown text normalisation {how!r}; choose one of {', '.join(NORMALIZATIONS)}."
+        f"Unknown text normalisation {form!r}; choose one of {', '.join(NORMALIZATIONS)}."
     )
 
 
-def normalize_column(texts: pa.Array, how: str) -> pa.Array:
+def normalize_column(texts: pa.Array, form: str) -> pa.Array:
     """Normalise an Arrow array of descriptions as `normalize` does; plain ASCII ones are changed
     all at once.
     """
     import pyarrow as pa  # here, since exported models run without it
     import pyarrow.compute as pc
 
-    is_other = pc.match_substring(texts, "&")
-    if how != "none":
-        is_other = pc.or_(is_other, pc.invert(pc.string_is_ascii(texts)))
-    if how in _OF_PLAIN_LETTERS:
-        is_other = pc.or_(is_other, pc.invert(pc.ascii_is_printable(texts)))
-    if how in ("lower", "lower2"):
+    needs_python = pc.match_substring(texts, "&")
+    if form != "none":
+        needs_python = pc.or_(needs_python, pc.invert(pc.string_is_ascii(texts)))
+    if form in _OF_PLAIN_LETTERS:
+        needs_python = pc.or_(needs_python, pc.invert(pc.ascii_is_printable(texts)))
+    if form in ("lower", "lower2"):
         trimmed = pc.equal(
             pc.binary_length(pc.ascii_trim_whitespace(texts)), pc.binary_length(texts)
         )
         is_tidy = pc.and_not(
             pc.and_(trimmed, pc.ascii_is_printable(texts)), pc.match_substring(texts, "  ")
         )
-        is_other = pc.or_(is_other, pc.invert(is_tidy))
-    is_other = pc.fill_null(is_other, False)
-    others = normalize(texts.filter(is_other).to_pylist(), how)
-    plain = texts if how in ("none", "nfc", "nfc2") else pc.ascii_lower(texts)
-    return pc.replace_with_mask(plain, is_other, pa.array(others, pa.string()))
+        needs_python = pc.or_(needs_python, pc.invert(is_tidy))
+    needs_python = pc.fill_null(needs_python, False)
+    changed = normalize(texts.filter(needs_python).to_pylist(), form)
+    plain = texts if form in ("none", "nfc", "nfc2") else pc.ascii_lower(texts)
+    return pc.replace_with_mask(plain, needs_python, pa.array(changed, pa.string()))
 
 
 def without_entities(text: str) -> str:
@@ -154,10 +154,10 @@ def spellings(texts: Sequence[str]) -> np.ndarray:
     import pyarrow.compute as pc
 
     lower = normalize_column(pa.array(texts, pa.string()), "lower2")
-    others = np.flatnonzero(pc.invert(pc.ascii_is_printable(lower)))
+    changed = np.flatnonzero(pc.invert(pc.ascii_is_printable(lower)))
     spelt = lower.to_numpy(zero_copy_only=False)
     for row in (
-        others.tolist()
+        changed.tolist()
     ):  # a text of which ASCII has nothing, such as one of emojis, stays as it is
         spelt[row] = " ".join(spelt[row].translate(_ASCII).lower().split()) or spelt[row]
     return spelt
