@@ -12,12 +12,17 @@ their share of its rows, and `trainer` Hugging Face's Trainer with a classificat
 bf16 and rows grouped by length. Rows are those of the table, `examples` what was computed; medians
 of rounds in turns, each in a process of its own, without the first steps.
 
+`sizes_mb` and, with `--demo`, `demo_sizes_mb` are those of the best model, of the run's folder at its
+end, and of the folder at its largest while the run lasted, each file counted once; `save_s` is what
+writing the run's last saved state takes.
+
 Usage: python benchmarks/laptop.py [--epochs N] [--rows N] [--demo] [--encoder FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import multiprocessing
@@ -28,14 +33,21 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import torch
 from train_step import ENGLISH, ROOT, gflops
 
 from histocoder import Coder
+from histocoder.checkpoints.training_state import (
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 DUTCH = ROOT.parent / "shared" / "data" / "dutch_titles.csv"
+_POLL_SECONDS = 0.1  # between looks at a folder
 MODES = ("flat", "greedy", "combined")
 DEMO = (
     "--language-col",
@@ -50,13 +62,55 @@ DEMO = (
 
 def seconds(*command: object) -> float:
     """Run a command with this Python; return the seconds that it takes."""
+    return watched(*command, folder=None).seconds
+
+
+class Watched(NamedTuple):
+    """What a command took."""
+
+    seconds: float
+    peak_mb: float  # of the folder that it wrote
+
+
+def watched(*command: object, folder: Path | None) -> Watched:
+    """Run a command with this Python, and look at the size of a folder while it runs."""
     started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}")
-    return time.perf_counter() - started
+    peak_mb = 0.0
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, *map(str, command)], cwd=ROOT, stdout=output, stderr=output
+        )
+        while folder is not None and process.poll() is None:
+            time.sleep(_POLL_SECONDS)
+            peak_mb = max(peak_mb, megabytes(folder))
+        if process.wait():
+            output.seek(0)
+            raise SystemExit(f"{' '.join(map(str, command))}\n{output.read()}")
+    return Watched(time.perf_counter() - started, peak_mb)
+
+
+def megabytes(folder: Path) -> float:
+    """Return the size of a folder's files in MB; a file with several names counts once."""
+    sizes = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # it was deleted meanwhile
+            status = path.lstat()
+            sizes[status.st_ino] = status.st_size if path.is_file() else 0
+    return sum(sizes.values()) / 1e6
+
+
+def sizes_of(run: Path, peak_mb: float) -> dict[str, float]:
+    """Return the sizes of a run's model and folder, and the seconds that saving its state takes."""
+    checkpoint = load_checkpoint(list_checkpoints(run)[-1])
+    checkpoint.path = run.with_name("saved") / "checkpoints" / checkpoint.path.name
+    started = time.perf_counter()
+    save_checkpoint(checkpoint, keep=1)
+    return {
+        "model": round(megabytes(run / "best"), 1),
+        "run": round(megabytes(run), 1),
+        "peak": round(peak_mb, 1),
+        "save_s": round(time.perf_counter() - started, 2),
+    }
 
 
 def rates(model: Path, texts: list[str], language: str, num_rounds: int) -> dict[str, int]:
@@ -217,7 +271,9 @@ def main() -> None:
         flags |= {"encoder": "ngram", "num-epochs": args.epochs}
         flags |= {} if args.max_steps is None else {"max-steps": args.max_steps}
         train = [word for name, value in flags.items() for word in (f"--{name}", value)]
-        found["train_s"] = round(seconds("finetune.py", *train, "--zero-pad-codes"), 1)
+        training = watched("finetune.py", *train, "--zero-pad-codes", folder=folder / "run")
+        found["train_s"] = round(training.seconds, 1)
+        found["sizes_mb"] = sizes_of(folder / "run", training.peak_mb)
         model, predict = folder / "run" / "best", ("-m", "histocoder", "predict", "--model")
         starts = [
             seconds(*predict, model, "--language", language, "farmer") for _ in range(args.rounds)
@@ -247,7 +303,9 @@ def main() -> None:
                 *DEMO,
             )
             data = ("--dataset", ROOT / "data" / "train.csv", "--save-path", folder / "demo")
-            found["demo_s"] = round(seconds("finetune.py", *data, *demo), 1)
+            training = watched("finetune.py", *data, *demo, folder=folder / "demo")
+            found["demo_s"] = round(training.seconds, 1)
+            found["demo_sizes_mb"] = sizes_of(folder / "demo", training.peak_mb)
     found["peak_gflops"] = round(max(gflops(torch.device("cpu"), torch.float32, 5)))
     print(
         json.dumps(

@@ -37,6 +37,17 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def replace_by_link(path: Path, original: Path) -> None:
+    """Replace a file by a hard link to an equal one; it stays where the file system has no
+    links.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with suppress(OSError):
+        os.link(original, temporary)
+        os.replace(temporary, path)
+    temporary.unlink(missing_ok=True)
+
+
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
     """Give a temporary folder beside `path`, to fill and to move files from; it is deleted in the

@@ -1,7 +1,7 @@
 """The compact form of a model's weights, in which its file holds them.
 
-A table of n-grams keeps the rows that were trained, and 4 bits of each number with a scale for
-each row, as do the rows that the nearest-neighbour expert remembers. Other matrices of a model
+A table of n-grams keeps the rows that were trained, and 4 bits of each number with scales, as
+do the rows that the nearest-neighbour expert remembers. Other matrices of a model
 with such a table have 16 bits. BENCHMARKS.md has what each of these costs in accuracy: nothing.
 """
 
@@ -18,8 +18,9 @@ from histocoder.model.ngram import NgramConfig, sparse_parts
 TABLE = "encoder.table"
 MEMBERS = f"{TABLE}.members"
 NEAREST_ROWS = "nearest_expert.rows"
-LINEAR_EXPERTS = ("linear_expert", "attribute_expert")
+_MATRICES = ("linear_expert.weight", "attribute_expert.weight")
 MAX_LEVEL = 7  # of 4 bits, with a sign
+_GROUP = 32  # numbers of a row that share a scale: with one for the row, more answers change
 
 
 def compact(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -47,7 +48,8 @@ def expand(parts: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor
     Those of a training state, which has a table's rows as they are, can be expanded as well.
     Raises a KeyError or a RuntimeError if parts are missing or do not fit each other.
     """
-    weights = dict(parts)
+    # Copies are aligned in memory as new tensors are, on which the last digits of sums depend.
+    weights = {name: part.clone() for name, part in parts.items()}
     for name in (TABLE, NEAREST_ROWS):
         if _levels(name) in weights:
             levels = weights.pop(_levels(name))
@@ -56,30 +58,99 @@ def expand(parts: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor
     # Rows that are not in the file are zeros, as those of n-grams that no description had.
     if encoder_type(config.encoder) == NgramConfig.model_type and MEMBERS in weights:
         num_rows = NgramConfig.from_dict(config.encoder).num_buckets
-        rows = weights[TABLE]
-        table = torch.zeros(num_rows, rows.shape[1])
-        table[unpack_bits(weights.pop(MEMBERS), num_rows)] = rows
-        weights[TABLE] = table
+        # of numpy's zeros, the system provides only the pages that are written to
+        zeros = np.zeros((num_rows, weights[TABLE].shape[1]), np.float32)
+        weights = with_whole_table(weights, torch.from_numpy(zeros))
+
+    for name, weight in weights.items():
+        if weight.dtype == torch.float16 and weight.dim() == 2 and name not in _MATRICES:
+            weights[name] = weight.float()
 
     # Earlier versions saved matrices with their zeros.
-    for expert in LINEAR_EXPERTS:
-        if f"{expert}.weight" in weights:
-            matrix = weights.pop(f"{expert}.weight")
+    for name in _MATRICES:
+        if name in weights:
+            matrix = weights.pop(name)
             for part, values in sparse_parts(matrix).items():
-                weights[f"{expert}.{part}"] = values
+                weights[name.replace("weight", part)] = values
     return weights
 
 
-def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows (n, dim) as pairs of levels, uint8 (n, dim / 2), and their scales, bf16 (n,).
-
-    A number is a level from -7 to 7 times its row's scale. A byte holds the level of a number in
-    the first half of the row, and that of one in the second half times 16. Rows that were
-    quantized before give the same levels and scales again.
+def with_table_rows(
+    weights: Mapping[str, Tensor], is_row: Tensor, *, is_compact: bool
+) -> dict[str, Tensor]:
+    """Return weights with some rows of the table alone, and a bit for each row, as training states
+    have them.
     """
-    scales = (rows.float().abs().amax(1) / MAX_LEVEL).bfloat16()
+    parts = dict(weights)
+    rows = parts.pop(TABLE)[is_row]
+    parts[MEMBERS] = pack_bits(is_row)
+    if is_compact:
+        return parts | _quantized_parts(TABLE, rows)
+    return parts | {TABLE: rows}
+
+
+def with_whole_table(parts: Mapping[str, Tensor], table: Tensor) -> dict[str, Tensor]:
+    """Return weights with all rows of the table, which is `table` with the rows that they have."""
+    weights = dict(parts)
+    if _levels(TABLE) in weights:
+        levels = weights.pop(_levels(TABLE))
+        weights[TABLE] = dequantize(levels, weights.pop(_scales(TABLE)))
+    weights[TABLE] = fill_rows(table, weights.pop(MEMBERS), weights[TABLE])
+    return weights
+
+
+def fill_rows(table: Tensor, members: Tensor, rows: Tensor) -> Tensor:
+    """Set the rows of a table (num_rows, dim) whose bits are set, and return it."""
+    is_member = unpack_bits(members, len(table)).to(table.device)
+    table[is_member] = rows.to(table)
+    return table
+
+
+def compact_moments(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return AdamW's state of a matrix in a hundredth to an eighth of the memory, for a run that
+    has ended.
+
+    Means of gradients have 4 bits. Of their squares, the mean of each row and of each column is
+    kept, as in Adafactor (Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235). The state of
+    other parameters stays as it is.
+    """
+    mean, squares = moments["exp_avg"], moments["exp_avg_sq"]
+    if mean.dim() != 2 or mean.shape[1] % 2 or not len(mean):
+        return dict(moments)
+    return {
+        "step": moments["step"],
+        **_quantized_parts("exp_avg", mean),
+        "exp_avg_sq.rows": squares.mean(1),
+        "exp_avg_sq.columns": squares.mean(0),
+    }
+
+
+def expand_moments(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return AdamW's state of a parameter from the form of `compact_moments`, or as it is."""
+    if "exp_avg" in parts:
+        return dict(parts)
+    rows, columns = parts["exp_avg_sq.rows"], parts["exp_avg_sq.columns"]
+    shares = columns / columns.mean().clamp(min=torch.finfo(torch.float32).tiny)
+    return {
+        "step": parts["step"],
+        "exp_avg": dequantize(parts[_levels("exp_avg")], parts[_scales("exp_avg")]),
+        "exp_avg_sq": rows[:, None] * shares,
+    }
+
+
+def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows (n, dim) as pairs of levels, uint8 (n, dim / 2), and scales, bf16 (n, dim / 32).
+
+    A number is a level from -7 to 7 times the scale of its group of 32 numbers; rows whose length
+    is not a multiple of 32 are a group each. A byte holds the level of a number in the first half
+    of the row, and that of one in the second half times 16. Rows that were quantized before give
+    the same levels and scales again.
+    """
+    num_groups = rows.shape[1] // _GROUP if rows.shape[1] % _GROUP == 0 else 1
+    groups = rows.float().unflatten(1, (num_groups, -1))
+    scales = (groups.abs().amax(2) / MAX_LEVEL).bfloat16()
     divisors = scales.float().clamp(min=torch.finfo(torch.float32).tiny)
-    levels = (rows.float() / divisors[:, None]).round().to(torch.int32) + MAX_LEVEL
+    levels = (groups / divisors[:, :, None]).round().to(torch.int32).flatten(1) + MAX_LEVEL
     first, second = levels.chunk(2, dim=1)
     return (first + 16 * second).to(torch.uint8), scales
 
@@ -89,7 +160,10 @@ def dequantize(levels: Tensor, scales: Tensor) -> Tensor:
     is.
     """
     both = torch.cat([levels & 15, levels >> 4], dim=1)
-    return (both.float() - MAX_LEVEL) * scales.float()[:, None]
+    scales = scales.float().view(len(levels), -1, 1)
+    groups = both.float().unflatten(1, (scales.shape[1], -1))
+    # in place, since new memory takes longer than the arithmetic
+    return groups.sub_(MAX_LEVEL).mul_(scales).flatten(1)
 
 
 def pack_bits(is_set: Tensor) -> Tensor:

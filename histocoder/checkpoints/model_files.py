@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -246,6 +245,8 @@ def model_card(
     """Return the text of a model's README.md, with the results of `training.validation.validate` if
     they are known.
     """
+    from jinja2 import Environment  # here, since a model's own card is read without it
+
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["iso_code"] = lambda lang: Language(lang).iso
     return environment.from_string(_CARD.read_text(encoding="utf-8")).render(

@@ -2,6 +2,7 @@
 resumes from.
 """
 
+import filecmp
 import math
 import os
 import signal
@@ -39,6 +40,7 @@ from histocoder.files import (
     make_folder,
     remove_files,
     remove_leftovers,
+    replace_by_link,
     write_text,
 )
 from histocoder.signals import handling_stop_signals
@@ -247,6 +249,22 @@ class RunFolder:
 
     def _is_own(self, checkpoint: Path) -> bool:
         return is_same_file(checkpoint.parent, self.path / CHECKPOINTS_FOLDER)
+
+    def end(self, *, keep_checkpoints: bool) -> None:
+        """Keep what a run that has ended needs: equal models share their weights' file, and saved
+        states go if they are not to be kept; called on rank 0.
+        """
+        last_weights = self.path / WEIGHTS_FILE
+        best_weights = self.best / WEIGHTS_FILE
+        are_two = best_weights.is_file() and not is_same_file(last_weights, best_weights)
+        if are_two and filecmp.cmp(last_weights, best_weights, shallow=False):
+            replace_by_link(best_weights, last_weights)
+
+        if not keep_checkpoints:
+            for checkpoint in training_state.list_checkpoints(self.path):
+                training_state.delete_checkpoint(checkpoint)
+            with suppress(OSError):
+                (self.path / CHECKPOINTS_FOLDER).rmdir()  # unless there are others' files
 
     def forget_results(self) -> None:
         """Delete what an earlier end of the run wrote about its model: the report, and last.bin."""

@@ -60,7 +60,11 @@ class TrainState:
 
 @dataclass
 class LearnerState:
-    """State dicts of model, optimizer, scheduler and scaler, as a run on one process has them."""
+    """State dicts of model, optimizer, scheduler and scaler, as a run on one process has them.
+
+    Of a table of n-grams and its moments they may have the trained rows alone, with a bit for each
+    row (see `checkpoints.compact`); earlier versions had all rows.
+    """
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]

@@ -275,7 +275,12 @@ class SavingConfig(Settings):
 
     save_interval: int | None = free(1000, "steps between saved states of the run", at_least=1)
     save_each_epoch: bool = free(False, "save at the end of each epoch as well")
-    keep_checkpoints: int = free(2, "number of newest saved states to keep", at_least=1)
+    keep_checkpoints: int | None = free(
+        None,
+        "number of newest saved states to keep (default: 2, and with --encoder ngram 1 of a run "
+        "that has ended); 0: none of a run that has ended",
+        at_least=0,
+    )
     resume: str = free(
         "auto",
         "saved state to resume from (default: auto, the newest)",
@@ -307,6 +312,14 @@ class SavingConfig(Settings):
         metavar="NAME",
         needs=_WANDB,
     )
+
+    def num_checkpoints(self, *, is_small: bool) -> int:
+        """Return how many saved states to keep, with a new one that may be the small one of the
+        end.
+        """
+        if self.keep_checkpoints is None:
+            return 1 if is_small else 2
+        return max(self.keep_checkpoints, 1)  # training needs one; the run's end deletes it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from tqdm import tqdm
 
 from histocoder.checkpoints.model_files import (
     CARD_FILE,
+    HUB_PREFIX,
     load_model,
     local_folder,
     model_card,
@@ -25,6 +27,7 @@ from histocoder.checkpoints.occcanine import model_from_occcanine
 from histocoder.checkpoints.starter import BOX
 from histocoder.config import PredictOptions
 from histocoder.config.model import ALL_LANGUAGES
+from histocoder.errors import UserError
 from histocoder.inference.confidence import elsewhere, say_little_known
 from histocoder.inference.decoding import BatchPredictor, Inputs
 from histocoder.inference.descriptions import Descriptions, Langs, Texts, make_batches
@@ -103,7 +106,7 @@ class Coder:
         self.attributes = model.config.attributes
         self.system = model.config.system
         self.mode = model.config.mode
-        self.card = model_card(model.config)
+        self._card: str | None = None
 
         self.batch_size = rows_at_once(self.device)
         self.turn: AbstractContextManager[object] = nullcontext()
@@ -135,8 +138,15 @@ class Coder:
         folder = local_folder(path_or_url)
         coder = cls(load_model(folder), device, **computing)
         if (folder / CARD_FILE).is_file():
-            coder.card = (folder / CARD_FILE).read_text(encoding="utf-8")
+            coder._card = (folder / CARD_FILE).read_text(encoding="utf-8")
         return coder
+
+    @property
+    def card(self) -> str:
+        """The text of the model's README.md: its folder's, or what its config says."""
+        if self._card is None:
+            self._card = model_card(self.model.config)
+        return self._card
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write what `save_model` writes, and the model card; `from_pretrained` reads them."""
@@ -148,6 +158,44 @@ class Coder:
             tokenizer=model.tokenizer,
             card=self.card,
         )
+
+    def push_to_hub(self, repo_id: str, *, private: bool = False) -> str:
+        """Upload what `save_pretrained` writes to the Hugging Face hub, with the token that
+        `hf auth login` or the variable HF_TOKEN has set.
+
+        Parameters
+        ----------
+        repo_id : str
+            The repository, as "owner/name"; it is created if there is none.
+        private : bool
+            Whether a new repository is visible to its owner alone.
+
+        Returns
+        -------
+        str
+            The name that `from_pretrained` opens: "hf://owner/name".
+
+        Raises
+        ------
+        UserError
+            If the hub refuses it or can't be reached.
+        """
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError
+
+        api = HfApi()
+        with TemporaryDirectory() as name:
+            folder = Path(name) / "model"
+            self.save_pretrained(folder)
+            try:
+                api.create_repo(repo_id, private=private, exist_ok=True)
+                api.upload_folder(repo_id=repo_id, folder_path=folder)
+            except (HfHubHTTPError, OSError, ValueError) as error:
+                reason = str(error).strip().splitlines()[0]
+                raise UserError(
+                    f"Could not upload the model to {repo_id}: {reason} Sign in with hf auth login."
+                ) from error
+        return HUB_PREFIX + repo_id
 
     def distinct(self, texts: Texts, lang: Langs = "unk") -> Descriptions:
         """Return the distinct descriptions of n rows; texts and languages are those of

@@ -272,7 +272,8 @@ def _read_expert(path: Path) -> dict[str, np.ndarray]:
     if "rows.levels" in parts:
         pairs = parts.pop("rows.levels")
         levels = np.hstack([pairs & 15, pairs >> 4]).astype(np.float32) - _MAX_LEVEL
-        parts["rows"] = levels * parts.pop("rows.scales")[:, None]
+        scales = parts.pop("rows.scales")
+        parts["rows"] = levels * scales.repeat(levels.shape[1] // scales.shape[1], axis=1)
     if "weight" in parts:
         matrix = parts.pop("weight")
         parts["counts"] = (matrix != 0).sum(1)

@@ -132,7 +132,7 @@ class _DenseNgrams(NgramEncoder):
 
     place: Tensor  # index of each n-gram among the rows, and of none, of shape (num_buckets + 1,)
     levels: Tensor  # see `quantize`, of shape (num_rows + 1, dim / 2)
-    scales: Tensor  # in fp32, of shape (num_rows + 1,)
+    scales: Tensor  # in fp32, of shape (num_rows + 1, num_groups)
 
     def __init__(self, encoder: NgramEncoder) -> None:
         super().__init__(encoder.config)
@@ -144,7 +144,7 @@ class _DenseNgrams(NgramEncoder):
         place[:-1][is_row] = torch.arange(num_rows, dtype=torch.int32)
         self.register_buffer("place", place)
         self.register_buffer("levels", F.pad(levels, (0, 0, 0, 1)))
-        self.register_buffer("scales", F.pad(scales.float(), (0, 1)))
+        self.register_buffer("scales", F.pad(scales.float(), (0, 0, 0, 1)))
         del self.table
 
     def _words(self, ngrams: Ngrams, num_words: int) -> tuple[Tensor, Tensor]:
@@ -158,7 +158,8 @@ class _DenseNgrams(NgramEncoder):
         pairs = F.embedding(place, self.levels).float()  # (B, S, K, dim / 2)
         second = torch.floor(pairs / 16)
         levels = torch.cat([pairs - 16 * second, second], dim=-1) - MAX_LEVEL
-        total = (levels * self.scales[place][..., None]).sum(2)  # (B, S, dim)
+        groups = levels.unflatten(-1, (self.scales.shape[1], -1)) * self.scales[place][..., None]
+        total = groups.sum(2).flatten(2)  # (B, S, dim)
 
         in_word = (ngrams.words[:, None] == number[:, None]).float()  # (B, W, S)
         counts = torch.matmul(in_word, real.sum(-1, keepdim=True).float())  # (B, W, 1)

@@ -166,8 +166,8 @@ class MixerModel(nn.Module):
         *,
         tokenizer: Tokenizer = CHARACTERS,
     ) -> "MixerModel":
-        """Build a model with copies of `weights`; raise a RuntimeError if names or shapes differ
-        from the model's.
+        """Build a model of `weights`, which are its own from then on; raise a RuntimeError if names
+        or shapes differ from the model's.
         """
         # Earlier versions did not record how many weights the experts have.
         numbers = {
@@ -182,16 +182,11 @@ class MixerModel(nn.Module):
         with torch.device("meta"), WithoutInit():
             model = cls(config, tokenizer=tokenizer)
         empty = model.state_dict()
-        own = {
-            name: weight.to(empty.get(name, weight).dtype, copy=True)
-            for name, weight in weights.items()
-        }
+        own = {name: weight.to(empty.get(name, weight).dtype) for name, weight in weights.items()}
         marks = list(map(vars, model.parameters()))  # attributes of tables with sparse gradients
         model.load_state_dict(own, assign=True)
         for parameter, mark in zip(model.parameters(), marks, strict=True):
             vars(parameter).update(mark)
-        if isinstance(model.encoder, NgramEncoder):
-            model.encoder.has_drawn_rows = False
         return model
 
     def has_learned(self, hashes: Tensor) -> None:

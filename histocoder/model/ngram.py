@@ -107,9 +107,9 @@ class NgramEncoder(nn.Module):
     its batch.
     """
 
-    has_drawn_rows: bool
-    """Whether the table's rows that no step has changed have their first, random values; a saved
-    model has zeros there.
+    is_trained: Tensor | None
+    """Whether each row of the table was trained before a run that trains it further, bool
+    (num_buckets,); None if none was. Others have random values in training, and zeros once saved.
     """
 
     def __init__(self, config: NgramConfig) -> None:
@@ -118,7 +118,7 @@ class NgramEncoder(nn.Module):
         layer = CanineConfig.from_dict(asdict(config))
         self.table = nn.Parameter(torch.empty(config.num_buckets, config.hidden_size))
         self.table.is_sparse_table = True  # type: ignore[attr-defined]
-        self.has_drawn_rows = True
+        self.is_trained = None
         self.word_norm = nn.LayerNorm(config.hidden_size)
         self.position_embeddings = nn.Embedding(config.max_words + 1, config.hidden_size)
         self.layer = nn.ModuleList(CanineLayer(layer) for _ in range(config.num_hidden_layers))
@@ -168,10 +168,12 @@ class NgramEncoder(nn.Module):
         return x, mean_pooled(x, described).to(dtype), mask
 
     @torch.no_grad()
-    def clear_table(self) -> None:
-        """Set the table to zeros, as rows are of n-grams that a saved model never saw."""
-        self.table.zero_()
-        self.has_drawn_rows = False
+    def fill_empty_rows(self, values: Tensor) -> None:
+        """Give rows of a saved model's table that were never trained other values (num_buckets,
+        dim), to train from.
+        """
+        self.is_trained = self.table.any(1)
+        self.table.copy_(torch.where(self.is_trained[:, None], self.table, values))
 
     def _words(self, ngrams: Ngrams, num_words: int) -> tuple[Tensor, Tensor]:
         """Return the means of embeddings (B, W, dim), and a mask (B, W) that is False for

@@ -69,6 +69,10 @@ def seeded_model(
     if config.fsdp and any(map(is_table, model.parameters())):
         raise UserError("--fsdp does not support n-gram encoders, which are small; omit it.")
 
+    # n-grams that the initial model does not know are told apart by random values
+    if checkpoint is None and start.path is not None and isinstance(model.encoder, NgramEncoder):
+        _fill_empty_rows(model.encoder, config)
+
     # DDP must know what is trained when it wraps the model
     if config.freeze_encoder:
         model.freeze_encoder()
@@ -76,6 +80,19 @@ def seeded_model(
         _freeze_unused(model)
     torch.manual_seed(config.seed + 1 + distributed.rank())
     return model
+
+
+def _fill_empty_rows(encoder: NgramEncoder, config: RunConfig) -> None:
+    """Give rows that the initial model's table lacks the random values of a new table.
+
+    Other n-grams than those that it knows are told apart by them, until they are trained. They are
+    those that the model has where this run is resumed.
+    """
+    values = torch.zeros_like(encoder.table)
+    if not config.freeze_encoder:
+        torch.manual_seed(config.seed)
+        values = NgramEncoder(encoder.config).table
+    encoder.fill_empty_rows(values)
 
 
 def _freeze_unused(model: MixerModel) -> None:
@@ -195,8 +212,6 @@ def _with_initial_weights(model_config: ModelConfig, config: RunConfig, start: S
             model = MixerModel.from_weights(model_config, weights, tokenizer=tokenizer)
         else:
             model = MixerModel(_as_needed(model_config), tokenizer=tokenizer)
-            if isinstance(model.encoder, NgramEncoder):
-                model.encoder.has_drawn_rows = False
             encoder = {name: weights[name] for name in weights if name.startswith("encoder.")}
             model.load_state_dict(model.state_dict() | encoder)
     except RuntimeError as error:

@@ -70,6 +70,9 @@ def finish(config: FinetuneConfig | MixerConfig, trainer: Trainer, data: RunData
         and not read_model_config(trainer.run.best).fitted_to_validation
     ):
         refit(config, trainer, data)
+
+    end = partial(trainer.run.end, keep_checkpoints=config.keep_checkpoints != 0)
+    distributed.run_on_primary(end, doing="ending the run")
     log.info(
         f"Saved in {folder}: the last model ({CONFIG_FILE} and model.safetensors) and the "
         "best in validation (best/)."
@@ -163,7 +166,7 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
         for parts in itertools.islice(steps(), total_steps):
             trainer.learner.train_step(parts)
             progress.advance()
-    weights = trainer.learner.weights()
+    weights = trainer.learner.trained_weights()
 
     def save() -> None:
         """Write the refitted model in place of the measured one, whole."""

@@ -16,6 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from histocoder import distributed
+from histocoder.checkpoints.compact import (
+    MEMBERS,
+    compact_moments,
+    expand_moments,
+    fill_rows,
+    unpack_bits,
+    with_table_rows,
+    with_whole_table,
+)
 from histocoder.checkpoints.training_state import LearnerState
 from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
@@ -181,15 +190,16 @@ class Learner:
     def trained_rows(self, table: nn.Parameter) -> Tensor:
         """Return whether each row of a table was trained, by this run or before, bool (num_rows,).
 
-        Rows that were not are to be zeros in a saved model, as they are where this run began with
-        such a model.
+        Rows that were not have random values, which say nothing to a saved model.
         """
         state = self.optimizer.state.get(table)
         is_trained = torch.zeros(len(table), dtype=torch.bool, device=table.device)
         if state:
             is_trained = state["exp_avg"].any(1) | state["exp_avg_sq"].any(1)
-        if not self.model.encoder.has_drawn_rows:
-            is_trained = is_trained | table.any(1)
+        assert isinstance(self.model.encoder, NgramEncoder)
+        before = self.model.encoder.is_trained
+        if before is not None:
+            is_trained = is_trained | before.to(table.device)
         return is_trained
 
     def optimizer_state(self) -> dict[str, Any]:
@@ -198,10 +208,46 @@ class Learner:
         """
         return self.optimizer.state_dict()
 
-    def state(self) -> LearnerState:
-        """Return the state dicts of a run, whole on rank 0; a collective call."""
-        states = self.optimizer_state(), self.scheduler.state_dict(), self.scaler.state_dict()
-        return LearnerState(self.weights(), *states)
+    def state(self, *, is_compact: bool = False) -> LearnerState:
+        """Return the state dicts of a run, whole on rank 0; a collective call.
+
+        Of a table they have the rows that were trained. If they are to be compact, those and all
+        moments are no longer exact, which is enough to train on from after the end of a run.
+        """
+        state = LearnerState(
+            self.weights(),
+            self.optimizer_state(),
+            self.scheduler.state_dict(),
+            self.scaler.state_dict(),
+        )
+        for parameter in self.model.parameters():
+            if is_table(parameter):
+                rows = self.trained_rows(parameter)
+                state.weights = with_table_rows(state.weights, rows, is_compact=is_compact)
+                state.optimizer = self._with_trained_moments(state.optimizer, rows, is_compact)
+        return state
+
+    def _with_trained_moments(
+        self, optimizer: dict[str, Any], rows: Tensor, is_compact: bool
+    ) -> dict[str, Any]:
+        """Return the optimizer's state dict with the moments of a table's trained rows alone."""
+        moments_of = dict(optimizer["state"])
+        for i, parameter in enumerate(self._parameters()):
+            moments = moments_of.get(i)
+            if moments and is_table(parameter):
+                moments = {
+                    name: values[rows] if values.dim() else values
+                    for name, values in moments.items()
+                }
+            if moments and is_compact:
+                moments = compact_moments(moments)
+            if moments:
+                moments_of[i] = moments
+        return {**optimizer, "state": moments_of}
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """Return the trained parameters, in the order of the optimizer's state dict."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None = None) -> None:
         """Load state dicts that are whole on every rank."""
@@ -217,9 +263,13 @@ class Learner:
         """Train from weights, whole on every rank, at a share of the peak learning rate that falls
         to 0.
         """
-        self.load(weights)
-        if isinstance(self.model.encoder, NgramEncoder):
-            self.model.encoder.has_drawn_rows = False
+        encoder = self.model.encoder
+        if isinstance(encoder, NgramEncoder):
+            table = encoder.table.detach().clone()
+            self.load(weights)
+            encoder.fill_empty_rows(table)
+        else:
+            self.load(weights)
         self.optimizer.state.clear()  # moments of the gradients of other weights
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"]
@@ -228,9 +278,25 @@ class Learner:
             lambda step: share * linear_schedule(step, warmup_steps=0, total_steps=total_steps),
         )
 
+    @torch.no_grad()
     def restore(self, state: LearnerState) -> None:
-        """Restore a state, whole on every rank."""
-        self.load(state.weights, state.optimizer)
+        """Restore a state, whole on every rank.
+
+        Rows of a table that are not in it stay as they were drawn from the run's seed, or zeros if
+        the table is frozen.
+        """
+        weights = state.weights
+        optimizer = state.optimizer
+        encoder = self.model.encoder
+        if isinstance(encoder, NgramEncoder):
+            table = encoder.table.detach()
+            encoder.is_trained = torch.ones(len(table), dtype=torch.bool)  # as earlier versions say
+            if MEMBERS in weights:
+                encoder.is_trained = unpack_bits(weights[MEMBERS], len(table))
+                optimizer = self._with_all_moments(optimizer, weights[MEMBERS])
+                drawn = table.clone() if encoder.table.requires_grad else torch.zeros_like(table)
+                weights = with_whole_table(weights, drawn)
+        self.load(weights, optimizer)
         # the next step's learning rate is that of this run's steps and warm-up, which may have
         # changed
         self.scheduler = LambdaLR(
@@ -239,6 +305,22 @@ class Learner:
         self.scheduler.load_state_dict(state.scheduler)
         if state.scaler:
             self.scaler.load_state_dict(state.scaler)
+
+    def _with_all_moments(self, optimizer: dict[str, Any], members: Tensor) -> dict[str, Any]:
+        """Return the optimizer's state dict with the moments of all rows of a table, zeros for those
+        that were not trained.
+        """
+        moments_of = {}
+        for i, parameter in enumerate(self._parameters()):
+            if i not in optimizer["state"]:
+                continue
+            moments = expand_moments(optimizer["state"][i])
+            if is_table(parameter):
+                for name in ("exp_avg", "exp_avg_sq"):
+                    zeros = torch.zeros(parameter.shape)
+                    moments[name] = fill_rows(zeros, members, moments[name])
+            moments_of[i] = moments
+        return {**optimizer, "state": moments_of}
 
 
 def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:

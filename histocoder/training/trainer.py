@@ -267,10 +267,12 @@ class Trainer:
         ranks = {}
         for name, state in _random_states(self.device).items():
             ranks[name] = torch.stack(distributed.gather(state))
+        is_final = self.state.step == self.total_steps
+        is_small = is_final and isinstance(self.model.encoder, NgramEncoder)
         checkpoint = Checkpoint(
             path=training_state.checkpoint_path(self.run.path, self.state.step),
             state=self.state,
-            learner=self.learner.state(),
+            learner=self.learner.state(is_compact=is_small),
             ranks=ranks,
             settings=self.settings,
             model_config=self.model.config,
@@ -281,7 +283,8 @@ class Trainer:
             for weight in checkpoint.learner.weights.values():
                 if not weight.isfinite().all():
                     raise self.not_finite("The model's weights are not finite and were not saved")
-            training_state.save_checkpoint(checkpoint, keep=self.config.keep_checkpoints)
+            num_kept = self.config.num_checkpoints(is_small=is_small)
+            training_state.save_checkpoint(checkpoint, keep=num_kept)
 
         distributed.run_on_primary(write, doing="saving a checkpoint")
         self.meter.started += time.monotonic() - started

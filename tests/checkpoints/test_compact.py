@@ -17,7 +17,13 @@ from histocoder.checkpoints.compact import (
     quantize,
     unpack_bits,
 )
-from histocoder.checkpoints.model_files import load_model, read_tensors, save_model
+from histocoder.checkpoints.model_files import (
+    MODEL_FILES,
+    load_model,
+    load_tensors,
+    read_tensors,
+    save_model,
+)
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel
 from histocoder.model.nearest import NearestExpert
@@ -25,6 +31,7 @@ from histocoder.model.ngram import LinearExpert, NgramConfig, NgramEncoder, ngra
 from histocoder.text.tokenizers import lower_characters
 
 TRAINED = [3, 17, 40, 499]
+JOBS = [("farmer", "61110"), ("baker", "77610")]
 TEXTS = ["wine merchant", "farmer", "baker's man", ""]
 
 
@@ -32,7 +39,7 @@ def ngram_model() -> MixerModel:
     """A model whose table has four trained rows, with experts."""
     torch.manual_seed(1)
     encoder = NgramEncoder(NgramConfig(num_buckets=500, hidden_size=16, intermediate_size=16))
-    encoder.clear_table()
+    torch.nn.init.zeros_(encoder.table)
     encoder.table.data[TRAINED] = torch.randn(len(TRAINED), 16)
     settings = {"target_cols": ("hisco_1",), "max_len": 32, "num_nearest_rows": 9}
     config = config_of(encoder, build_formatter("hisco", num_blocks=1), CODES, **settings)
@@ -51,12 +58,13 @@ def linear_matrix() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_quantized_rows_are_near_and_stay_as_they_are():
-    rows = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
+    rows = torch.randn(50, 64, generator=torch.Generator().manual_seed(0))
     rows[7] = 0.0
     levels, scales = quantize(rows)
     near = dequantize(levels, scales)
-    assert levels.shape == (50, 8) and levels.dtype == torch.uint8
-    assert torch.all((near - rows).abs() <= 0.51 * scales.float()[:, None])
+    assert levels.shape == (50, 32) and scales.shape == (50, 2)
+    assert levels.dtype == torch.uint8
+    assert torch.all((near - rows).abs() <= 0.51 * scales.float().repeat_interleave(32, 1))
     levels_again, scales_again = quantize(near)
     assert torch.equal(levels, levels_again) and torch.equal(scales, scales_again)
 
@@ -116,6 +124,76 @@ def test_pruned_experts_lack_small_weights():
         assert torch.equal(pruned.state_dict()[name], values), name
 
 
+def flags_of_training(folder: Path, *, steps: int) -> tuple[object, ...]:
+    """Flags of a run with a table of n-grams on twenty rows, whose descriptions are altered."""
+    rows = [f"{text} no {i},{code}" for i in range(10) for text, code in JOBS]
+    table = folder / "table.csv"
+    if not table.exists():
+        write(table, "occ1,hisco_1", *rows)
+    flags = ("--dataset", table, "--target-cols", "hisco_1", "--language", "en", "--encoder")
+    flags += ("ngram", "--titles", "none", "--share-val", 0.3, "--no-report", "--no-refit")
+    flags += ("--batch-size", 4, "--save-interval", 3, "--eval-interval", 3, "--max-steps", steps)
+    return ("finetune.py", *flags, "--save-path")
+
+
+def test_a_table_resumes_as_if_never_stopped(tmp_path: Path):
+    command = flags_of_training(tmp_path, steps=7)
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    run(*command, whole, "--no-experts", "--keep-checkpoints", 9)
+    third = whole / "checkpoints" / "step-0000003"
+    assert folder_size(third) < 30_000_000  # all rows and their moments are 300 MB
+    run(*command, resumed, "--no-experts", "--resume", third, "--keep-checkpoints", 9)
+    weights = (whole / "model.safetensors").read_bytes()
+    assert (resumed / "model.safetensors").read_bytes() == weights
+    states = [
+        load_tensors(folder / "checkpoints" / "step-0000006" / "optimizer.pt")["optimizer"]["state"]
+        for folder in (whole, resumed)
+    ]
+    assert states[0].keys() == states[1].keys()
+    for parameter, moments in states[0].items():
+        for name, values in moments.items():
+            assert torch.equal(values, states[1][parameter][name]), (parameter, name)
+
+
+@pytest.mark.slow
+def test_a_run_that_ended_is_small_and_trains_on(tmp_path: Path):
+    folder = tmp_path / "run"
+    run(*flags_of_training(tmp_path, steps=6), folder)
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-0000006"]
+    assert folder_size(folder) < 15_000_000
+    assert (folder / "best" / "model.safetensors").samefile(folder / "model.safetensors")
+    assert load_model(folder / "best").config == load_model(folder).config
+    model = read_tensors(folder / "model.safetensors")
+
+    # the same command leaves the model as it is
+    run(*flags_of_training(tmp_path, steps=6), folder)
+    again = read_tensors(folder / "model.safetensors")
+    assert all(torch.equal(values, again[name]) for name, values in model.items())
+
+    assert "Resuming from step 6" in run(*flags_of_training(tmp_path, steps=8), folder).stdout
+    assert folder_size(folder) < 15_000_000
+
+    # no description that it was trained on is in the model, which may be shared
+    texts = [f"{text} no {i}".encode() for i in range(10) for text, _ in JOBS]
+    for file in (folder / "best").rglob("*"):
+        content = file.read_bytes().lower() if file.is_file() else b""
+        assert not any(text in content for text in texts), file
+    assert {file.name for file in (folder / "best").iterdir()} == {*MODEL_FILES}
+
+    # without saved states, there is nothing to train on from
+    no_states = tmp_path / "no-states"
+    run(*flags_of_training(tmp_path, steps=4), no_states, "--keep-checkpoints", 0)
+    assert (no_states / "model.safetensors").is_file()
+    assert not (no_states / "checkpoints").exists()
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of a folder's files, a file of several names once."""
+    sizes = {path.stat().st_ino: path.stat().st_size for path in folder.rglob("*")}
+    return sum(sizes.values())
+
+
+@pytest.mark.slow
 def test_training_continues_from_a_small_model(tmp_path: Path):
     table = write(tmp_path / "table.csv", "occ1,hisco_1", *["farmer,61110", "baker,77610"] * 10)
     flags = ("--dataset", table, "--target-cols", "hisco_1", "--language", "en", "--titles", "none")

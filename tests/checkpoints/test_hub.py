@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import huggingface_hub
@@ -44,3 +45,29 @@ def test_path_is_never_looked_up_on_hub(tmp_path: Path, monkeypatch: pytest.Monk
     )
     with pytest.raises(UserError, match=r"no model folder demo/best\. .* write hf://demo/best"):
         model_files.local_folder("demo/best")
+
+
+def test_a_model_is_shared_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    uploaded: dict[str, object] = {}
+
+    def upload(_: object, *, repo_id: str, folder_path: Path) -> None:
+        shutil.copytree(folder_path, tmp_path / repo_id)
+
+    def create(_: object, repo_id: str, *, private: bool, exist_ok: bool) -> None:
+        uploaded.update(repo_id=repo_id, private=private, exist_ok=exist_ok)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create)
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
+    coder = Coder(tiny_model(), "cpu")
+    assert coder.push_to_hub("somebody/model", private=True) == "hf://somebody/model"
+    assert uploaded == {"repo_id": "somebody/model", "private": True, "exist_ok": True}
+    again = Coder.from_pretrained(tmp_path / "somebody" / "model", "cpu")
+    assert again.predict("baker", "en").equals(coder.predict("baker", "en"))
+
+    # the hub's own refusal, in a sentence
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("Token is required.\nTraceback")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
+    with pytest.raises(UserError, match=r"to somebody/model: Token is required\. Sign in with"):
+        coder.push_to_hub("somebody/model")
