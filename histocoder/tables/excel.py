@@ -29,13 +29,13 @@ from histocoder.tables.header import FIRST_ROWS, below_titles, header_row, named
 MAX_ROWS = 1_048_575  # largest number of rows of a sheet, below its header
 MOST_DIGITS = 2**53  # largest integer up to which its numbers, doubles, tell all integers apart
 _MAX_CHARACTERS = 32_767  # largest number of characters of a cell
-_MAX_BYTES, _MAX_RATIO, _SMALL = 2 << 30, 200, 64 << 20
-"""Limits of a workbook's unpacked size: in bytes, and as a multiple of its packed size, unless it
-is small.
-"""
-_MAX_AREA = (
-    20_000_000  # largest number of cells, blank ones included, of a sheet that is mostly blank
+_MAX_BYTES = 2 << 30  # largest unpacked size of a workbook
+_MAX_RATIO = (
+    200  # largest ratio of the unpacked size to the packed one, of more than `_SMALL_BYTES`
 )
+_SMALL_BYTES = 64 << 20
+# largest number of cells, blank ones included, of a sheet that is mostly blank
+_MAX_AREA = 20_000_000
 _MAX_BLANKS_PER_CELL = 50
 _MAX_BLANK_ROWS = 10_000  # largest number of blank rows that are kept where most are blank
 NO_VALUE = object()  # content of a formula that was not computed
@@ -170,9 +170,9 @@ def read_workbook(
         headers = {sheet: _header(sheet, columns) for sheet in _sheets(path, stack)}
         sheet = _choose(path, headers, name, columns)
         book = _read(path, sheet, headers[sheet], {*columns, *optional})
-    others = [other for other in headers if headers[other].names and other is not sheet]
-    if others and name is None:
-        titles = ", ".join(shown(other.title) for other in others)
+    unread = [item for item in headers if headers[item].names and item is not sheet]
+    if unread and name is None:
+        titles = ", ".join(shown(item.title) for item in unread)
         book.notices.append(
             f"{path}: the sheet {shown(sheet.title)} is read, and others are not: {titles}."
         )
@@ -209,8 +209,8 @@ def sheets_of(path: Path, columns: Collection[str]) -> Sheets:
     """
     with _reading(path), ExitStack() as stack:
         headers = {sheet: _header(sheet, columns) for sheet in _sheets(path, stack)}
-        found = _num_columns(path, headers, columns)
-    return Sheets([sheet.title for sheet in found], _likeliest(found, headers).title)
+        num_columns = _num_columns(path, headers, columns)
+    return Sheets([sheet.title for sheet in num_columns], _likeliest(num_columns, headers).title)
 
 
 def _num_columns(
@@ -229,43 +229,48 @@ def _num_columns(
     }
 
 
-def _likeliest(found: Mapping[Any, int], headers: Mapping[Any, "_SheetHeader"]) -> Any:
+def _likeliest(num_columns: Mapping[Any, int], headers: Mapping[Any, "_SheetHeader"]) -> Any:
     """Return the sheet that has most of the columns, and of several the one with most columns at
     all.
     """
-    return max(found, key=lambda sheet: (found[sheet], len(headers[sheet].names)))
+    return max(num_columns, key=lambda sheet: (num_columns[sheet], len(headers[sheet].names)))
 
 
 def _sheets(path: Path, stack: ExitStack) -> list[Any]:
     """Open the sheets of a workbook."""
+    suffix = path.suffix.lower()
     content = b""  # of an .ods file
-    if path.suffix.lower() != ".xls":
+
+    # a file of some kilobytes may unpack to all of memory
+    if suffix != ".xls":
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
-            is_large = size > _MAX_BYTES or size > max(_SMALL, _MAX_RATIO * path.stat().st_size)
-            if path.suffix.lower() == ".ods" and not is_large:
+            is_large = size > _MAX_BYTES or size > max(
+                _SMALL_BYTES, _MAX_RATIO * path.stat().st_size
+            )
+            if suffix == ".ods" and not is_large:
                 content = archive.read("content.xml")
         if is_large or _area(content) > _MAX_AREA:
             raise UserError(
                 f"{path} would unpack to more than memory may hold; save the sheet as CSV (UTF-8)."
             )
-    if path.suffix.lower() in (".xls", ".ods"):
-        old = stack.enter_context(CalamineWorkbook.from_path(path))
-        contents = content.split(b"<table:table ")[1:]
-        sheets: list[Any] = []
-        for i, form in enumerate(old.sheets_metadata):
-            if form.typ == SheetTypeEnum.WorkSheet:
-                part = contents[i] if i < len(contents) else b""
-                is_hidden = form.visible != SheetVisibleEnum.Visible
-                sheets.append(
-                    _OldSheet(
-                        path, old.get_sheet_by_name(form.name), is_hidden=is_hidden, content=part
-                    )
-                )
-        return sheets
-    book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-    stack.callback(book.close)
-    return [_Sheet(path, sheet) for sheet in book.worksheets]
+
+    if suffix not in (".xls", ".ods"):
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        stack.callback(book.close)
+        return [_Sheet(path, sheet) for sheet in book.worksheets]
+
+    # openpyxl reads neither .xls nor .ods
+    old_book = stack.enter_context(CalamineWorkbook.from_path(path))
+    contents = content.split(b"<table:table ")[1:]
+    sheets: list[Any] = []
+    for i, metadata in enumerate(old_book.sheets_metadata):
+        if metadata.typ == SheetTypeEnum.WorkSheet:
+            sheet = old_book.get_sheet_by_name(metadata.name)
+            is_hidden = metadata.visible != SheetVisibleEnum.Visible
+            sheet_content = contents[i] if i < len(contents) else b""
+            sheets.append(_OldSheet(path, sheet, is_hidden=is_hidden, content=sheet_content))
+    return sheets
 
 
 def _area(content: bytes) -> int:
@@ -317,31 +322,28 @@ def _choose(
     titles = {sheet.title: sheet for sheet in headers}
     names = ", ".join(shown(title.strip()) for title in titles)
     if name is not None:
-        if len(alike := named(name, titles)) != 1:
-            near = nearest(name, titles)
-            raise UserError(
-                f"{path} has no sheet {shown(name)}; it has: {names}.",
-                **({"sheet": near} if near else {}),
-            )
-        return titles[alike[0]]
-    found = _num_columns(path, headers, columns)
+        matches = named(name, titles)
+        if len(matches) == 1:
+            return titles[matches[0]]
+        near = nearest(name, titles)
+        settings = {"sheet": near} if near else {}
+        raise UserError(f"{path} has no sheet {shown(name)}; it has: {names}.", **settings)
+
+    # a flag can name a sheet where it can name columns: then only one with all of them will do
+    num_columns = _num_columns(path, headers, columns)
     has_flag = isinstance(columns, Mapping)
-    meant = [
-        sheet
-        for sheet in found
-        if found[sheet] == (len(columns) if has_flag else max(found.values()))
-    ]
-    if len(found) == 1 or len(meant) == 1:
-        return (meant or [*found])[0]
-    way = (
-        "Name one with --sheet."
-        if has_flag
-        else "Keep the one to read, or save it as a file of its own."
-    )
-    best = _likeliest(found, headers).title.strip()
-    raise UserError(
-        f"{path} has several sheets ({names}). {way}", **({"sheet": best} if has_flag else {})
-    )
+    num_wanted = len(columns) if has_flag else max(num_columns.values())
+    matches = [sheet for sheet in num_columns if num_columns[sheet] == num_wanted]
+    if len(matches) == 1:
+        return matches[0]
+    if len(num_columns) == 1:
+        return next(iter(num_columns))
+
+    message = f"{path} has several sheets ({names})."
+    if not has_flag:
+        raise UserError(f"{message} Keep the one to read, or save it as a file of its own.")
+    best = _likeliest(num_columns, headers).title.strip()
+    raise UserError(f"{message} Name one with --sheet.", sheet=best)
 
 
 class _SheetHeader(NamedTuple):
@@ -357,12 +359,14 @@ def _header(sheet: Any, columns: Collection[str]) -> _SheetHeader:
     if not rows:
         return _SheetHeader(0, {}, [])
     names = [{column: str(_text(value)) for column, value in row.cells.items()} for row in rows]
-    at = header_row(
-        [[row.get(1), *(row[column] for column in row if column > 1)] for row in names], columns
-    )
-    return _SheetHeader(
-        rows[at].number, names[at], [below_titles(sheet.path, "row", rows[at].number)] if at else []
-    )
+
+    # a blank first cell counts, since programs write numbers of rows below one
+    texts = [[row.get(1), *(row[column] for column in row if column > 1)] for row in names]
+    index = header_row(texts, columns)
+    header = _SheetHeader(rows[index].number, names[index], [])
+    if index:
+        header.notices.append(below_titles(sheet.path, "row", header.number))
+    return header
 
 
 def _read(path: Path, sheet: Any, header: _SheetHeader, wanted: Collection[str]) -> Workbook:

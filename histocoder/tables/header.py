@@ -11,19 +11,22 @@ from histocoder.errors import UserError
 FIRST_ROWS = 50  # number of first rows among which the header is
 MAX_COLUMNS = 16_384  # largest number of columns, as of Excel
 _DESCRIPTIONS = (
-    *(
-        "occ1",
-        "occ",
-        "occupation",
-        "beruf",
-        "profession",
-        "metier",
-        "yrke",
-        "beroep",
-        "erhverv",
-        "stilling",
-    ),
-    *("mestiere", "oficio", "ocupacion", "profissao", "description", "title"),
+    "occ1",
+    "occ",
+    "occupation",
+    "beruf",
+    "profession",
+    "metier",
+    "yrke",
+    "beroep",
+    "erhverv",
+    "stilling",
+    "mestiere",
+    "oficio",
+    "ocupacion",
+    "profissao",
+    "description",
+    "title",
 )
 
 
@@ -43,16 +46,17 @@ def plain(name: str) -> str:
 
 def named(name: str, header: Collection[str]) -> list[str]:
     """Return the columns of a name; if there is none, those whose plain names are its own."""
-    return [own for own in header if own == name] or [
-        own for own in header if plain(own) == plain(name)
-    ]
+    exact = [column for column in header if column == name]
+    if exact:
+        return exact
+    return [column for column in header if plain(column) == plain(name)]
 
 
 def nearest(name: str, header: Collection[str]) -> str | None:
     """Return the most similar name of a column, without blanks around it; for descriptions also a
     usual one.
     """
-    names = {plain(own): " ".join(own.split()) for own in header}
+    names = {plain(column): " ".join(column.split()) for column in header}
     if close := difflib.get_close_matches(plain(name), names, n=1, cutoff=0.5):
         return names[close[0]]
     return descriptions_in(names.values()) if name in _DESCRIPTIONS else None
@@ -60,8 +64,12 @@ def nearest(name: str, header: Collection[str]) -> str | None:
 
 def descriptions_in(header: Collection[str]) -> str | None:
     """Return the column that is likely to hold descriptions, by its name; None if there is none."""
-    words = {own: re.findall(r"[^\W_]+", plain(own)) for own in header}
-    return next((own for usual in _DESCRIPTIONS for own in header if usual in words[own]), None)
+    words = {column: re.findall(r"[^\W_]+", plain(column)) for column in header}
+    for name in _DESCRIPTIONS:
+        for column in header:
+            if name in words[column]:
+                return column
+    return None
 
 
 def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -> int:
@@ -73,18 +81,19 @@ def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -
     """
     cells = [[cell for cell in row if cell and cell.strip()] for row in rows]
     wanted = set(map(plain, columns))
-    found = [i for i, row in enumerate(cells) if wanted and wanted <= set(map(plain, row))]
-    if found:
-        return max(found, key=lambda i: len(cells[i]))
-    most, firsts = max(map(len, cells)), [(row[0] or "").strip() if row else "" for row in rows]
-    is_above_number = [
-        not first and below.isdecimal() for first, below in itertools.pairwise([*firsts, ""])
-    ]
-    return next(
-        i
-        for i, row in enumerate(cells)
-        if 4 * len(row) >= 3 * most or (0 < len(row) == most - 1 and is_above_number[i])
-    )
+    complete = [i for i, row in enumerate(cells) if wanted and wanted <= set(map(plain, row))]
+    if complete:
+        return max(complete, key=lambda i: len(cells[i]))
+
+    # titles are shorter than the header; a header above numbers of rows lacks the first cell
+    num_most = max(map(len, cells))
+    firsts = [(row[0] or "").strip() if row else "" for row in rows]
+    for i, (first, below) in enumerate(itertools.pairwise([*firsts, ""])):
+        num_cells = len(cells[i])
+        is_above_number = not first and below.isdecimal()
+        if 4 * num_cells >= 3 * num_most or (is_above_number and 0 < num_cells == num_most - 1):
+            return i
+    raise AssertionError("the fullest row is a header")
 
 
 def below_titles(path: object, unit: str, number: int) -> str:

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +18,11 @@ from histocoder.tables.header import named, nearest
 from histocoder.tables.stata import StataFile
 from histocoder.text.characters import without_blanks
 
+_MAX_NAMES_SHOWN = 50  # columns that a message lists
 CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at once
-PARQUET, EXCEL, STATA = (".parquet", ".pq"), (".xlsx", ".xlsm", ".xls", ".ods"), (".dta", ".sav")
+PARQUET = (".parquet", ".pq")
+EXCEL = (".xlsx", ".xlsm", ".xls", ".ods")
+STATA = (".dta", ".sav")
 READ_ONLY = {".xlsm": ".xlsx", ".xls": ".xlsx", ".ods": ".xlsx", ".sav": ".dta"}
 """Suffixes of tables that can't be written, and of those that are alike and can be."""
 TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat")
@@ -86,29 +89,32 @@ class TableFile:
         Raises a UserError if there is none, or several are like it; `setting` is the one whose
         value the name is.
         """
-        found = named(name, self.header)
-        if len(found) == 1:
-            return found[0]
-        if found:
-            several = ", ".join(map(shown, found))
+        matches = named(name, self.header)
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            several = ", ".join(map(shown, matches))
             raise UserError(
                 f"{self.path} has several columns like {shown(name)} ({several}); rename "
                 "all but one."
             )
-        names = [
-            own if own.isprintable() and len(own) <= 60 else shown(own)
-            for own in map(str.strip, self.header)
-        ]
-        message = (
-            f"{self.path} has no column {name!r}; it has: "
-            f"{', '.join(names[:50])}{', …' if names[50:] else ''}."
-        )
+
+        names: list[str] = []
+        for column in map(str.strip, self.header[:_MAX_NAMES_SHOWN]):
+            is_short = column.isprintable() and len(column) <= 60
+            names.append(column if is_short else shown(column))
+        if self.header[_MAX_NAMES_SHOWN:]:
+            names.append("…")
+        message = f"{self.path} has no column {name!r}; it has: {', '.join(names)}."
+        settings: dict[str, Any] = {}
         near = nearest(name, self.header)
-        message += f" Did you mean {shown(near)}?" if near is not None else ""
-        message += f" Name it with --{setting.replace('_', '-')}." if setting else ""
-        raise UserError(
-            message, **({setting: {name: near}} if setting and near is not None else {})
-        )
+        if near is not None:
+            message += f" Did you mean {shown(near)}?"
+        if setting:
+            message += f" Name it with --{setting.replace('_', '-')}."
+        if setting and near is not None:
+            settings = {setting: {name: near}}
+        raise UserError(message, **settings)
 
     def read(self, columns: Collection[str]) -> Table:
         """Return some columns as text, at once; see `tables`."""
@@ -128,34 +134,37 @@ class TableFile:
             batches = self.rows.batches()
         elif isinstance(self.rows, pa.Table):
             batches = iter(self.rows.to_batches(max_chunksize=chunk_rows))
-        else:  # read few ahead
-            how = {"batch_size": chunk_rows, "batch_readahead": 1, "fragment_readahead": 1}
-            batches = self.rows.to_batches(columns=columns, **how)
-        rest = None
+        else:
+            # few are read ahead, to take little memory
+            batches = self.rows.to_batches(
+                columns=columns, batch_size=chunk_rows, batch_readahead=1, fragment_readahead=1
+            )
+
+        # the last chunk waits for the end, since it may be the only one
+        rows = self.schema.empty_table()
         for batch in batches:
             table = pa.Table.from_batches([batch])
-            rest = table if rest is None else pa.concat_tables([rest, table])
-            while len(rest) > chunk_rows:  # the last chunk is kept, since it may be the only one
-                yield rest.slice(0, chunk_rows).combine_chunks()
-                rest = rest.slice(chunk_rows)
-        if rest is None or not len(rest):
+            rows = pa.concat_tables([rows, table]) if len(rows) else table
+            while len(rows) > chunk_rows:
+                yield rows.slice(0, chunk_rows).combine_chunks()
+                rows = rows.slice(chunk_rows)
+        if not len(rows):
             raise UserError(f"{self.path} has {'a header' if self.csv else 'columns'} but no rows.")
-        yield rest.combine_chunks()
+        yield rows.combine_chunks()
 
     def tables(self, columns: Collection[str]) -> Iterator[Table]:
         """Yield some columns in chunks, as text, under the names given; raise what `column` and
         `chunks` raise.
         """
-        own = {name: self.column(name) for name in columns}
-        position = 0
-        for chunk in self.chunks(chunk_rows=CHUNK_ROWS, columns=[*own.values()]):
-            rows = np.arange(position, position + len(chunk))
-            position += len(chunk)
-            texts = {
-                c: strings(chunk[name], f"{self.path}, column {c!r},").combine_chunks()
-                for c, name in own.items()
-            }
-            yield Table(self, {c: without_blanks(text) for c, text in texts.items()}, rows)
+        names = {column: self.column(column) for column in columns}
+        num_passed = 0
+        for chunk in self.chunks(chunk_rows=CHUNK_ROWS, columns=[*names.values()]):
+            texts: dict[str, pa.Array] = {}
+            for column, name in names.items():
+                cells = strings(chunk[name], f"{self.path}, column {column!r},")
+                texts[column] = without_blanks(cells.combine_chunks())
+            yield Table(self, texts, np.arange(num_passed, num_passed + len(chunk)))
+            num_passed += len(chunk)
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
         """Return the line (in Parquet: the row, from 1) of each of some rows, whose positions
