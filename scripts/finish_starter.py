@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -11,22 +15,42 @@ from scipy.optimize import minimize
 from scipy.special import expit, logit
 
 from histocoder import Coder
+from histocoder.checkpoints.starter import ABOUT_FILE
 from histocoder.config import PredictOptions
 from histocoder.config.model import ALL_LANGUAGES
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import TRAIN, VAL, Examples
+from histocoder.inference.confidence import MAX_AGREEMENT, MIN_KNOWN_TITLES
+from histocoder.text.languages import NAMES, Language
+from histocoder.text.normalize import description_keys
 from histocoder.training.encoded_rows import fit_nearest_expert
 from histocoder.training.experts import fit_all_weights, set_experts
 
-NUM_LINEAR_WEIGHTS = 1_400_000
+NUM_LINEAR_WEIGHTS = 1_100_000
 """Weights of the linear expert that are kept, the largest."""
 MIN_OWN_ROWS = 250
 """Held-out descriptions of a language from which on it has weights of its own."""
 MAX_ROWS = 2_500
 """Held-out descriptions by which a language's weights are fitted, at most."""
-NUM_LEARNED = {"en": 8_000}
-"""Rows that the experts on a language have learned from, where they are fewer than OTHERWISE."""
-OTHERWISE = 60_000
+NUM_LEARNED = {"en": 8_000, "nl": 100_000, "se": 60_000}
+"""Rows of tables that the experts on a language have learned from; few of others."""
+MAX_REMEMBERED = 199_000
+"""Rows that the expert of nearest rows remembers: those of tables, and of own titles in languages
+without a large table as many as there is room for.
+"""
+MIN_LEFT_OUT_ROWS, MAX_LEFT_OUT_ROWS = 600, 3_000
+"""Rows of a language from which on it has a calibration of its own; rows of a table that calibrate,
+at most.
+"""
+LITTLE = "little"  # the calibration of languages of which little was learned
+SURE = 0.8
+MADE = ("rough", "plain")
+"""Sources of rows that train_starter.py makes of others."""
+OWN = ("titles", "lexicon", "two")
+"""Sources that the project has written."""
+MIN_SHOWN_ROWS = 10
+CARD = Path(__file__).with_name("starter_card.md")
+SCALES = Path(__file__).with_name("starter_confidence.json")
 CONF, LOG_ODDS_LIMIT = "conf", 1e-6
 
 
@@ -73,7 +97,7 @@ def weigh_by_language(coder: Coder, val: Examples) -> None:
     for lang, is_of_group in groups.items():
         indices = np.flatnonzero(is_of_group & ~is_repeat)
         indices = np.sort(np.random.default_rng(0).permutation(indices)[:MAX_ROWS])
-        num_learned = NUM_LEARNED.get(lang, 8_000 if lang == ALL_LANGUAGES else OTHERWISE)
+        num_learned = NUM_LEARNED.get(lang, 8_000)
         fitted = fit_all_weights(coder, val.take(indices), num_train=num_learned)
         weights[lang] = fitted | {"further": further}
     usual = weights.pop(ALL_LANGUAGES)
@@ -98,21 +122,30 @@ def fit_scale(rows: pd.DataFrame) -> dict[str, float]:
     right = rows["right"].to_numpy()
 
     def loss(parameters: np.ndarray) -> float:
-        chance = expit(parameters[0] * odds + parameters[1]).clip(1e-9, 1 - 1e-9)
+        chance = MAX_AGREEMENT * expit(parameters[0] * odds + parameters[1]).clip(1e-9)
         return -float(np.where(right, np.log(chance), np.log(1 - chance)).mean())
 
     slope, intercept = minimize(loss, [1.0, 0.0], method="Nelder-Mead").x
     return {"slope": float(slope), "intercept": float(intercept)}
 
 
-def finished(run: Path) -> Coder:
-    """Return the best model of a run with experts that suit each language."""
+def prepared(run: Path) -> Coder:
+    """Return the best model of a run with what its experts are to keep."""
     coder = Coder.from_pretrained(run / "best", "cpu", precision="auto")
     linear_pruned(coder)
     train = Examples.open(run / "examples.arrow", TRAIN)
-    sources = pd.read_csv(run / "rows" / "train.csv", usecols=["source"], dtype=str)["source"]
-    if len(sources) == len(train):
-        remember(coder, train, ~sources.isin(["rough", "sample"]).to_numpy())
+    rows = pd.read_csv(run / "rows" / "train.csv", dtype=str, keep_default_na=False)
+    is_table = ~rows["source"].isin(MADE + OWN)
+    is_own = rows["source"].isin(OWN) & ~rows["lang"].isin(NUM_LEARNED)
+    room = MAX_REMEMBERED - is_table.sum() + rows[is_table].duplicated().sum()
+    own = rows[is_own].sample(min(max(room, 0), is_own.sum()), random_state=0).index
+    remember(coder, train, (is_table | rows.index.isin(own)).to_numpy())
+    return coder
+
+
+def finished(run: Path) -> Coder:
+    """Return the best model of a run with experts that suit each language."""
+    coder = prepared(run)
     weigh_by_language(coder, Examples.open(run / "examples.arrow", VAL))
     return Coder(coder.model, "cpu", precision="auto")
 
@@ -139,32 +172,147 @@ def told(name: str, rows: pd.DataFrame) -> None:
     )
 
 
-def main() -> None:
-    """Finish a run, and print how right it is on its held-out rows and on given files."""
-    import argparse
+def measure_elsewhere(coder: Coder, tables: list[str], path: Path) -> None:
+    """Add to a file how the confidence holds in tables that a model has not learned from, by
+    language: those that have enough rows, the others that the model knows, and those that it
+    does not know.
+    """
+    scales = json.loads(path.read_text()) if path.is_file() else {}
+    parts = []
+    for name in tables:
+        lang, _, table = name.rpartition(":")
+        rows = read_rows(Path(table), lang or None).drop_duplicates("occ1")
+        parts.append(rows.sample(min(len(rows), MAX_LEFT_OUT_ROWS), random_state=0))
+    rows = scored(coder, pd.concat(parts, ignore_index=True))
+    sizes = rows["lang"].value_counts()
+    is_large = rows["lang"].map(sizes) >= MIN_LEFT_OUT_ROWS
+    is_known = rows["lang"].isin(coder.model.config.languages)
+    groups = rows["lang"].where(is_large, is_known.map({True: ALL_LANGUAGES, False: LITTLE}))
+    for group, of_group in rows.groupby(groups):
+        told(f"left out: {group}", of_group)
+        if len(of_group) >= MIN_OWN_ROWS:
+            scales[group] = fit_scale(of_group)
+    path.write_text(json.dumps(scales, indent=2, sort_keys=True) + "\n")
 
+
+def calibrate(coder: Coder, num_titles: pd.Series) -> None:
+    """Set the confidence of each language to what held elsewhere; `num_titles` is how many titles
+    of each the model has learned.
+    """
+    scales = json.loads(SCALES.read_text())
+    little = scales.pop(LITTLE)
+    confidence = {}
+    for lang in coder.model.config.languages:
+        if lang in scales:
+            confidence[lang] = dict(scales[lang])
+        elif num_titles.get(lang, 0) < MIN_KNOWN_TITLES:
+            confidence[lang] = dict(little)
+        else:
+            confidence[lang] = dict(scales[ALL_LANGUAGES])
+        confidence[lang]["titles"] = float(num_titles.get(lang, 0))
+    confidence[ALL_LANGUAGES] = dict(little)
+    coder.model.config = replace(coder.model.config, confidence=confidence)
+
+
+def half_of(texts: Sequence[str]) -> np.ndarray:
+    """Return 0 or 1 for each description, the same for its spellings, of shape (n,)."""
+    return np.array([sum(key.encode()) % 2 for key in description_keys(list(texts))])
+
+
+def halves(run: Path, confidence: dict[str, dict[str, float]]) -> pd.DataFrame:
+    """Return the held-out rows of a run as they are scored with weights that were fitted to the
+    other half of their descriptions.
+    """
+    val = Examples.open(run / "examples.arrow", VAL)
+    rows = read_rows(run / "rows" / "val.csv")
+    half_of_rows = half_of(rows["occ1"])
+    half_of_val = half_of(val.texts)
+    parts = []
+    coder = prepared(run)
+    usual = replace(coder.model.config, confidence=confidence)
+    for number in (0, 1):
+        coder.model.config = usual
+        weigh_by_language(coder, val.take(np.flatnonzero(half_of_val != number)))
+        parts.append(scored(coder, rows[half_of_rows == number]))
+    return pd.concat(parts)
+
+
+def row_of_figures(name: str, rows: pd.DataFrame) -> str:
+    """Return a row of the card's tables."""
+    if len(rows) < MIN_SHOWN_ROWS:
+        return f"| {name} | {len(rows):,} | too few to tell | |"
+    is_sure = rows[CONF] >= SURE
+    of_sure = (
+        "–" if is_sure.sum() < MIN_SHOWN_ROWS else f"{100 * rows['right'][is_sure].mean():.0f}"
+    )
+    right = f"{100 * rows['right'].mean():.1f}"
+    return f"| {name} | {len(rows):,} | {right} | {100 * is_sure.mean():.0f}, of which {of_sure} |"
+
+
+def card(
+    coder: Coder, about: dict[str, str], learned: pd.Series, val: pd.DataFrame, elsewhere: list[str]
+) -> str:
+    """Return the model card: what each language learned from, and how right it is."""
+    own = {lang: rows for lang, rows in val.groupby("lang")}
+    languages = []
+    for lang in sorted(own, key=lambda lang: -learned.get(lang, 0)):
+        name = f"{NAMES.get(Language(lang).iso, lang)} ({lang})"
+        languages.append(f"| {name} | {learned.get(lang, 0):,} {row_of_figures('', own[lang])[4:]}")
+    isos = sorted(Language(lang).iso for lang in coder.model.config.languages if lang != "unk")
+    return CARD.read_text(encoding="utf-8").format(
+        iso="\n".join(f"- {iso}" for iso in isos),
+        num_codes=len(coder.codes),
+        num_languages=len(isos),
+        languages="\n".join(languages),
+        elsewhere="\n".join(elsewhere),
+        **about,
+    )
+
+
+def finish(run: Path, *, output: Path | None, data: Sequence[str], version: str) -> None:
+    """Finish the model of a run, print how right it is on its held-out rows and on files, FILE or
+    LANG:FILE, and write it with its card into a folder.
+    """
+    coder = finished(run)
+    titles = pd.read_csv(run / "rows" / "train.csv", dtype=str, keep_default_na=False)
+    titles = titles[~titles["source"].isin(MADE)].drop_duplicates(["occ1", "lang"])
+    learned = titles["lang"].value_counts()
+    calibrate(coder, learned)
+    val = halves(run, coder.model.config.confidence)
+    for column in ("source", "lang"):
+        for name, rows in val.groupby(column):
+            told(name, rows)
+    elsewhere = []
+    for name in data:
+        lang, _, path = name.rpartition(":")
+        rows = scored(coder, read_rows(Path(path), lang or None))
+        for lang, of_lang in rows.groupby("lang"):
+            told(f"{Path(path).stem} {lang}", of_lang)
+            elsewhere.append(row_of_figures(f"{Path(path).stem}, {lang}", of_lang))
+        told(Path(path).stem, rows)
+        elsewhere.append(row_of_figures(f"{Path(path).stem}, all", rows))
+    if output is not None:
+        about = {"version": version, "made": str(date.today())}
+        coder.card = card(coder, about, learned, val, elsewhere)
+        coder.save_pretrained(output)
+        (output / ABOUT_FILE).write_text(json.dumps(about) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Finish a run, or measure how its confidence holds in tables that it has not learned from."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--output", type=Path, help="folder to write the model to")
+    parser.add_argument("--version", default="1.0", help="of the model")
     parser.add_argument(
         "--data", nargs="*", default=[], help="files to measure on, FILE or LANG:FILE"
     )
+    parser.add_argument("--left-out", nargs="*", help="tables that were left out, to calibrate by")
     args = parser.parse_args()
-    coder = finished(args.run)
-    print(coder.model.config.experts, coder.model.config.experts_by_language)
-    if args.output:
-        coder.save_pretrained(args.output)
-    val = scored(coder, read_rows(args.run / "rows" / "val.csv"))
-    for source, rows in val.groupby("source"):
-        told(source, rows)
-    for lang, rows in val.groupby("lang"):
-        told(lang, rows)
-    for name in args.data:
-        lang, _, path = name.rpartition(":")
-        rows = scored(coder, read_rows(Path(path), lang or None))
-        told(Path(path).stem, rows)
-        for lang, of_lang in rows.groupby("lang"):
-            told(f"  {lang}", of_lang)
+    if args.left_out:
+        measure_elsewhere(finished(args.run), args.left_out, SCALES)
+    else:
+        finish(args.run, output=args.output, data=args.data, version=args.version)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,16 @@ import random
 from pathlib import Path
 
 import pandas as pd
+from finish_starter import NUM_LEARNED, finish, scored
+from text_unidecode import unidecode
 
-from histocoder import MixerConfig, train
-from histocoder.formatters.classifications import HISCO_TITLES
+from histocoder import Coder, MixerConfig, train
+from histocoder.formatters.classifications import LEXICON
 from histocoder.text.languages import Language
 from histocoder.text.normalize import description_keys
 
 ROOT = Path(__file__).parents[1]
-SAMPLE = ROOT / "data" / "train.csv"
+TWO_OCCUPATIONS = ROOT / "data" / "two_occupations.csv"
 _SPEC = importlib.util.spec_from_file_location("make_data", ROOT / "data" / "make_data.py")
 make_data = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(make_data)
@@ -35,10 +37,10 @@ TABLES = {  # file -> language, where the file has no column of it
     "multilingual_titles": None,
     "swedish_spellings": "se",
 }
-OWN_TITLES = ("titles", "lexicon", "two")
+OWN_TITLES = ("lexicon", "two")
 """Sources that the project has written."""
-NUM_ROUGH = 1
-"""How many rows are made of each of their titles."""
+SHARE_ROUGH = 0.35
+"""Share of their titles of which a rough row is made as well."""
 ALIASES = {"nn": "no"}
 """Languages that are learned as another: there are few titles in Nynorsk."""
 HELD_OUT = {"en": 0.1}
@@ -61,24 +63,32 @@ def read_table(path: Path, *, source: str, lang: str | None = None) -> pd.DataFr
     return rows[(rows["occ1"] != "") & (rows["hisco_1"] != "")]
 
 
-def read_mixture(tables: Path | None, lexicon: Path | None) -> pd.DataFrame:
+def agreeing(titles: pd.DataFrame, judge: Path) -> pd.DataFrame:
+    """Return titles without those of whose code a model of the tables is sure that it is another,
+    in the languages that have large tables.
+
+    People without an occupation stay: tables of titles have few of them.
+    """
+    is_judged = titles["lang"].isin(NUM_LEARNED) & ~titles["hisco_1"].str.startswith(NO_OCCUPATION)
+    judged = scored(Coder.from_pretrained(judge, "cpu", precision="auto"), titles[is_judged])
+    contradicted = judged.index[~judged["right"] & (judged["conf"] >= SURE_OF_ANOTHER)]
+    print(f"{len(contradicted):,} of {is_judged.sum():,} own titles contradict the tables")
+    return titles.drop(contradicted)
+
+
+def read_mixture(tables: Path | None, judge: Path | None) -> pd.DataFrame:
     """Return the rows of all sources, with the keys of their descriptions."""
-    parts = [
-        read_table(HISCO_TITLES, source="titles"),
-        read_table(SAMPLE, source="sample"),
-    ]
-    for path in sorted(lexicon.glob("*.csv")) if lexicon else []:
-        if path.stem.startswith("two_"):
-            parts.append(read_table(path, source="two"))
-        elif path.stem in JOINTS:
-            parts.append(read_table(path, source="lexicon", lang=path.stem))
+    parts = [read_table(LEXICON, source="lexicon"), read_table(TWO_OCCUPATIONS, source="two")]
     for name, lang in TABLES.items():
         if tables and (tables / f"{name}.csv").is_file():
             parts.append(read_table(tables / f"{name}.csv", source=name, lang=lang))
+    if judge is not None:
+        parts[0] = agreeing(parts[0], judge)
     titles = pd.concat([part for part in parts if part["source"].iat[0] in OWN_TITLES])
     titles = titles.drop_duplicates(["occ1", "lang"]).reset_index(drop=True)
-    parts += [rough_rows(titles, seed=seed) for seed in range(NUM_ROUGH)]
+    parts.append(rough_rows(titles.sample(frac=SHARE_ROUGH, random_state=0), seed=0))
     rows = pd.concat(parts, ignore_index=True)
+    rows = pd.concat([rows, plain_rows(rows, seed=0)], ignore_index=True)
     rows["key"] = description_keys(rows["occ1"].tolist())
     return rows
 
@@ -114,7 +124,27 @@ AGES = {
     "is": ["{} ára", "{} ára gamall"],
     "fi": ["{} v.", "{} vuotta"],
 }
+LATIN = {
+    *JOINTS,
+    "et",
+    "hu",
+    "lt",
+    "lv",
+    "pl",
+    "cs",
+    "sk",
+    "sl",
+    "hr",
+    "ro",
+    "mt",
+    "ga",
+    "gl",
+    "eu",
+}
+SHARE_PLAIN, SHARE_DIGRAPHS = 0.35, 0.3
+DIGRAPHS = str.maketrans({"å": "aa", "ä": "ae", "æ": "ae", "ö": "oe", "ø": "oe", "ü": "ue"})
 NO_OCCUPATION = "-"  # how the codes begin of those who have none
+SURE_OF_ANOTHER = 0.6  # confidence of a judge from which on a title is left out
 SHARE_TWO, SHARE_AGE = 0.2, 0.15
 
 
@@ -132,7 +162,7 @@ def rough_rows(titles: pd.DataFrame, *, seed: int) -> pd.DataFrame:
     age or a place, or joined with another occupation of the language.
     """
     rng = random.Random(seed)
-    titles = titles[titles["lang"].isin(JOINTS)]
+    titles = titles[titles["lang"].isin(JOINTS)].reset_index(drop=True)
     is_occupation = ~titles["hisco_1"].str.startswith(NO_OCCUPATION) & (titles["hisco_2"] == "")
     partners = {
         lang: list(zip(group["occ1"], group["hisco_1"], strict=True))
@@ -157,6 +187,21 @@ def rough_rows(titles: pd.DataFrame, *, seed: int) -> pd.DataFrame:
         text = make_data.roughen(text, row.lang, make_data.FINISHES, rng)
         rows.append((text.strip(), row.lang, row.hisco_1, second_code, "rough"))
     return pd.DataFrame(rows, columns=["occ1", "lang", *TARGETS, "source"])
+
+
+def plain_rows(rows: pd.DataFrame, *, seed: int) -> pd.DataFrame:
+    """Return a share of the rows whose letters have marks as transcribers without these letters
+    write them: "lädersvarvare" as "ladersvarvare" or "laedersvarvare".
+    """
+    rng = random.Random(seed)
+    is_marked = ~rows["occ1"].map(str.isascii) & rows["lang"].isin(LATIN)
+    draws = pd.Series([rng.random() for _ in range(len(rows))], rows.index)
+    is_chosen = is_marked & (draws < SHARE_PLAIN)
+    texts = []
+    for text in rows["occ1"][is_chosen]:
+        letters = text.translate(DIGRAPHS) if rng.random() < SHARE_DIGRAPHS else text
+        texts.append(unidecode(letters))
+    return rows[is_chosen].assign(occ1=texts, source="plain")
 
 
 def share_of(text: str) -> float:
@@ -189,8 +234,13 @@ def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", type=Path, help="folder of the tables")
-    parser.add_argument("--lexicon", type=Path, help="folder of further titles, a file a language")
     parser.add_argument("--save-path", type=Path, default=Path("starter-run"))
+    parser.add_argument("--output", type=Path, help="folder to write the finished model to")
+    parser.add_argument("--version", default="1.0", help="of the model")
+    parser.add_argument(
+        "--data", nargs="*", default=[], help="files to measure on, FILE or LANG:FILE"
+    )
+    parser.add_argument("--judge", type=Path, help="model by which own titles are left out")
     parser.add_argument("--leave-out", nargs="*", default=[], help="languages to leave out")
     parser.add_argument("--without", nargs="*", default=[], help="tables to leave out")
     parser.add_argument("--small", type=int, help="number of rows to keep, about")
@@ -203,7 +253,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     """Make the mixture, and train on it."""
     args = parse_args()
-    rows = read_mixture(args.tables, args.lexicon)
+    rows = read_mixture(args.tables, args.judge)
     rows = rows[~rows["lang"].isin(args.leave_out) & ~rows["source"].isin(args.without)]
     if args.small:
         is_kept = rows["key"].map(lambda key: share_of(f"small {key}")) < args.small / len(rows)
@@ -239,6 +289,7 @@ def main() -> None:
         seed=1,
     )
     train(config)
+    finish(args.save_path, output=args.output, data=args.data, version=args.version)
 
 
 if __name__ == "__main__":

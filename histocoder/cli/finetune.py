@@ -13,6 +13,7 @@ from histocoder.cli.script import importing, run_script
 from histocoder.config import FinetuneConfig
 from histocoder.errors import UserError
 from histocoder.files import finetune_command
+from histocoder.formatters.classifications import LEXICON
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
@@ -20,6 +21,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     args = build_parser(FinetuneConfig, prog=prog).parse(argv)
     if args.corrections and args.dataset is None:
         _train_on_corrections(args)
+    if args.initial_checkpoint == BOX and args.titles == "auto":
+        args.titles = str(LEXICON)  # which the box has learned as well
     config = config_of(FinetuneConfig, args)
     with importing():
         # importing torch takes seconds, which --help saves

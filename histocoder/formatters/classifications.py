@@ -8,6 +8,8 @@ from pathlib import Path
 GROUPS = Path(__file__).with_name("groups.csv")
 HISCO_TITLES = Path(__file__).with_name("titles.csv")
 """Titles of HISCO's codes."""
+LEXICON = Path(__file__).with_name("lexicon.csv")
+"""More of them, with words for people in a household, spellings and abbreviations."""
 _DIGITS = {"unit": 3, "minor": 2}  # of HISCO's groups; a major group may have several first digits
 _LEAST_HISCO = 0.9  # least share of codes in groups of HISCO
 

@@ -9,6 +9,8 @@ from histocoder.errors import Notice, warn_user
 from histocoder.text.languages import NAMES, Language
 
 _LEAST_DOUBT = 1e-6  # least probability on either side of odds
+MAX_AGREEMENT = 0.88
+"""Share of titles that coders of different archives code alike, at most: no confidence is higher."""
 MIN_KNOWN_TITLES = 2_000  # of a language, below which a model knows little of it
 
 
@@ -19,7 +21,7 @@ def elsewhere(
 
     `scales` has the `slope` and the `intercept` of the log-odds of each language, and of all
     others: where a source was left out of training, they make the confidence in its rows the share
-    that is right (Platt 1999).
+    that is right (Platt 1999), below `MAX_AGREEMENT`.
     """
     rows = [scales.get(lang, scales[ALL_LANGUAGES]) for lang in langs]
     slopes = np.array([row["slope"] for row in rows])
@@ -27,7 +29,7 @@ def elsewhere(
     # scipy has functions for both, and takes a tenth of a program's start to import
     doubtful = np.clip(conf, _LEAST_DOUBT, 1 - _LEAST_DOUBT)
     odds = np.log(doubtful / (1 - doubtful))
-    return 1 / (1 + np.exp(-(slopes * odds + intercepts)))
+    return MAX_AGREEMENT / (1 + np.exp(-(slopes * odds + intercepts)))
 
 
 def say_little_known(langs: Sequence[str], scales: Mapping[str, Mapping[str, float]]) -> None:

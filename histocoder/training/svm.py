@@ -16,7 +16,7 @@ from histocoder.text.tokenizers import lower_characters
 
 # Without the kernels, rows times classes up to which there is an expert: 35 s of one core
 _MAX_COST = 12_000_000
-MAX_ROWS = 400_000  # up to which a large table has an expert
+MAX_ROWS = 500_000  # up to which a large table has an expert
 MAX_ATTRIBUTE_WEIGHTS = (
     1 << 24
 )  # those of an expert on attributes, which has fewer outputs, and needs more n-grams

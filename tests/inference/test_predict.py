@@ -12,13 +12,15 @@ import torch
 from conftest import ROOT, cases, shared, spied, write
 from models import CODES, save_tiny_model, tiny_model
 from safetensors.torch import save_file
+from scipy.special import expit, logit
 
 from histocoder import Coder, load_occcanine
 from histocoder.checkpoints.occcanine import save_published, with_all_positions
 from histocoder.config import PredictOptions
 from histocoder.data.key import Key, write_key
-from histocoder.errors import UserError
+from histocoder.errors import Notice, UserError
 from histocoder.formatters import MISSING, PAD, build_formatter
+from histocoder.inference.confidence import MAX_AGREEMENT
 from histocoder.inference.decoding import Inputs
 from histocoder.inference.descriptions import thresholds_of
 from histocoder.inference.incremental import DecoderInputs
@@ -426,3 +428,39 @@ def test_values_that_are_not_text_are_refused():
         with pytest.raises(UserError, match=r"give strings, such as df\['occ1'\]"):
             coder.predict(texts)
     assert coder.predict([None, float("nan"), " "])["conf"].isna().all()
+
+
+def test_weights_of_a_language_count_for_it_alone():
+    votes = {"decoder": 0.5, "flat": 0.5}
+    texts, langs = ["smed"] * 2, ["da", "en"]
+    usual = Coder(tiny_model(experts=votes, mode="combined"), device="cpu")
+    of_danish = {"da": {**votes, "flat": 5.0}}
+    own = Coder(
+        tiny_model(experts=votes, experts_by_language=of_danish, mode="combined"), device="cpu"
+    )
+    before = usual.predict(texts, langs, progress=False)["conf"]
+    after = own.predict(texts, langs, progress=False)["conf"]
+    assert before[1] == after[1] and before[0] != after[0]
+
+
+def test_confidence_is_that_of_other_sources():
+    scales = {
+        "da": {"slope": 0.5, "intercept": -1.0, "titles": 9_000.0},
+        "*": {"slope": 0.0, "intercept": 0.0},
+    }
+    plain = Coder(tiny_model(), device="cpu").predict(["smed"], "da", progress=False)["conf"]
+    coder = Coder(tiny_model(confidence=scales), device="cpu")
+    texts, langs = ["smed", "smith", None], ["da", "en", "da"]
+    conf = coder.predict(texts, langs, progress=False)["conf"]
+    assert conf[0] == pytest.approx(MAX_AGREEMENT * expit(0.5 * logit(plain[0]) - 1))
+    assert conf[1] == MAX_AGREEMENT / 2 and np.isnan(conf[2])
+
+
+def test_little_known_languages_are_said_once():
+    scales = {
+        "da": {"slope": 1.0, "intercept": 0.0, "titles": 200.0},
+        "*": {"slope": 1.0, "intercept": 0.0},
+    }
+    coder = Coder(tiny_model(confidence=scales), device="cpu")
+    with pytest.warns(Notice, match=r"learned little of Danish \(da\)"):
+        coder.predict(["smed", "smith"], ["da", "en"], progress=False)
