@@ -71,7 +71,7 @@ function doors(table) {
     about.in_the_box ? door("Code a file now", "The model in the box codes it into HISCO at once, and says how sure it is. You check some codes, and train a model of your own from them.",
       el("p", {}, el("a", { class: "button primary", id: "code-now", href: "#files" }, "Choose a file"), " ", el("a", { class: "button", href: "#code" }, "Code a few descriptions"))) : null,
     about.may_train ? door("Try the sample", "Coded titles in four languages to train on, and a census to code.", ...beginnings()) : null,
-    door("Train on your own coded table", "Some hundreds of rows that people have coded are a beginning. A model learns from them here, on this machine.", table),
+    door("Train on your own coded table", "A model learns from it here, on this machine; some hundreds of rows that people have coded are a beginning.", table),
   ].filter(Boolean);
 }
 
