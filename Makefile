@@ -19,7 +19,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder
 	touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/histocoder predict --language en "boot and shoe maker" "retired schoolmaster" "farmer and innkeeper"
+	$(BIN)/histocoder predict --language en "boot and shoe maker" "retired schoolmaster" "smith/innkeeper"
 	$(BIN)/python finetune.py --dataset data/train.csv --language-col lang --target-cols hisco_1 hisco_2 \
 	  --key data/key.csv --titles none --num-epochs 10 --no-refit --log-interval 200 --save-path demo --overwrite
 	$(BIN)/histocoder predict --model demo/best --language en "boot and shoe maker" "retired schoolmaster" "farmer and innkeeper"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
 from histocoder import Coder
+from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.checkpoints.starter import ABOUT_FILE
 from histocoder.config import PredictOptions
 from histocoder.config.model import ALL_LANGUAGES
@@ -26,7 +29,11 @@ from histocoder.text.normalize import description_keys
 from histocoder.training.encoded_rows import fit_nearest_expert
 from histocoder.training.experts import fit_all_weights, set_experts
 
-NUM_LINEAR_WEIGHTS = 1_100_000
+FURTHER = 0.4
+"""Probability from which on a further code is given; single occupations get none down to it."""
+SHARE_BEFORE_PAIRS = 0.4
+"""Weight of a model before it is trained on pairs, in the mean of both."""
+NUM_LINEAR_WEIGHTS = 750_000
 """Weights of the linear expert that are kept, the largest."""
 MIN_OWN_ROWS = 250
 """Held-out descriptions of a language from which on it has weights of its own."""
@@ -34,6 +41,7 @@ MAX_ROWS = 2_500
 """Held-out descriptions by which a language's weights are fitted, at most."""
 NUM_LEARNED = {"en": 8_000, "nl": 100_000, "se": 60_000}
 """Rows of tables that the experts on a language have learned from; few of others."""
+OTHERWISE = 60_000
 MAX_REMEMBERED = 199_000
 """Rows that the expert of nearest rows remembers: those of tables, and of own titles in languages
 without a large table as many as there is room for.
@@ -82,7 +90,6 @@ def weigh_by_language(coder: Coder, val: Examples) -> None:
     together.
     """
     model = coder.model
-    further = model.config.experts["further"]
     langs = np.array(val.langs)
     is_repeat = pd.DataFrame({"text": val.texts, "lang": langs}).duplicated().to_numpy()
     sizes = pd.Series(langs[~is_repeat]).value_counts()
@@ -99,9 +106,47 @@ def weigh_by_language(coder: Coder, val: Examples) -> None:
         indices = np.sort(np.random.default_rng(0).permutation(indices)[:MAX_ROWS])
         num_learned = NUM_LEARNED.get(lang, 8_000)
         fitted = fit_all_weights(coder, val.take(indices), num_train=num_learned)
-        weights[lang] = fitted | {"further": further}
+        weights[lang] = fitted | {"further": FURTHER}
+    ends = weights_of_ends(coder, val)
+    weights = {lang: of_lang | ends for lang, of_lang in weights.items()}
     usual = weights.pop(ALL_LANGUAGES)
     model.config = replace(model.config, experts=usual, experts_by_language=weights)
+
+
+def with_pairs(val: Examples) -> Examples:
+    """Return a sample of held-out rows, of which one in six is joined with another occupation, as
+    registers do.
+    """
+    from train_starter import JOINTS, joined
+
+    rng = random.Random(0)
+    indices = np.sort(np.random.default_rng(1).permutation(len(val))[:MAX_ROWS])
+    sample = val.take(indices)
+    codes = sample.codes.to_numpy(dtype=object)[:, 0]
+    texts, langs = list(sample.texts), list(sample.langs)
+    rows = [[code, None] for code in codes]
+    is_occupation = [not code.startswith("-") for code in codes]
+    for row in range(0, len(texts), 6):
+        lang = langs[row]
+        others = [
+            other
+            for other in rng.sample(range(len(texts)), 200)
+            if langs[other] == lang and is_occupation[other] and codes[other] != codes[row]
+        ]
+        if lang in JOINTS and others and is_occupation[row]:
+            other = others[0]
+            texts[row] = joined(texts[row], rng.choice(JOINTS[lang]), sample.texts[other])
+            rows[row][1] = codes[other]
+    frame = pd.DataFrame(rows, columns=["hisco_1", "hisco_2"], dtype=object)
+    return Examples.of(texts, langs, frame)
+
+
+def weights_of_ends(coder: Coder, val: Examples) -> dict[str, float]:
+    """Return the weights of the decoder's opinion whether a row has a further code; rows of tables
+    have none.
+    """
+    weights = fit_all_weights(coder, with_pairs(val), num_train=OTHERWISE)
+    return {name: weights[name] for name in ("end", "few", "sure") if name in weights}
 
 
 def scored(coder: Coder, rows: pd.DataFrame) -> pd.DataFrame:
@@ -129,9 +174,30 @@ def fit_scale(rows: pd.DataFrame) -> dict[str, float]:
     return {"slope": float(slope), "intercept": float(intercept)}
 
 
+def with_experts_of(coder: Coder, folder: Path) -> Coder:
+    """Return the mean of a model and of one in a folder, which was trained further from it, with
+    the first one's experts.
+
+    The mean has learned what the second has, and forgets less than it (Wortsman et al. 2022,
+    "Robust fine-tuning of zero-shot models").
+    """
+    before = coder.model
+    model = load_model(folder)
+    earlier = before.state_dict()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.lerp_(earlier[name], SHARE_BEFORE_PAIRS)
+    set_experts(model, before.linear_expert, None, before.nearest_expert)
+    votes = {"experts": before.config.experts, "mode": before.config.mode}
+    model.config = replace(model.config, **votes)
+    return Coder(model, "cpu", precision="auto")
+
+
 def prepared(run: Path) -> Coder:
     """Return the best model of a run with what its experts are to keep."""
     coder = Coder.from_pretrained(run / "best", "cpu", precision="auto")
+    if (run / "pairs").is_dir():
+        coder = with_experts_of(coder, run / "pairs")
     linear_pruned(coder)
     train = Examples.open(run / "examples.arrow", TRAIN)
     rows = pd.read_csv(run / "rows" / "train.csv", dtype=str, keep_default_na=False)
@@ -257,7 +323,8 @@ def card(
     languages = []
     for lang in sorted(own, key=lambda lang: -learned.get(lang, 0)):
         name = f"{NAMES.get(Language(lang).iso, lang)} ({lang})"
-        languages.append(f"| {name} | {learned.get(lang, 0):,} {row_of_figures('', own[lang])[4:]}")
+        figures = row_of_figures(f"{name} | {learned.get(lang, 0):,}", own[lang])
+        languages.append(figures)
     isos = sorted(Language(lang).iso for lang in coder.model.config.languages if lang != "unk")
     return CARD.read_text(encoding="utf-8").format(
         iso="\n".join(f"- {iso}" for iso in isos),
@@ -293,8 +360,9 @@ def finish(run: Path, *, output: Path | None, data: Sequence[str], version: str)
         elsewhere.append(row_of_figures(f"{Path(path).stem}, all", rows))
     if output is not None:
         about = {"version": version, "made": str(date.today())}
-        coder.card = card(coder, about, learned, val, elsewhere)
-        coder.save_pretrained(output)
+        text = card(coder, about, learned, val, elsewhere)
+        model = coder.model
+        save_model(output, model.config, model.state_dict(), tokenizer=model.tokenizer, card=text)
         (output / ABOUT_FILE).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 

@@ -145,6 +145,7 @@ SHARE_PLAIN, SHARE_DIGRAPHS = 0.35, 0.3
 DIGRAPHS = str.maketrans({"å": "aa", "ä": "ae", "æ": "ae", "ö": "oe", "ø": "oe", "ü": "ue"})
 NO_OCCUPATION = "-"  # how the codes begin of those who have none
 SURE_OF_ANOTHER = 0.6  # confidence of a judge from which on a title is left out
+NUM_PAIRS = 5_000  # rows of two occupations of a language, at most
 SHARE_TWO, SHARE_AGE = 0.2, 0.15
 
 
@@ -230,6 +231,49 @@ def balanced(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def paired_rows(rows: pd.DataFrame, *, seed: int) -> pd.DataFrame:
+    """Return rows of two occupations each, joined as registers do, and as many others twice over."""
+    rng = random.Random(seed)
+    is_single = (rows["hisco_2"] == "") & ~rows["hisco_1"].str.startswith(NO_OCCUPATION)
+    singles = rows[is_single & rows["lang"].isin(JOINTS) & (rows["source"] != "rough")]
+    pairs = []
+    for lang, group in singles.groupby("lang"):
+        titles = list(zip(group["occ1"], group["hisco_1"], strict=True))
+        for _ in range(min(NUM_PAIRS, len(titles))):
+            (first, first_code), (second, second_code) = rng.sample(titles, 2)
+            if first_code != second_code:
+                text = joined(first, rng.choice(JOINTS[lang]), second)
+                pairs.append((text, lang, first_code, second_code, "pairs"))
+    columns = ["occ1", "lang", *TARGETS, "source"]
+    others = rows.sample(min(2 * len(pairs), len(rows)), random_state=seed)[columns]
+    return pd.concat([pd.DataFrame(pairs, columns=columns), others], ignore_index=True)
+
+
+def train_on_pairs(run: Path) -> None:
+    """Train a run's model further on rows of two occupations, of which tables of titles have none."""
+    folder = run / "rows"
+    rows = pd.read_csv(folder / "train.csv", dtype=str, keep_default_na=False)
+    paired_rows(rows, seed=0).to_csv(folder / "pairs.csv", index=False)
+    config = MixerConfig(
+        train_data=(str(folder / "pairs.csv"),),
+        val_data=(str(folder / "val.csv"),),
+        save_dir=str(run / "pairs"),
+        formatter="general",
+        target_cols=tuple(TARGETS),
+        key=str(run / "key.csv"),
+        initial_checkpoint=str(run),
+        num_epochs=1,
+        batch_size=64,
+        seq2seq_weight=0.5,
+        repeats="all",
+        no_report=True,
+        no_experts=True,
+        eval_interval=100_000,
+        save_interval=100_000,
+    )
+    train(config)
+
+
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -289,6 +333,7 @@ def main() -> None:
         seed=1,
     )
     train(config)
+    train_on_pairs(args.save_path)
     finish(args.save_path, output=args.output, data=args.data, version=args.version)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from histocoder import distributed
 from histocoder.checkpoints.model_files import local_folder
 from histocoder.checkpoints.run_folder import holding, run_of
+from histocoder.checkpoints.starter import STARTER, in_the_box
 from histocoder.cli.flags import ServeFlags
 from histocoder.errors import UserError
 from histocoder.files import make_folder
@@ -131,6 +132,7 @@ def _open_desk(config: ServeFlags, folder: Path, model: Path | None, *, device: 
 
     models = Models(folder / "models", device=device, precision=config.precision)
     if model is None:
+        models.offer(STARTER, name=in_the_box())
         models.use_again()
     else:
         name = run_of(model).name if Path(config.model or "").exists() else str(config.model)

@@ -13,6 +13,8 @@ pytest.importorskip("fastapi")
 from desks import HEADERS, TOKEN, send, served
 from starlette.testclient import TestClient
 
+from histocoder.checkpoints.starter import STARTER
+from histocoder.desk.domain.models import GIVEN, Models
 from histocoder.desk.domain.preview import guess_language
 from histocoder.desk.web.users import Users
 from histocoder.formatters.classifications import HISCO_TITLES
@@ -230,3 +232,13 @@ def test_users_decide_by_their_names(tmp_path: Path):
         assert client.get("/api/about", headers=HEADERS).json()["user"] == "program"
     assert "password" not in (tmp_path / "users.json").read_text()
     assert users.sign_in("Nobody", "x") is None
+
+
+def test_own_models_start_from_the_box(tmp_path: Path):
+    models = Models(tmp_path / "models", device="cpu", precision="auto")
+    models.offer(STARTER, name="the model in the box")
+    models.use_again()
+    assert models.box_is_in_use and models.coding.name == "the model in the box"
+    own = models.correct(GIVEN, lambda path: path.write_text("occ1,checked,hisco_1\n"))
+    assert own.id == "own-1" and own.words[0] == "--corrections"
+    assert not Models(tmp_path / "models", device="cpu", precision="auto").box_is_in_use
