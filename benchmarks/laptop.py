@@ -26,6 +26,7 @@ import contextlib
 import csv
 import json
 import multiprocessing
+import os
 import platform
 import statistics
 import subprocess
@@ -92,10 +93,11 @@ def watched(*command: object, folder: Path | None) -> Watched:
 def megabytes(folder: Path) -> float:
     """Return the size of a folder's files in MB; a file with several names counts once."""
     sizes = {}
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # it was deleted meanwhile
-            status = path.lstat()
-            sizes[status.st_ino] = status.st_size if path.is_file() else 0
+    for parent, _, names in os.walk(folder):  # which passes over folders that are deleted meanwhile
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                status = Path(parent, name).lstat()
+                sizes[status.st_ino] = status.st_size
     return sum(sizes.values()) / 1e6
 
 
