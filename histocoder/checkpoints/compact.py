@@ -116,7 +116,7 @@ def compact_moments(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     mean, squares = moments["exp_avg"], moments["exp_avg_sq"]
     if mean.dim() != 2 or mean.shape[1] % 2 or not len(mean):
-        return dict(moments)
+        return {"step": moments["step"], "exp_avg": mean, "exp_avg_sq": squares}
     return {
         "step": moments["step"],
         **_quantized_parts("exp_avg", mean),

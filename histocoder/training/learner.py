@@ -231,9 +231,9 @@ class Learner:
         self, optimizer: dict[str, Any], rows: Tensor, is_compact: bool
     ) -> dict[str, Any]:
         """Return the optimizer's state dict with the moments of a table's trained rows alone."""
-        moments_of = dict(optimizer["state"])
+        moments_of = {}  # by the order of parameters, whichever was the first to take a step
         for i, parameter in enumerate(self._parameters()):
-            moments = moments_of.get(i)
+            moments = optimizer["state"].get(i)
             if moments and is_table(parameter):
                 moments = {
                     name: values[rows] if values.dim() else values
