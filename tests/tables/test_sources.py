@@ -188,14 +188,8 @@ def test_sheets_that_no_flag_names(model: Path, tmp_path: Path, capsys: pytest.C
     settings = PrepareConfig(
         "t.csv", ("hisco_1",), corrections=(str(checked),), language_col="lang"
     )
-    assert (
-        len(
-            read_corrections(
-                settings, LabelledFiles((), (), build_formatter("hisco", num_blocks=1))
-            )
-        )
-        == 1
-    )
+    files = LabelledFiles((), ("hisco_1",), build_formatter("hisco", num_blocks=1))
+    assert len(read_corrections(settings, files)) == 1
     for several in ([notes, notes], [key, key]):
         with pytest.raises(
             UserError, match=r"several sheets \('a', 'b'\)\. Keep the one to read, or save it"
