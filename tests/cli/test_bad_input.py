@@ -134,7 +134,7 @@ def test_the_command_in_a_message_works(folder: Path, monkeypatch, capsys, logge
     first, *problems, works, command = capsys.readouterr().err.strip().splitlines()
     assert first == "error: my table.xlsx has 5 problems:" and works == "This command works:"
     expected = (
-        "several sheets|no column 'occ1'|no column 'hisco'|fewer than 5|line 35, HISCO "
+        "several sheets|no column 'occ1'|no column 'hisco'|fewer than 5|row 35, HISCO "
         "code: 'see note'"
     )
     assert all(part in problem for part, problem in zip(expected.split("|"), problems, strict=True))
