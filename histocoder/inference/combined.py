@@ -27,7 +27,7 @@ MIN_RELATIVE_SHARE = 1e-2
 """Share of a candidate, as a part of the best one's, from which on the decoder is asked."""
 
 
-class Answer(NamedTuple):
+class DecodedCodes(NamedTuple):
     """The codes of rows (B,), by their indices in the key, -1 where there is none."""
 
     codes: Tensor  # of shape (B, num_blocks)
@@ -36,7 +36,7 @@ class Answer(NamedTuple):
     ranked: Tensor  # candidates for the first code, best first, -1 after the last, (B, K)
     ranked_probabilities: Tensor  # of shape (B, K)
 
-    def replaced(self, rows: Tensor, others: "Answer", *, where: Tensor) -> "Answer":
+    def replaced(self, rows: Tensor, others: "DecodedCodes", *, where: Tensor) -> "DecodedCodes":
         """Return the answer with those of `others` in some rows (R,), `where` (R,) is True."""
         width = others.ranked.shape[1] - self.ranked.shape[1]
         padded = self._replace(
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
         for whole, part in zip(padded, others, strict=True):
             is_taken = where if part.dim() == 1 else where[:, None]
             parts.append(whole.index_copy(0, rows, part.where(is_taken, whole[rows])))
-        return Answer(*parts)
+        return DecodedCodes(*parts)
 
 
 @dataclass
@@ -215,7 +215,7 @@ class CombinedSearch:
             by_decoder = by_decoder.minimum(-is_none)
         return log_odds_of(by_head), by_decoder
 
-    def decode(self, weights: Mapping[str, float]) -> Answer:
+    def decode(self, weights: Mapping[str, float]) -> DecodedCodes:
         """Return the best set of codes by the experts' weights, by default equal ones."""
         if self._source is None or "sure" not in weights:
             return self._decode(weights)
@@ -225,7 +225,7 @@ class CombinedSearch:
             return answer
         return answer.replaced(rows, self.rows(rows)._decode(weights), where=~is_sure[rows])
 
-    def _decode_without_decoder(self, weights: Mapping[str, float]) -> tuple[Answer, Tensor]:
+    def _decode_without_decoder(self, weights: Mapping[str, float]) -> tuple[DecodedCodes, Tensor]:
         """Return the first codes with the flat head's votes for the decoder's, and whether these
         are the answer (B,).
         """
@@ -243,7 +243,7 @@ class CombinedSearch:
         cannot_turn = highest[:, 0] - highest[:, 1] >= -weights["decoder"] * math.log(LEAST)
         return answer, cannot_turn & (log_odds > weights["sure"])
 
-    def _decode(self, weights: Mapping[str, float]) -> Answer:
+    def _decode(self, weights: Mapping[str, float]) -> DecodedCodes:
         """Return the answer of all experts, the decoder among them if there is a source."""
         codes = self._proposals()
         written = None
@@ -270,7 +270,7 @@ class CombinedSearch:
 
     def _first_codes(
         self, candidates: Candidates, scores: Tensor, weights: Mapping[str, float], *, ended: Tensor
-    ) -> tuple[Answer, Tensor]:
+    ) -> tuple[DecodedCodes, Tensor]:
         """Return the answer with first codes alone, by the candidates' scores (B, K) and the
         probability (B,) that there is none; and which candidates these are, of shape (B, 1).
         """
@@ -287,11 +287,11 @@ class CombinedSearch:
         probabilities = scores.new_full(codes.shape, torch.nan)
         probabilities[:, 0] = best[:, 0].where(is_given, torch.nan)
         conf = best[:, 0].where(is_given, ended)
-        return Answer(codes, probabilities, conf, ranked, ranked_probabilities), index
+        return DecodedCodes(codes, probabilities, conf, ranked, ranked_probabilities), index
 
     def _decode_further(
         self,
-        answer: Answer,
+        answer: DecodedCodes,
         candidates: Candidates,
         scores: Tensor,
         weights: Mapping[str, float],

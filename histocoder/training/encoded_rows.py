@@ -186,7 +186,7 @@ def fit_nearest_expert(model: MixerModel, data: OccupationDataset) -> NearestExp
     )
     weights = np.bincount(pair_of_row, data.weights[rows])
 
-    # of those of a text, the most frequent one, and others that are not much rarer
+    # a text keeps the most frequent one, and others that are not much rarer
     max_weight = np.zeros(text.max() + 1)
     np.maximum.at(max_weight, pairs[:, 0], weights)
     labels = np.sort(first[weights >= _MIN_CODE_SHARE * max_weight[pairs[:, 0]]])

@@ -842,3 +842,13 @@ def test_the_page_quotes_formulas_as_the_server_does():
         [node, "-e", script], capture_output=True, text=True, check=True, timeout=60
     )
     assert json.loads(ran.stdout) == without_formulas(pa.array(texts))[0].to_pylist()
+
+
+def test_a_file_is_coded_again_with_decisions(client: TestClient):
+    source = review_again(client, "a.csv", "farmer", "smith")
+    settle(client, source, "farmer", "61115")
+    file = client.get("/api/files").json()[0]["id"]
+    code(client, file, language="da")
+    coded = pd.read_csv(io.StringIO(client.get(f"/api/files/{file}/result").text), dtype=str)
+    assert coded["hisco_1"].notna().all()
+    assert len(coded) == 2

@@ -18,7 +18,13 @@ from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.config.prediction import ClassOptions
 from histocoder.desk.domain.card import Source
 from histocoder.desk.domain.checks import Check, TrainOptions, check
-from histocoder.desk.domain.files import (
+from histocoder.desk.domain.jobs import Jobs, read_records
+from histocoder.desk.domain.models import Model, Models
+from histocoder.desk.domain.outcome import Outcome
+from histocoder.desk.domain.preview import Preview, read_preview
+from histocoder.desk.domain.sample import TITLES, sample_tables, titles
+from histocoder.desk.domain.sources import Sources
+from histocoder.desk.domain.uploaded_file import (
     Download,
     File,
     Options,
@@ -27,12 +33,6 @@ from histocoder.desk.domain.files import (
     new_file,
     options_of,
 )
-from histocoder.desk.domain.jobs import Jobs, read_records
-from histocoder.desk.domain.models import Model, Models
-from histocoder.desk.domain.outcome import Outcome
-from histocoder.desk.domain.preview import Preview, read_preview
-from histocoder.desk.domain.sample import TITLES, sample_tables, titles
-from histocoder.desk.domain.sources import Sources
 from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.checked_file import write_checked
 from histocoder.evaluation.review_file import Columns, answer_columns

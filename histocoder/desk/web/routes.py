@@ -11,12 +11,12 @@ from histocoder.desk.domain.card import Card, Evidence, Filter, Listing, Source
 from histocoder.desk.domain.checks import Check, TrainOptions
 from histocoder.desk.domain.coding import Answer, Code
 from histocoder.desk.domain.desk import About, Improvement
-from histocoder.desk.domain.files import Download, File, Options, Use
 from histocoder.desk.domain.models import Model, RunFile
 from histocoder.desk.domain.outcome import Agreement
 from histocoder.desk.domain.preview import Preview
 from histocoder.desk.domain.sources import CORRECTIONS_FILE, DECISIONS_FILE
 from histocoder.desk.domain.trust import Trust
+from histocoder.desk.domain.uploaded_file import Download, File, Options, Use
 from histocoder.desk.web.requests import (
     Accepted,
     CodeRequest,
