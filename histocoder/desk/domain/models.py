@@ -328,7 +328,8 @@ class Models:
         # a process that was told to stop has saved its state, and ends with another status
         if status == 0:
             self.jobs.end(model, state="done")
-            if self._coding is None:
+            # a model of one's own takes the place of the one in the box
+            if self._coding is None or self.box_is_in_use:
                 self.use(model.id)
         elif self.jobs.is_interrupted(model):
             raise Cancelled
