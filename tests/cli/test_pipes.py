@@ -29,7 +29,10 @@ def test_a_table_goes_through_pipes(model: Path, tmp_path: Path):
     assert first.stdout == piped.stdout.splitlines(keepends=True)[0]
     assert "Traceback" not in (tmp_path / "err").read_text()
 
-    # what is wrong with the table is told by its line, without the name of a temporary file
+
+@pytest.mark.slow  # it aborted once at its end, after its message, beside other tests
+def test_a_fault_of_standard_input_has_its_line(model: Path):
+    command = f"{shlex.quote(sys.executable)} {' '.join(PREDICT)} --model {model} --input -"
     wrong = shell(f"printf 'occ1,b\\nfarmer,1,2\\n' | {command}", check=False)
     assert wrong.returncode == 2 and not wrong.stdout
     assert "error: standard input, line 2: 3 fields where the header has 2" in wrong.stderr
