@@ -273,10 +273,11 @@ class SequenceScorer:
     def __init__(self, decoder: Decoder, source: DecoderInputs) -> None:
         self._decoder = decoder
         self._source = source
+        self._layers = decoder.layers
         weights = Weights(source.memory.dtype)
         self._keys_values = [  # side by side, of shape (B, S, 2 * dim)
             F.linear(source.memory, *layer.multihead_attn.projections(weights)[1])
-            for layer in decoder.layers
+            for layer in self._layers
         ]
 
     @torch.no_grad()
@@ -310,10 +311,10 @@ class SequenceScorer:
         if mask is not None:
             mask = mask[rows, None, None]  # (N, 1, 1, S)
         weights = Weights(x.dtype)
-        for layer, keys_values in zip(self._decoder.layers, self._keys_values, strict=True):
+        for layer, keys_values in zip(self._layers, self._keys_values, strict=True):
             x, update = layer.self_attn(x, None, causal, weights)
             x = add_norm(x, update, layer.norm1, 0.0, weights)
-            if layer is self._decoder.layers[-1]:
+            if layer is self._layers[-1]:
                 x = x[:, -num_last:]  # the positions before have said what they have to say
             cross = layer.multihead_attn
             queries = F.linear(x, *cross.projections(weights)[0])

@@ -329,26 +329,44 @@ class LinearExpert(nn.Module):
         pairs, counts = (row[known] * len(self.buckets) + feature[known]).unique(return_counts=True)
         row, feature = pairs // len(self.buckets), pairs % len(self.buckets)
 
-        # The weights of all n-grams, one n-gram of a text after the other.
+        # TF-IDF of each text, with a norm of 1.
+        device = self.values.device
+        tfidf = (1 + moved(counts, device).float().log()) * self.idf[moved(feature, device)]
+        row_there = moved(row, device)
+        squares = torch.zeros(len(characters), device=device)
+        norm = squares.index_add_(0, row_there, tfidf.square()).sqrt()
+        shares = tfidf / norm[row_there]
+
+        sizes = {"num_rows": len(characters), "num_classes": len(self.bias)}
+        if kernels.supports(self.bias) and characters.device == device:
+            weights = (index.starts, self.classes, index.values)
+            sums = kernels.sum_weights(row, feature, shares, weights, **sizes)
+        else:
+            sums = self._sums(index, row, feature, shares, **sizes)
+        return SHARPNESS * (sums + self.bias)
+
+    def _sums(
+        self,
+        index: "_FeatureIndex",
+        row: Tensor,
+        feature: Tensor,
+        shares: Tensor,
+        *,
+        num_rows: int,
+        num_classes: int,
+    ) -> Tensor:
+        """Return what `kernels.sum_weights` returns, by torch's operators."""
         num_weights = index.starts[feature + 1] - index.starts[feature]
         pair = torch.arange(len(feature), device=row.device).repeat_interleave(num_weights)
         skipped = index.starts[feature] - (num_weights.cumsum(0) - num_weights)
         weight = skipped[pair] + torch.arange(len(pair), device=row.device)
-        row, feature, counts, pair, weight = (
-            moved(x, self.values.device) for x in (row, feature, counts, pair, weight)
-        )
+        row, pair, weight = (moved(x, shares.device) for x in (row[pair], pair, weight))
 
-        # TF-IDF of each text, with a norm of 1.
-        tfidf = (1 + counts.float().log()) * self.idf[feature]
-        squares = torch.zeros(len(characters), device=tfidf.device)
-        norm = squares.index_add_(0, row, tfidf.square()).sqrt()
-        shares = tfidf / norm[row]
-
-        num_classes = len(self.bias)
-        cell = row[pair] * num_classes + self.classes[weight]
-        sums = torch.zeros(len(characters) * num_classes, device=tfidf.device)
+        # Each weight is added to the cell of its text and its class.
+        cell = row * num_classes + self.classes[weight]
+        sums = torch.zeros(num_rows * num_classes, device=shares.device)
         sums.index_add_(0, cell, shares[pair] * self.values[weight].float())
-        return SHARPNESS * (sums.view(-1, num_classes) + self.bias)
+        return sums.view(-1, num_classes)
 
     def _feature_index(self, device: torch.device) -> "_FeatureIndex":
         """Return where n-grams and their weights are, on a device."""
@@ -357,7 +375,7 @@ class LinearExpert(nn.Module):
             of_bucket[self.buckets.to(device)] = torch.arange(len(self.buckets), device=device)
             starts = F.pad(self.counts.to(device).long().cumsum(0), (1, 0))
             # whole, since other threads may be waiting for it
-            self._index = _FeatureIndex(of_bucket, starts)
+            self._index = _FeatureIndex(of_bucket, starts, self.values.float())
         return self._index
 
 
@@ -366,6 +384,7 @@ class _FeatureIndex(NamedTuple):
 
     of_bucket: Tensor  # index of each hash among the known n-grams, (num_buckets,); -1 for others
     starts: Tensor  # the first weight of each n-gram, and their number, (num_features + 1,)
+    values: Tensor  # the weights in fp32, of shape (num_weights,)
 
 
 def sparse_parts(matrix: Tensor) -> dict[str, Tensor]:

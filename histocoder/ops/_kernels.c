@@ -12,7 +12,7 @@
 #define IN_PLACE static inline __attribute__((always_inline))
 
 /* Raised when what a function takes changes; kernels.py has the same. */
-int version(void) { return 14; }
+int version(void) { return 15; }
 
 enum { PIECE = 1 << 14 }; /* numbers that one thread works on in turn */
 
@@ -603,4 +603,19 @@ int fit_machines(const struct machines *a, int64_t begin, int64_t end) {
         free(room);
     }
     return failed;
+}
+
+/* --------------------------------------------------------------------------------------------- linear experts */
+
+/* Adds up the weights of each row's features, times their shares: `pairs` from `first[row]` on are the row's. A feature
+   has the weights from `starts[feature]` on, each of one of the classes. `sums` (num_rows, num_classes) begin as 0. */
+void sum_weights(const int64_t *first, const int64_t *features, const float *shares, const int64_t *starts,
+                 const int32_t *classes, const float *values, float *sums, int64_t num_rows, int64_t num_classes) {
+#pragma omp parallel for schedule(static) if (num_rows > 16)
+    for (int64_t row = 0; row < num_rows; row++) {
+        float *sum = sums + row * num_classes;
+        for (int64_t pair = first[row]; pair < first[row + 1]; pair++)
+            for (int64_t k = starts[features[pair]]; k < starts[features[pair] + 1]; k++)
+                sum[classes[k]] += shares[pair] * values[k];
+    }
 }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 # `version` of the _kernels.c that this module calls; libraries of other versions are not used
-_VERSION = 14
+_VERSION = 15
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
 LANES = 16  # `LANES` of _kernels.c
@@ -37,6 +37,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "hash_ngrams": [c_void_p],
     "fit_machines": [c_void_p, c_int64, c_int64],
     "nearest": [c_void_p] * 7 + [c_int64] * 3,
+    "sum_weights": [c_void_p] * 7 + [c_int64] * 2,
     "adamw_rows": [c_void_p] * 5 + [c_int64] * 2 + [c_float] * 5,
 }
 
@@ -243,6 +244,28 @@ def nearest(
     pointers = [x.data_ptr() for x in (queries, classes, pairs, blocks, first, products, rows)]
     library().nearest(*pointers, len(pairs), classes.shape[1], queries.shape[1])
     return products, rows
+
+
+def sum_weights(
+    row: Tensor,
+    feature: Tensor,
+    shares: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    *,
+    num_rows: int,
+    num_classes: int,
+) -> Tensor:
+    """Return the product (num_rows, num_classes) of two sparse matrices.
+
+    The first has `shares` (n,) at its `row` (n,), in ascending order, and `feature` (n,). Of the
+    second, `weights` are the first weight of each feature (num_features + 1,), the class of each
+    weight in int32, and the weights in fp32.
+    """
+    first = torch.searchsorted(row, torch.arange(num_rows + 1))
+    sums = torch.zeros(num_rows, num_classes)
+    arrays = [first, feature.contiguous(), shares.contiguous(), *weights, sums]
+    library().sum_weights(*(x.data_ptr() for x in arrays), num_rows, num_classes)
+    return sums
 
 
 def fit_machines(

@@ -10,7 +10,7 @@ from sklearn.svm import LinearSVC
 from torch import Tensor
 
 from histocoder.model.layers import attend_to_paths, attention, dropout
-from histocoder.model.ngram import NgramConfig, hashed_ngrams
+from histocoder.model.ngram import LinearExpert, NgramConfig, hashed_ngrams
 from histocoder.ops import kernels, linear_svm
 from histocoder.ops.linear_svm import fit_machines
 from histocoder.text.tokenizers import lower_characters
@@ -186,6 +186,22 @@ WEIGHTS = RANDOM.uniform(0.2, 1, 70)
 
 
 @built
+@built
+def test_sums_of_weights_are_those_of_dense_products(monkeypatch: pytest.MonkeyPatch):
+    matrix = torch.randn(1 << 12, 30) * (torch.rand(1 << 12, 30) < 0.1)
+    expert = LinearExpert.of(
+        torch.arange(1 << 12) * 256, torch.rand(1 << 12), matrix, torch.randn(30)
+    )
+    characters = torch.from_numpy(
+        lower_characters(["en[SEP]wine and spirit merchant", "", "smed"] * 9)
+    )
+    found = expert(characters)
+    monkeypatch.setattr(kernels, "supports", lambda _: False)
+    expected = expert(characters)
+    assert found.std() > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
 def test_machines_of_any_threads_are_scikit_learns(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(linear_svm, "MAX_PASSES", 2000)
     found, threads = [], torch.get_num_threads()
