@@ -115,7 +115,9 @@ def sizes_of(run: Path, peak_mb: float) -> dict[str, float]:
     }
 
 
-def rates(model: Path, texts: list[str], language: str, num_rounds: int) -> dict[str, int]:
+def rates(
+    model: Path, texts: list[str], language: list[str] | str, num_rounds: int
+) -> dict[str, int]:
     """Return the rows per second of each mode."""
     coder = Coder.from_pretrained(model)
     found: dict[str, list[float]] = {mode: [] for mode in MODES}

@@ -39,6 +39,14 @@ def test_exported_runs(tmp_path: Path):
     )
 
 
+def test_several_codes_runs(tmp_path: Path):
+    model = save_tiny_model(tmp_path / "model")
+    table = f"{ROOT / 'data' / 'val.csv'}:lang"
+    few = ("--rows", 8, "--rounds", 1)
+    printed = run("benchmarks/several_codes.py", table, "--model", model, *few).stdout
+    assert '"different": 0' in printed
+
+
 @pytest.fixture
 def folder_of_data(tmp_path: Path) -> Path:
     """Rows in the form of the tables that people have outside the project, some of the same
