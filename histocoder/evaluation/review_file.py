@@ -11,6 +11,7 @@ import pandas as pd
 
 from histocoder.checkpoints.run_files import ARGS_FILE
 from histocoder.checkpoints.run_folder import run_settings
+from histocoder.checkpoints.starter import STARTER
 from histocoder.data.labelled_files import CHECKED_COL
 from histocoder.errors import UserError, counted, shown
 from histocoder.files import finetune_command, from_here, is_same_file
@@ -358,6 +359,10 @@ def next_step(model: str, corrections: Path, run: Path) -> str:
     """Return what to do with corrections: the command that trains on them where the settings of the
     run are known.
     """
+    if run.resolve() == STARTER.resolve():
+        save_path = from_here(_free(Path("own-model")))
+        words = ["--corrections", from_here(corrections), "--save-path", save_path]
+        return f"Then train a model of your own on them:\n{finetune_command(words)}"
     settings = run_settings(run)
     if not settings.get("dataset"):
         return (
@@ -366,13 +371,20 @@ def next_step(model: str, corrections: Path, run: Path) -> str:
             f"{model} --corrections {corrections} --dataset …, with the flags that "
             "describe that table."
         )
-    number = 2
-    while run.with_name(f"{run.name}-{number}").exists():
-        number += 1
-    save_path = from_here(run.with_name(f"{run.name}-{number}"))
+    save_path = from_here(_free(run))
     paths = _distinct_files([*_corrections_of(run), corrections])
     words = words_to_correct(model, paths, run)
     return f"Then train on the corrections:\n{finetune_command([*words, '--save-path', save_path])}"
+
+
+def _free(folder: Path) -> Path:
+    """Return a folder that does not exist: this one, or with the first number that is free."""
+    number = 1
+    free = folder
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
 
 
 def words_to_correct(model: str | Path, corrections: Sequence[str | Path], run: Path) -> list[str]:

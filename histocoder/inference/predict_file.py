@@ -112,15 +112,15 @@ def predict_file(
     )
     lock_path = output.with_name(f".{output.name}.lock")
     lock = holding(lock_path, path=output, instead="another --output")
-    with lock, _kept(parts), handling_stop_signals(_stop):
+    # Notices are said once, by rank 0, which writes what all ranks code.
+    with lock, _kept(parts), handling_stop_signals(_stop), _saying(say):
         count = partial(_count_rows, table, output, block_rows)
         num_rows = distributed.broadcast_from_primary(count, doing="reading the input")
         if any(parts.glob(f"codes-{identity}-*")):
             say("Resuming an interrupted run.")
 
-        # Notices are said once, by rank 0, which writes what all ranks code.
         counter = RowCounter(tables, config.columns)
-        with _showing_progress(num_rows, progress, say) as on_progress, _saying(say):
+        with _showing_progress(num_rows, progress, say) as on_progress:
             coded_blocks = _coded_blocks(
                 tables,
                 table.chunks(chunk_rows=block_rows),

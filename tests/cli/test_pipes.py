@@ -30,6 +30,20 @@ def test_a_table_goes_through_pipes(model: Path, tmp_path: Path):
     assert "Traceback" not in (tmp_path / "err").read_text()
 
 
+def test_notices_are_said_once(model: Path, tmp_path: Path):
+    lines = ['"farmer']
+    lines += [f"baker {i}" for i in range(9)]
+    table = write(tmp_path / "in.csv", "occ1", *lines, 'smith"', "miller")
+    command = f"{shlex.quote(sys.executable)} {' '.join(PREDICT)} --model {model}"
+    piped = shell(f"cat {table} | {command} --input -")
+    assert piped.stderr.count("looks like rows of the table") == 1, piped.stderr
+    assert "standard input, line 2: one cell holds 10 line breaks" in piped.stderr
+    assert str(tmp_path) not in piped.stderr
+    to_file = shell(f"{command} --input {table} --output {tmp_path / 'out.csv'}")
+    said = to_file.stdout + to_file.stderr
+    assert said.count("looks like rows of the table") == 1, said
+
+
 @pytest.mark.slow  # it aborted once at its end, after its message, beside other tests
 def test_a_fault_of_standard_input_has_its_line(model: Path):
     command = f"{shlex.quote(sys.executable)} {' '.join(PREDICT)} --model {model} --input -"

@@ -7,6 +7,7 @@ import pytest
 from archives import read
 from conftest import cases
 
+from histocoder.checkpoints.starter import STARTER
 from histocoder.errors import UserError
 from histocoder.evaluation.review_file import Columns, earlier_rounds, next_step, review
 from histocoder.tables.output import check_output
@@ -182,3 +183,10 @@ def test_a_command_names_each_file_once(tmp_path: Path, monkeypatch: pytest.Monk
     command = next_step("run/best", Path("review.csv"), tmp_path / "run")
     assert command.count("review.csv") == 1
     assert next_step("run/best", Path("review-2.csv"), tmp_path / "run").count("review") == 2
+
+
+def test_what_the_box_proposed_trains_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own-model").mkdir()
+    command = next_step("box", Path("review.csv"), STARTER).splitlines()[-1]
+    assert command == "histocoder finetune --corrections review.csv --save-path own-model-2"
