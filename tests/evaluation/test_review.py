@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from archives import read
-from conftest import cases
+from conftest import PROGRAMS, cases
 
 from histocoder.checkpoints.starter import STARTER
 from histocoder.errors import UserError
@@ -187,6 +187,7 @@ def test_a_command_names_each_file_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_the_box_proposed_trains_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", PROGRAMS)
     (tmp_path / "own-model").mkdir()
     command = next_step("box", Path("review.csv"), STARTER).splitlines()[-1]
     assert command == "histocoder finetune --corrections review.csv --save-path own-model-2"
