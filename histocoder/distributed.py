@@ -1,21 +1,17 @@
 """The processes of a run: a program calls `start` once, and `stop` at its end.
 
-Launchers are torchrun, `python -m torch.distributed.launch`, `accelerate launch` and `srun`.
-Without a launcher, each helper does its work in this process alone.
+Without a launcher (see `launcher`), each helper does its work in this process alone.
 """
 
 import json
 import os
-import re
 import shutil
 import socket
-import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -27,21 +23,19 @@ from torch.futures import Future
 
 from histocoder.config import RANK_TIMEOUT
 from histocoder.errors import Interrupted, MachineError, Notice, UserError, warn_user
+from histocoder.launcher import (
+    Launch,
+    choose_device,
+    interface_towards,
+    master_address,
+    missing_gpu,
+    read_launch,
+    restarts,
+)
 from histocoder.log import show_lines
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Place of this process among those that were launched with it."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    launched: bool = False  # whether there is a launcher; it may have started only one process
 
 
 @dataclass
@@ -50,10 +44,13 @@ class _Group:
 
     store: dist.Store
     control: dist.ProcessGroup  # gloo, for CPU tensors
-    # Whether someone else, such as Ray Train, has initialized the default group, and will destroy
-    # it
+    # whether a caller, such as Ray Train, has initialized the default group, and will destroy it
     is_adopted: bool
     num_calls: int = 0  # of `run_on_primary` and `barrier`, the same on every rank
+
+    def for_tensor(self, values: Tensor) -> dist.ProcessGroup | None:
+        """Return the group that exchanges tensors of a device; None is the default group."""
+        return self.control if values.device.type == "cpu" else None
 
 
 @dataclass(frozen=True)
@@ -67,9 +64,7 @@ class _Place:
 
 _launch = Launch()
 _store: dist.Store | None = None
-"""Messages between ranks from the time on that they have met; they may end before they have a
-group.
-"""
+"""Messages between ranks once they have met, which is before they have a group."""
 _group: _Group | None = None
 
 
@@ -89,35 +84,6 @@ def is_primary() -> bool:
 def backend() -> str | None:
     """Return the backend for gradients, "nccl" or "gloo"; None without a process group."""
     return dist.get_backend() if _group is not None else None
-
-
-def read_launch(env: Mapping[str, str] = os.environ, *, local_rank: int | None = None) -> Launch:
-    """Read `RANK` and other variables of torchrun and similar launchers, or those of a SLURM job
-    step.
-
-    `local_rank`, from the `--local_rank` flag of older launchers, is used if the environment has
-    none.
-    """
-    if "RANK" in env and "WORLD_SIZE" in env:
-        here = int(env.get("LOCAL_RANK", local_rank or 0))
-        return Launch(
-            int(env["RANK"]),
-            int(env["WORLD_SIZE"]),
-            here,
-            int(env.get("LOCAL_WORLD_SIZE", 1)),
-            True,
-        )
-    if "SLURM_STEP_NUM_TASKS" in env:  # set by srun, even for one task
-        total, nodes = int(env["SLURM_STEP_NUM_TASKS"]), int(env.get("SLURM_STEP_NUM_NODES", 1))
-        return Launch(
-            int(env["SLURM_PROCID"]), total, int(env["SLURM_LOCALID"]), -(-total // nodes), True
-        )
-    return Launch()
-
-
-def restarts() -> int:
-    """Return how often the launcher has restarted the processes (torchrun --max-restarts)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def start(
@@ -142,136 +108,89 @@ def start(
             _launch, rank=dist.get_rank(), world_size=dist.get_world_size(), launched=True
         )
     show_lines(is_primary())
-    chosen = choose_device(device, _launch)
-    if device == "auto" and chosen.type == "cpu" and is_primary() and shutil.which("nvidia-smi"):
+    own_device = choose_device(device, _launch)
+    is_on_cpu = own_device.type == "cpu"
+    # a driver of NVIDIA's means that the user expects a GPU
+    if device == "auto" and is_on_cpu and is_primary() and shutil.which("nvidia-smi"):
         warn_user(Notice(f"Notice: computing on the CPU, since {missing_gpu()}."))
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
+
+    # The device has to be set before the group is initialized on it.
+    if own_device.type == "cuda":
+        torch.cuda.set_device(own_device)
     if _group is None and (is_adopted or grouped or _launch.world_size > 1):
-        _group = _connect(chosen, timedelta(seconds=rank_timeout), is_adopted=is_adopted)
-    return chosen
+        _group = _connect(own_device, timedelta(seconds=rank_timeout), is_adopted=is_adopted)
+    return own_device
 
 
 def stop() -> None:
     """Leave the process group."""
     global _group, _store
     if _group is not None and not _group.is_adopted:
+        # rank 0 may hold the store, so that it has to be the last to leave
         with suppress(RuntimeError):  # another rank has ended
-            dist.monitored_barrier(
-                _group.control, timeout=timedelta(seconds=5)
-            )  # rank 0 may hold the store
+            dist.monitored_barrier(_group.control, timeout=timedelta(seconds=5))
         dist.destroy_process_group()
     _group = _store = None
-
-
-def choose_device(name: str, launch: Launch) -> torch.device:
-    """Return the device of a process, for `--device`; raise a UserError if there is none."""
-    has_mps = launch.world_size == 1 and torch.backends.mps.is_available()
-    found = {"cuda": torch.cuda.is_available(), "mps": has_mps, "cpu": True}
-    if name == "auto":
-        name = next(kind for kind, is_here in found.items() if is_here)
-    if not found[name]:
-        reason = missing_gpu() if name == "cuda" else "torch finds no GPU of a Mac for this process"
-        raise UserError(f"--device {name}: {reason}. Omit --device, or install what is missing.")
-    if name != "cuda":
-        return torch.device(name)
-    gpus = torch.cuda.device_count()
-    if (
-        gpus == 1
-    ):  # of this process alone, as srun gives each task one; if not, `_check_places` says so
-        return torch.device("cuda", 0)
-    if (processes := max(launch.local_world_size, launch.local_rank + 1)) > gpus:
-        raise UserError(
-            f"{processes} processes were started here, but there are {gpus} GPUs. Start "
-            "one process per GPU "
-            f"(--nproc_per_node={gpus}), or add --device cpu."
-        )
-    return torch.device("cuda", launch.local_rank)
-
-
-def missing_gpu() -> str:
-    """Return why torch has no GPU by CUDA here, as a part of a sentence."""
-    if not torch.backends.cuda.is_built():
-        return f"this torch ({torch.__version__}) is built without CUDA"
-    reason = "torch finds no GPU"
-    try:
-        torch.cuda.init()
-    except RuntimeError as error:
-        # what follows in PyTorch's message is advice with addresses
-        reason += f" ({str(error).partition('. ')[0][:200].rstrip('.')})"
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return reason if visible is None else f"{reason}; CUDA_VISIBLE_DEVICES is {visible!r}"
-
-
-def master_address(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Return where ranks meet; by default the first host of a SLURM step, and a port that is the
-    same on all its hosts.
-
-    Examples
-    --------
-    >>> master_address({"SLURM_STEP_NODELIST": "gpu[07-09,12],fat1", "SLURM_JOB_ID": "41"})
-    ('gpu07', 20041)
-    """
-    first = re.match(r"([^\[,]|\[[^\]]*\])+", env.get("SLURM_STEP_NODELIST", "127.0.0.1"))
-    host = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0] if first else "")
-    port = 20_000 + int(env.get("SLURM_JOB_ID", 0)) % 20_000
-    return env.get("MASTER_ADDR", host), int(env.get("MASTER_PORT", port))
 
 
 def _connect(device: torch.device, timeout: timedelta, *, is_adopted: bool) -> _Group:
     """Initialize the default process group, unless it is, and one for CPU tensors."""
     global _store
     host, port = master_address()
-    device_id = device if device.type == "cuda" else None
     try:
-        if is_adopted:
-            store = dist.distributed_c10d._get_default_store()
-        elif _launch.world_size == 1:
-            store = dist.HashStore()
-        else:
-            url = "env://" if "RANK" in os.environ else f"tcp://{host}:{port}"
-            store = next(iter(rendezvous(url, rank(), world_size(), timeout=timeout)))[0]
-            # torchrun keeps its store when it restarts processes, except in an elastic rendezvous
-            # of several nodes
-            is_kept = (
-                _launch.local_world_size == _launch.world_size
-                or os.environ.get("TORCHELASTIC_RUN_ID") == "none"
-            )
-            store = dist.PrefixStore(f"attempt/{restarts() if is_kept else 0}", store)
+        store = _meet(host, port, timeout, is_adopted=is_adopted)
         _store = dist.PrefixStore("histocoder", store)
         _check_places(device, _store)
-        if _launch.local_world_size < _launch.world_size and (
-            interface := _interface_towards(host)
-        ):
-            # by default gloo uses the address of the host's name, such as 127.0.1.1, which others
-            # may not reach
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+        # By default gloo uses the address of the host's name, such as 127.0.1.1, which the other
+        # nodes may not reach.
+        if _launch.local_world_size < _launch.world_size:
+            interface = interface_towards(host)
+            if interface:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
         if not is_adopted:
-            place: dict[str, Any] = {
-                "rank": rank(),
-                "world_size": world_size(),
-                "device_id": device_id,
-            }
+            is_gpu = device.type == "cuda"
             dist.init_process_group(
-                "nccl" if device_id else "gloo", store=store, timeout=timeout, **place
+                "nccl" if is_gpu else "gloo",
+                store=store,
+                timeout=timeout,
+                rank=rank(),
+                world_size=world_size(),
+                device_id=device if is_gpu else None,
             )
         control = dist.new_group(backend="gloo", timeout=timeout)
     except RuntimeError as error:
         if "Duplicate GPU" in str(error):
             raise UserError(
-                "NCCL connects no processes that compute on parts (MIG) of one GPU. Start "
-                "one process per GPU, or add "
-                "--device cpu."
+                "NCCL connects no processes that compute on parts (MIG) of one GPU. Start one "
+                "process per GPU, or add --device cpu."
             ) from error
+        reason = " ".join(str(error).split())[:400]
         raise UserError(
-            f"The processes can't connect at {host}:{port} "
-            f"({' '.join(str(error).split())[:400]}). If another run uses "
-            "that port, choose another (--master_port; for srun, export MASTER_PORT). If "
-            "it is the wrong network, name "
-            "the right interface on each node: export GLOO_SOCKET_IFNAME=eth0, for GPUs "
-            "NCCL_SOCKET_IFNAME=eth0 too."
+            f"The processes can't connect at {host}:{port} ({reason}). If another run uses that "
+            "port, choose another (--master_port; for srun, export MASTER_PORT). If it is the "
+            "wrong network, name the right interface on each node: export "
+            "GLOO_SOCKET_IFNAME=eth0, for GPUs NCCL_SOCKET_IFNAME=eth0 too."
         ) from error
     return _Group(_store, control, is_adopted)
+
+
+def _meet(host: str, port: int, timeout: timedelta, *, is_adopted: bool) -> dist.Store:
+    """Return the store in which the ranks find each other, once all of them are there."""
+    if is_adopted:
+        return dist.distributed_c10d._get_default_store()
+    if _launch.world_size == 1:
+        return dist.HashStore()
+    url = "env://" if "RANK" in os.environ else f"tcp://{host}:{port}"
+    store = next(iter(rendezvous(url, rank(), world_size(), timeout=timeout)))[0]
+
+    # torchrun keeps its store when it restarts processes, except in an elastic rendezvous of
+    # several nodes; each attempt needs keys of its own.
+    is_one_node = _launch.local_world_size == _launch.world_size
+    is_static = os.environ.get("TORCHELASTIC_RUN_ID") == "none"
+    attempt = restarts() if is_one_node or is_static else 0
+    return dist.PrefixStore(f"attempt/{attempt}", store)
 
 
 def _check_places(device: torch.device, store: dist.Store) -> None:
@@ -290,38 +209,16 @@ def _check_places(device: torch.device, store: dist.Store) -> None:
         if place.device_type != places[0].device_type:
             raise UserError(
                 f"Rank 0 on {places[0].host} computes on {places[0].device_type}, but rank "
-                f"{number} on {place.host} on "
-                f"{place.device_type}. Run histocoder doctor there, or give all ranks the "
-                "same --device."
+                f"{number} on {place.host} on {place.device_type}. Run histocoder doctor there, "
+                "or give all ranks the same --device."
             )
         if place.uuid and rank_of_gpu.setdefault(place.uuid, number) != number:
-            num_gpus = len({other.uuid for other in places if other.host == place.host})
+            num_gpus = len({peer.uuid for peer in places if peer.host == place.host})
             raise UserError(
                 f"Ranks {rank_of_gpu[place.uuid]} and {number} compute on the same GPU of "
-                f"{place.host}. Start one "
-                f"process per GPU (torchrun --nproc_per_node={num_gpus}; srun with "
-                "--gpus-per-task=1), or add "
-                "--device cpu."
+                f"{place.host}. Start one process per GPU (torchrun --nproc_per_node={num_gpus}; "
+                "srun with --gpus-per-task=1), or add --device cpu."
             )
-
-
-def _interface_towards(host: str) -> str | None:
-    """Return the network interface on the route to a host, for a loopback address the default
-    route's; Linux only.
-    """
-    with suppress(OSError):
-        (address,) = struct.unpack("=I", socket.inet_aton(socket.gethostbyname(host)))
-        routes = [
-            line.split()
-            for line in Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]
-        ]
-        masks = {
-            route[0]: int(route[7], 16)
-            for route in routes
-            if address & int(route[7], 16) == int(route[1], 16)
-        }
-        return max(masks, key=lambda name: masks[name].bit_count(), default=None)
-    return None
 
 
 def averaged_in_bf16(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -333,9 +230,10 @@ def averaged_in_bf16(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
 
 def all_reduce(values: Tensor, op: str = "sum") -> Tensor:
     """Return the sum or another reduction ("max") of all ranks' `values`, on each of them."""
-    if _group is not None:
-        values, group = values.clone(), _group.control if values.device.type == "cpu" else None
-        dist.all_reduce(values, getattr(dist.ReduceOp, op.upper()), group)
+    if _group is None:
+        return values
+    values = values.clone()
+    dist.all_reduce(values, getattr(dist.ReduceOp, op.upper()), _group.for_tensor(values))
     return values
 
 
@@ -345,15 +243,17 @@ def gather(values: Tensor) -> list[Tensor]:
     """
     if _group is None:
         return [values]
-    group = _group.control if values.device.type == "cpu" else None
+    group = _group.for_tensor(values)
     sizes = torch.zeros(world_size(), dtype=torch.int64, device=values.device)
     sizes[rank()] = len(values)
     dist.all_reduce(sizes, group=group)
+
+    # torch gathers tensors of one size alone
     padded = values.new_zeros(int(sizes.max()), *values.shape[1:])
     padded[: len(values)] = values
     gathered = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(gathered, padded, group=group)
-    return [found[:size] for found, size in zip(gathered, sizes, strict=True)]
+    return [part[:size] for part, size in zip(gathered, sizes, strict=True)]
 
 
 class DelayedMax:
@@ -404,21 +304,28 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
     if _group is None:
         return work()
     _group.num_calls += 1
-    key, message, signum = f"primary/{_group.num_calls}", "", 0
+    key = f"primary/{_group.num_calls}"
     if not is_primary():
         _wait_until(lambda store: store.check([key]))
         message, signum = json.loads(_group.store.get(key))
+        if signum:
+            raise Interrupted(message, signum)
         if message:
-            raise Interrupted(message, signum) if signum else UserError(message)
+            raise UserError(message)
         return None
+
+    # The other ranks wait for the key, so it is set however the work ends.
+    message = ""
+    signum = 0
     try:
         return work()
+    except (UserError, Interrupted) as error:
+        message = str(error)
+        signum = getattr(error, "signum", 0)
+        raise
     except BaseException as error:
-        message = (
-            f"rank 0 failed while {doing} ({type(error).__name__}); see its output for details."
-        )
-        if isinstance(error, UserError | Interrupted):
-            message, signum = str(error), getattr(error, "signum", 0)
+        kind = type(error).__name__
+        message = f"rank 0 failed while {doing} ({kind}); see its output for details."
         raise
     finally:
         _group.store.set(key, json.dumps([message, signum]))

@@ -19,6 +19,7 @@ PARTS = (
         "files",
         "log",
         "config",
+        "launcher",
         "distributed",
         "formatters",
         "text",

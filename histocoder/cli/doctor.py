@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from histocoder import distributed
+from histocoder import launcher
 from histocoder.cli.flags import DoctorFlags
 from histocoder.files import make_folder
 from histocoder.log import log
@@ -40,7 +40,7 @@ def examine(folder: Path) -> Iterator[tuple[str, str, str]]:
     """Yield things to examine, what was found, and what that limits; `folder` is where runs are to
     be saved.
     """
-    device = distributed.choose_device("auto", distributed.Launch())
+    device = launcher.choose_device("auto", launcher.Launch())
     num_devices = torch.cuda.device_count() if device.type == "cuda" else 1
     own = (
         f"histocoder {version('histocoder')}, Python {platform.python_version()}, torch "
@@ -53,7 +53,7 @@ def examine(folder: Path) -> Iterator[tuple[str, str, str]]:
     )
     if shutil.which("nvidia-smi"):
         without = (
-            f"There is a driver for NVIDIA GPUs, but {distributed.missing_gpu()}: install a "
+            f"There is a driver for NVIDIA GPUs, but {launcher.missing_gpu()}: install a "
             "torch that fits it."
         )
     yield (

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from histocoder import distributed
+from histocoder import distributed, launcher
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.log import log
 from histocoder.model import MixerModel, NgramEncoder, Tokenizer
@@ -112,7 +112,7 @@ def frozen_outputs(model: MixerModel, data: OccupationDataset) -> FrozenOutputs 
     if is_gpu:
         free_bytes = float(torch.cuda.mem_get_info(device)[0])
     else:
-        free_bytes = total_bytes() / distributed.read_launch().local_world_size
+        free_bytes = total_bytes() / launcher.read_launch().local_world_size
     is_too_large = torch.tensor(int(num_bytes > _MEMORY_SHARE * free_bytes))
     has_room = not distributed.all_reduce(is_too_large, "max")
     manner = "in each step, since they take more than a quarter of the memory"

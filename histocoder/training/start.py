@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from histocoder import distributed
+from histocoder import distributed, launcher
 from histocoder.checkpoints.model_files import (
     HUB_PREFIX,
     WEIGHTS_FILE,
@@ -112,7 +112,7 @@ def _encoder_to_resume(config: FinetuneConfig | MixerConfig) -> str | None:
     """Return the encoder of the run that is to be resumed, if there is one."""
     # processes that their launcher has restarted resume their own run, whatever the settings
     run = config.folder
-    if distributed.restarts() == 0:
+    if launcher.restarts() == 0:
         if config.resume == "never" or (config.overwrite and config.resume == "auto"):
             return None
         if config.resume != "auto":

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from histocoder import distributed
+from histocoder import distributed, launcher
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, recorded
@@ -104,7 +104,7 @@ def join(config: RunConfig) -> torch.device:
     """Join the process group, check the settings that depend on it, and return the device."""
     if config.deterministic:
         compute_deterministically()
-    if config.distributed and not distributed.read_launch().launched:
+    if config.distributed and not launcher.read_launch().launched:
         script = "train_mixer" if isinstance(config, MixerConfig) else "finetune"
         raise UserError(
             "--distributed needs a launcher: torchrun --nproc_per_node=2 -m "

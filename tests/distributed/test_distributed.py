@@ -17,8 +17,8 @@ from conftest import DEADLINE, ROOT, cases, environment, slow
 from jobs import STEPS, assert_same_end, assert_same_weights, training, two_ranks
 
 from histocoder import distributed
-from histocoder.distributed import Launch, choose_device, master_address, read_launch
 from histocoder.errors import Notice, UserError
+from histocoder.launcher import Launch, choose_device, master_address, read_launch
 
 
 @cases(
