@@ -51,9 +51,7 @@ def expand(parts: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor
     # Copies are aligned in memory as new tensors are, on which the last digits of sums depend.
     weights = {name: part.clone() for name, part in parts.items()}
     for name in (TABLE, NEAREST_ROWS):
-        if _levels(name) in weights:
-            levels = weights.pop(_levels(name))
-            weights[name] = dequantize(levels, weights.pop(_scales(name)))
+        _dequantize_part(weights, name)
 
     # Rows that are not in the file are zeros, as those of n-grams that no description had.
     if encoder_type(config.encoder) == NgramConfig.model_type and MEMBERS in weights:
@@ -92,9 +90,7 @@ def with_table_rows(
 def with_whole_table(parts: Mapping[str, Tensor], table: Tensor) -> dict[str, Tensor]:
     """Return weights with all rows of the table, which is `table` with the rows that they have."""
     weights = dict(parts)
-    if _levels(TABLE) in weights:
-        levels = weights.pop(_levels(TABLE))
-        weights[TABLE] = dequantize(levels, weights.pop(_scales(TABLE)))
+    _dequantize_part(weights, TABLE)
     weights[TABLE] = fill_rows(table, weights.pop(MEMBERS), weights[TABLE])
     return weights
 
@@ -114,22 +110,21 @@ def compact_moments(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
     kept, as in Adafactor (Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235). The state of
     other parameters stays as it is.
     """
-    mean, squares = moments["exp_avg"], moments["exp_avg_sq"]
+    step = {"step": moments["step"]}
+    mean = moments["exp_avg"]
+    squares = moments["exp_avg_sq"]
     if mean.dim() != 2 or mean.shape[1] % 2 or not len(mean):
-        return {"step": moments["step"], "exp_avg": mean, "exp_avg_sq": squares}
-    return {
-        "step": moments["step"],
-        **_quantized_parts("exp_avg", mean),
-        "exp_avg_sq.rows": squares.mean(1),
-        "exp_avg_sq.columns": squares.mean(0),
-    }
+        return step | {"exp_avg": mean, "exp_avg_sq": squares}
+    margins = {"exp_avg_sq.rows": squares.mean(1), "exp_avg_sq.columns": squares.mean(0)}
+    return step | _quantized_parts("exp_avg", mean) | margins
 
 
 def expand_moments(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return AdamW's state of a parameter from the form of `compact_moments`, or as it is."""
     if "exp_avg" in parts:
         return dict(parts)
-    rows, columns = parts["exp_avg_sq.rows"], parts["exp_avg_sq.columns"]
+    rows = parts["exp_avg_sq.rows"]
+    columns = parts["exp_avg_sq.columns"]
     shares = columns / columns.mean().clamp(min=torch.finfo(torch.float32).tiny)
     return {
         "step": parts["step"],
@@ -146,11 +141,14 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     of the row, and that of one in the second half times 16. Rows that were quantized before give
     the same levels and scales again.
     """
-    num_groups = rows.shape[1] // _GROUP if rows.shape[1] % _GROUP == 0 else 1
+    dim = rows.shape[1]
+    num_groups = dim // _GROUP if dim % _GROUP == 0 else 1
     groups = rows.float().unflatten(1, (num_groups, -1))
     scales = (groups.abs().amax(2) / MAX_LEVEL).bfloat16()
     divisors = scales.float().clamp(min=torch.finfo(torch.float32).tiny)
     levels = (groups / divisors[:, :, None]).round().to(torch.int32).flatten(1) + MAX_LEVEL
+
+    # two levels a byte
     first, second = levels.chunk(2, dim=1)
     return (first + 16 * second).to(torch.uint8), scales
 
@@ -159,9 +157,9 @@ def dequantize(levels: Tensor, scales: Tensor) -> Tensor:
     """Return the rows (n, dim) that `quantize` was given, in fp32, each number as near as a level
     is.
     """
-    both = torch.cat([levels & 15, levels >> 4], dim=1)
+    level_of_number = torch.cat([levels & 15, levels >> 4], dim=1)
     scales = scales.float().view(len(levels), -1, 1)
-    groups = both.float().unflatten(1, (scales.shape[1], -1))
+    groups = level_of_number.float().unflatten(1, (scales.shape[1], -1))
     # in place, since new memory takes longer than the arithmetic
     return groups.sub_(MAX_LEVEL).mul_(scales).flatten(1)
 
@@ -187,6 +185,12 @@ def _scales(name: str) -> str:
 def _quantized_parts(name: str, rows: Tensor) -> dict[str, Tensor]:
     levels, scales = quantize(rows)
     return {_levels(name): levels, _scales(name): scales}
+
+
+def _dequantize_part(parts: dict[str, Tensor], name: str) -> None:
+    """Replace the levels and the scales of a tensor by its rows, if it was quantized."""
+    if _levels(name) in parts:
+        parts[name] = dequantize(parts.pop(_levels(name)), parts.pop(_scales(name)))
 
 
 def _narrowed(integers: Tensor) -> Tensor:

@@ -31,10 +31,10 @@ def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
     is full.
     """
     if names is None:
-        paths = (
-            path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST_FILE
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        names = sorted(
+            path.relative_to(folder).as_posix() for path in files if path.name != MANIFEST_FILE
         )
-        names = sorted(path.relative_to(folder).as_posix() for path in paths)
     checksums = {name: crc32(folder / name) for name in names}
     write_text(folder / MANIFEST_FILE, json.dumps({_CHECKSUMS: checksums}, indent=2) + "\n")
 
@@ -52,10 +52,11 @@ def read_manifest(folder: Path) -> dict[str, str]:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise DamagedError(f"{path} is damaged ({error}).") from error
-    checksums = content.get(_CHECKSUMS, {}) if isinstance(content, dict) else None
-    if not isinstance(checksums, dict):
+    if isinstance(content, dict):
+        content = content.get(_CHECKSUMS, {})
+    if not isinstance(content, dict):
         raise DamagedError(f"{path} is damaged (it holds no checksums).")
-    return checksums
+    return content
 
 
 def manifest_names(folder: Path) -> tuple[str, ...]:

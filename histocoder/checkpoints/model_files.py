@@ -35,23 +35,23 @@ from histocoder.model import (
 from histocoder.model.encoder import hub_answers
 from histocoder.text.languages import Language
 
-CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER, CARD_FILE = (
-    "config.json",
-    "model.safetensors",
-    "tokenizer",
-    "README.md",
-)
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+TOKENIZER_FOLDER = "tokenizer"
+CARD_FILE = "README.md"
 MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, MANIFEST_FILE)
 HUB_PREFIX = "hf://"
 _TOKENIZER_FILES = (
-    *(
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.jinja",
-    ),
-    *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
 )
 """Names of the files of tokenizers in models without checksums."""
 _CARD = Path(__file__).with_name("card.md.jinja")
@@ -81,8 +81,15 @@ def write_model(
 
 def model_names(folder: Path) -> tuple[str, ...]:
     """Return the paths that the files of a model have in its folder."""
-    tokenizer = (f"{TOKENIZER_FOLDER}/{name}" for name in _TOKENIZER_FILES)
-    return (*dict.fromkeys((*MODEL_FILES, *manifest_names(folder), *tokenizer)),)
+    names = MODEL_FILES + manifest_names(folder)
+    names += tuple(f"{TOKENIZER_FOLDER}/{name}" for name in _TOKENIZER_FILES)
+    return tuple(dict.fromkeys(names))
+
+
+def file_names(folder: Path) -> set[str]:
+    """Return the paths in a folder of all files there, links among them."""
+    paths = (path for path in folder.rglob("*") if not path.is_dir())
+    return {path.relative_to(folder).as_posix() for path in paths}
 
 
 def save_model(
@@ -102,21 +109,22 @@ def save_model(
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     weights = compact(weights)
-    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-    if not folder.exists() or {CONFIG_FILE} <= names <= {*model_names(folder)}:
+    names = file_names(folder)
+    if not folder.exists() or {CONFIG_FILE} <= names <= set(model_names(folder)):
         with replacing_folder(folder) as new:
             write_model(new, config, weights, tokenizer=tokenizer, card=card)
         return
+
+    # All files have to be on the disk before the first replaces one of the old model.
     with temporary_folder(folder / WEIGHTS_FILE) as new:
         write_model(new, config, weights, tokenizer=tokenizer, card=card)
         for path in (*new.rglob("*"), new):
             sync(path)
         (folder / CONFIG_FILE).unlink(missing_ok=True)
-        files = (path for path in new.rglob("*") if path.is_file())
-        for path in sorted(files, key=lambda path: path.name == CONFIG_FILE):
-            target = folder / path.relative_to(new)
+        for name in sorted(file_names(new), key=lambda name: name == CONFIG_FILE):
+            target = folder / name
             target.parent.mkdir(exist_ok=True)
-            os.replace(path, target)
+            os.replace(new / name, target)
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -136,9 +144,8 @@ def save_config(folder: Path, config: ModelConfig) -> None:
     """Write `config.json` into a folder, whole or not at all; in that of a model, the manifest is
     written again.
     """
-    write_text(
-        folder / CONFIG_FILE, json.dumps(config.to_dict(), indent=2, ensure_ascii=False) + "\n"
-    )
+    content = json.dumps(config.to_dict(), indent=2, ensure_ascii=False)
+    write_text(folder / CONFIG_FILE, content + "\n")
     if (folder / MANIFEST_FILE).is_file():
         write_manifest(folder, manifest_names(folder))
 
@@ -197,9 +204,8 @@ def as_saved(model: MixerModel) -> MixerModel:
 
 def is_own_model(path: Path) -> bool:
     """Return whether a path is the folder of a histocoder model."""
-    return (path / CONFIG_FILE).is_file() and read_json(path / CONFIG_FILE).get(
-        "model_type"
-    ) == MODEL_TYPE
+    config = path / CONFIG_FILE
+    return config.is_file() and read_json(config).get("model_type") == MODEL_TYPE
 
 
 def save_tensors(content: Any, path: Path) -> None:
@@ -215,10 +221,9 @@ def load_tensors(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        is_refused = "unsupported" in str(error).lower()
-        reason = (
-            "it contains objects other than tensors" if is_refused else "it is not a PyTorch file"
-        )
+        reason = "it is not a PyTorch file"
+        if "unsupported" in str(error).lower():
+            reason = "it contains objects other than tensors"
         raise DamagedError(f"{path} contains no weights that can be read: {reason}.") from error
 
 
@@ -229,9 +234,8 @@ def read_json(path: Path, kind: type = dict) -> Any:
     except (ValueError, OSError, RecursionError) as error:
         raise DamagedError(f"{path} can't be read ({error}).") from error
     if not isinstance(content, kind):
-        raise DamagedError(
-            f"{path} can't be read (it holds no JSON {'object' if kind is dict else 'list'})."
-        )
+        kind_name = "object" if kind is dict else "list"
+        raise DamagedError(f"{path} can't be read (it holds no JSON {kind_name}).")
     return content
 
 
@@ -275,26 +279,22 @@ def local_folder(path_or_url: str | Path) -> Path:
     if not name.startswith(HUB_PREFIX):
         if Path(name).is_dir():
             return Path(name)
-        advice = (
-            f" For a repository on the Hugging Face hub, write {HUB_PREFIX}{name}."
-            if name.count("/") == 1
-            else ""
-        )
-        raise UserError(f"There is no model folder {name}.{advice}")
+        message = f"There is no model folder {name}."
+        if name.count("/") == 1:
+            message += f" For a repository on the Hugging Face hub, write {HUB_PREFIX}{name}."
+        raise UserError(message)
+
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    repository = name.removeprefix(HUB_PREFIX)
     is_reached = hub_answers()
     try:
-        return Path(
-            snapshot_download(name.removeprefix(HUB_PREFIX), local_files_only=not is_reached)
-        )
+        return Path(snapshot_download(repository, local_files_only=not is_reached))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = (
-            "has no such repository"
-            if is_reached
-            else "can't be reached, and there is no cached copy"
-        )
+        reason = "can't be reached, and there is no cached copy"
+        if is_reached:
+            reason = "has no such repository"
         raise UserError(
             f"Could not open the model {name}: the Hugging Face hub {reason}."
         ) from error

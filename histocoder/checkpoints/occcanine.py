@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,26 @@ from histocoder.config import NUM_CODES, ModelConfig
 from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError, misfit
 from histocoder.files import replacing
-from histocoder.formatters import build_formatter
+from histocoder.formatters import Formatter, build_formatter
 from histocoder.model import MixerModel, encoder_type
 from histocoder.model.canine import POSITIONS, CanineConfig
 
-Codes = tuple[str, ...] | None
-PAD_TO = (
-    128  # positions that inputs of published models were padded to; their decoders saw the padding
-)
+_HUB_WEIGHTS_FILE = "pytorch_model.bin"  # of transformers' earlier versions
+_DECODER_HEAD = "decoder.head.weight"
+PAD_TO = 128
+"""Positions that inputs of published models were padded to; their decoders saw the padding."""
 
 
-def initial_weights(path: Path) -> tuple[dict[str, Tensor], Codes]:
+@dataclass(frozen=True)
+class PublishedModel:
+    """Content of a model that OccCANINE has published."""
+
+    weights: dict[str, Tensor]  # by histocoder's names
+    codes: tuple[str, ...] | None  # of each class, "" for that of blank cells; None if unknown
+    symbols: list[str] | None  # characters that codes consist of; None if unknown
+
+
+def initial_weights(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...] | None]:
     """Read weights to start from, and the code of each class where it is known.
 
     `path` is the folder of a model, a run or a checkpoint, or a model that `read_published` reads.
@@ -37,60 +47,70 @@ def initial_weights(path: Path) -> tuple[dict[str, Tensor], Codes]:
         config = model_files.read_model_config(path)
         parts = model_files.read_tensors(path / model_files.WEIGHTS_FILE)
         return expand(parts, config), config.codes
-    return read_published(path)[:2]
+    published = read_published(path)
+    return published.weights, published.codes
 
 
-def read_published(path: Path) -> tuple[dict[str, Tensor], Codes, list[str] | None]:
+def read_published(path: Path) -> PublishedModel:
     """Read an OccCANINE model; raise a UserError if there are no weights, or a file has objects
     other than tensors.
 
     `path` is a file `last.bin` (a dict with `model`, `key` and perhaps `chars`), or a folder as on
     the Hugging Face hub, with `model.safetensors` or `pytorch_model.bin`, and perhaps `key.json`
     and `chars.json`. OccCANINE's first version has an encoder and a flat head, but no decoder.
-
-    Returns weights by histocoder's names; the code of each class ("" for that of blank cells), and
-    the characters that codes consist of, each None if the model doesn't record them.
     """
+    # A folder has the key and the characters in files of their own.
     saved: dict[str, Any] = {}
     if path.is_dir():
         for name, kind in (("key", dict), ("chars", list)):
             if (path / f"{name}.json").is_file():
                 saved[name] = model_files.read_json(path / f"{name}.json", kind)
-        is_old = (path / "pytorch_model.bin").is_file() and not (
-            path / model_files.WEIGHTS_FILE
-        ).is_file()
-        path = path / ("pytorch_model.bin" if is_old else model_files.WEIGHTS_FILE)
+        folder = path
+        path = folder / model_files.WEIGHTS_FILE
+        if not path.is_file() and (folder / _HUB_WEIGHTS_FILE).is_file():
+            path = folder / _HUB_WEIGHTS_FILE
+
     if not path.exists():
         raise UserError(f"There is no {path} to load weights from.")
-    loaded = (
-        model_files.read_tensors(path)
-        if path.name == model_files.WEIGHTS_FILE
-        else model_files.load_tensors(path)
-    )
-    if isinstance(loaded, dict):
-        saved |= loaded if "model" in loaded else {"model": loaded}
+    if path.name == model_files.WEIGHTS_FILE:
+        saved["model"] = model_files.read_tensors(path)
+    else:
+        content = model_files.load_tensors(path)
+        if isinstance(content, dict):
+            saved |= content if "model" in content else {"model": content}
+
     weights = saved.get("model")
-    if (
-        not isinstance(weights, dict)
-        or not weights
-        or not all(isinstance(one, Tensor) for one in weights.values())
-    ):
+    if not isinstance(weights, dict) or {isinstance(x, Tensor) for x in weights.values()} != {True}:
         raise UserError(
             f"{path} contains no weights that can be read: they are not of a known model."
         )
-    own = {}
-    for name, tensor in weights.items():
-        name = re.sub(r"^basemodel\.", "encoder.", re.sub(r"^out\.", "linear_decoder.", name))  # noqa: PLW2901
-        if not name.endswith("position_ids"):  # buffers that earlier transformers saved
-            own[name] = tensor
-    key, chars, codes = saved.get("key"), saved.get("chars"), None
-    if isinstance(
-        key, dict
-    ):  # code to class; NaN is the class of blank cells, with several columns
-        codes = tuple(
-            "" if str(code) == "nan" else str(code) for code in sorted(key, key=key.__getitem__)
-        )
-    return own, codes, list(map(str, chars)) if isinstance(chars, list | tuple | str) else None
+    symbols = None
+    if isinstance(saved.get("chars"), list | tuple | str):
+        symbols = [str(symbol) for symbol in saved["chars"]]
+    return PublishedModel(_renamed(weights), _codes_of_key(saved.get("key")), symbols)
+
+
+def _renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of OccCANINE's versions by histocoder's names."""
+    result = {}
+    for name, weight in weights.items():
+        # buffers that earlier versions of transformers saved
+        if name.endswith("position_ids"):
+            continue
+        head_renamed = re.sub(r"^out\.", "linear_decoder.", name)
+        result[re.sub(r"^basemodel\.", "encoder.", head_renamed)] = weight
+    return result
+
+
+def _codes_of_key(key: Any) -> tuple[str, ...] | None:
+    """Return the code of each class from a dict of the class of each code; None if it is not a
+    dict.
+    """
+    if not isinstance(key, dict):
+        return None
+    codes = [str(code) for code in sorted(key, key=key.__getitem__)]
+    # with several columns of codes, blank cells have a class, whose code is NaN
+    return tuple("" if code == "nan" else code for code in codes)
 
 
 def model_from_occcanine(
@@ -112,50 +132,36 @@ def model_from_occcanine(
     `CanineConfig` that differ from CANINE-s's, and `text_normalization` is that of its training
     texts. Raises a UserError if the file holds no such model, or one that these do not fit.
     """
-    if formatter not in NUM_CODES and not target_cols:
-        raise UserError(
-            f"A model of the formatter {formatter!r} needs the columns of codes that it "
-            "was trained on."
-        )
-    weights, own_codes, chars = read_published(path)
-    target_cols = tuple(
-        target_cols or (f"{formatter}_{i + 1}" for i in range(NUM_CODES[formatter]))
-    )
+    if not target_cols:
+        if formatter not in NUM_CODES:
+            raise UserError(
+                f"A model of the formatter {formatter!r} needs the columns of codes that it "
+                "was trained on."
+            )
+        target_cols = [f"{formatter}_{i + 1}" for i in range(NUM_CODES[formatter])]
+
+    published = read_published(path)
+    weights = published.weights
     system = build_formatter(
-        formatter, num_blocks=len(target_cols), block_size=block_size or 5, symbols=chars
+        formatter,
+        num_blocks=len(target_cols),
+        block_size=block_size or 5,
+        symbols=published.symbols,
     )
-    if "decoder.head.weight" not in weights:
-        raise UserError(
-            f"{path} has no decoder; train one on its encoder: --initial-checkpoint {path} "
-            "--only-encoder."
-        )
-    if (num_tokens := len(weights["decoder.head.weight"])) < system.vocab_size:
-        raise UserError(
-            f"{path} has {num_tokens} tokens, and the formatter {system.name!r} "
-            f"{system.vocab_size}. Either its codes "
-            "are of another kind (--formatter), or of characters that chars.json in its "
-            "folder must list."
-        )
-    if key is None and own_codes is None:
-        raise UserError(f"{path} contains no key; name its key file with --key.")
-    found, sizes = Key(own_codes or ()) if key is None else read_key(key), encoder_config or {}
-    if len(found.codes) != (num_classes := len(weights["linear_decoder.weight"])):
-        raise UserError(
-            f"{path} has {num_classes:,} classes, but its key has {len(found.codes):,} codes."
-        )
-    for i, (ours, theirs) in enumerate(zip(found.codes, own_codes or (), strict=False)):
-        if ours != theirs:
-            differ = f"class {i} is {ours!r} in the key and {theirs!r} in the model"
-            raise UserError(f"The key {key} does not match {path}: {differ}.")
+    _check_decoder(weights, system, path)
+    key_of_model = _matching_key(published, key, path)
+
+    # The weights tell the sizes of the decoder; those of CANINE need to be given.
+    layers = [int(name.split(".")[3]) for name in weights if name.startswith("decoder.decoder.")]
+    sizes = encoder_config or {}
     config = ModelConfig(
         encoder=sizes.get("encoder", sizes),  # a model's own config.json has it within
         formatter=system.to_config(),
-        vocab_size=num_tokens,
-        codes=found.codes,
-        target_cols=target_cols,
-        descriptions=found.descriptions,
-        decoder_num_layers=1
-        + max(int(name.split(".")[3]) for name in weights if name.startswith("decoder.decoder.")),
+        vocab_size=len(weights[_DECODER_HEAD]),
+        codes=key_of_model.codes,
+        target_cols=tuple(target_cols),
+        descriptions=key_of_model.descriptions,
+        decoder_num_layers=1 + max(layers),
         decoder_dim_feedforward=len(weights["decoder.decoder.layers.0.linear1.weight"]),
         mask_memory=False,
         pad_to=PAD_TO,
@@ -164,10 +170,52 @@ def model_from_occcanine(
     try:
         return MixerModel.from_weights(config, weights)
     except RuntimeError as error:
-        sizes_differ = f"The weights in {path} have other sizes ({misfit(error)})"
         raise UserError(
-            f"{sizes_differ}; give the sizes of its encoder with --encoder-config JSON."
+            f"The weights in {path} have other sizes ({misfit(error)}); give the sizes of its "
+            "encoder with --encoder-config JSON."
         ) from error
+
+
+def _check_decoder(weights: Mapping[str, Tensor], system: Formatter, path: Path) -> None:
+    """Raise a UserError unless there is a decoder of the tokens of a system of codes."""
+    if _DECODER_HEAD not in weights:
+        raise UserError(
+            f"{path} has no decoder; train one on its encoder: --initial-checkpoint {path} "
+            "--only-encoder."
+        )
+    num_tokens = len(weights[_DECODER_HEAD])
+    if num_tokens < system.vocab_size:
+        raise UserError(
+            f"{path} has {num_tokens} tokens, and the formatter {system.name!r} "
+            f"{system.vocab_size}. Either its codes "
+            "are of another kind (--formatter), or of characters that chars.json in its "
+            "folder must list."
+        )
+
+
+def _matching_key(published: PublishedModel, key_path: str | Path | None, path: Path) -> Key:
+    """Return the key in a file, by default that of the model; raise a UserError if it does not
+    fit.
+    """
+    if key_path is not None:
+        key = read_key(key_path)
+    elif published.codes is not None:
+        key = Key(published.codes)
+    else:
+        raise UserError(f"{path} contains no key; name its key file with --key.")
+
+    num_classes = len(published.weights["linear_decoder.weight"])
+    if len(key.codes) != num_classes:
+        raise UserError(
+            f"{path} has {num_classes:,} classes, but its key has {len(key.codes):,} codes."
+        )
+    for i, (code, code_of_model) in enumerate(zip(key.codes, published.codes or (), strict=False)):
+        if code != code_of_model:
+            raise UserError(
+                f"The key {key_path} does not match {path}: class {i} is {code!r} in the key and "
+                f"{code_of_model!r} in the model."
+            )
+    return key
 
 
 def unpublishable(config: ModelConfig) -> str:
@@ -180,9 +228,9 @@ def unpublishable(config: ModelConfig) -> str:
         return "it has attributes"
     if config.flat_head != "linear":
         return "its flat head is not linear"
-    return (
-        "its decoder uses the flat head's probabilities as a prior" if config.decoder_prior else ""
-    )
+    if config.decoder_prior:
+        return "its decoder uses the flat head's probabilities as a prior"
+    return ""
 
 
 def save_published(
@@ -194,10 +242,14 @@ def save_published(
     resume training.
     """
     key = {code or math.nan: i for i, code in enumerate(config.codes)}
-    own = {name: weight for name, weight in weights.items() if name != "trained_on"}
-    weights = {name: with_all_positions(name, weight, config) for name, weight in own.items()}
+    published = {
+        name: with_all_positions(name, weight, config)
+        for name, weight in weights.items()
+        if name != "trained_on"
+    }
+    content = {"model": published, "step": step, "key": key} | state
     with replacing(path) as temporary:
-        model_files.save_tensors({"model": weights, "step": step, "key": key, **state}, temporary)
+        model_files.save_tensors(content, temporary)
 
 
 def with_all_positions(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
@@ -208,9 +260,8 @@ def with_all_positions(name: str, tensor: Tensor, config: ModelConfig) -> Tensor
     """
     if name != f"encoder.{POSITIONS}" or tensor.dim() == 0:
         return tensor
-    return F.pad(
-        tensor, (0, 0, 0, CanineConfig.from_dict(config.encoder).num_hash_buckets - len(tensor))
-    )
+    num_positions = CanineConfig.from_dict(config.encoder).num_hash_buckets
+    return F.pad(tensor, (0, 0, 0, num_positions - len(tensor)))
 
 
 def save_occcanine(folder: str | Path, path: str | Path) -> None:
@@ -221,7 +272,6 @@ def save_occcanine(folder: str | Path, path: str | Path) -> None:
     if reason := unpublishable(model.config):
         raise UserError(
             f"OccCANINE has no format for the model in {folder}: {reason}. Train a CANINE "
-            "encoder with --save-format "
-            "occcanine or --recipe reference for a model in its format."
+            "encoder with --save-format occcanine or --recipe reference for a model in its format."
         )
     save_published(Path(path), model.config, model.state_dict(), step=0)

@@ -31,21 +31,20 @@ from histocoder.errors import UserError
 from histocoder.files import existing, write_text
 
 ARGS_FILE = "args.yaml"
-LOG_FILE, WANDB_ID_FILE = "logs.csv", "wandb_run_id"
-REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"
+LOG_FILE = "logs.csv"
+WANDB_ID_FILE = "wandb_run_id"
+REPORT_FILE = "report.html"
+METRICS_FILE = "metrics.json"
+FIGURES_FOLDER = "report"
 FIGURES = ("training", "production", "calibration", "languages", "digits", "code_seen", "text_seen")
 """Names of the report's figures."""
 TENSORBOARD_FOLDER = "tensorboard"
 RECORD_FILE = "run.json"
 """Names the folder of a run, and what in it is the run's: names that were free when it began."""
-RESULTS = (
-    REPORT_FILE,
-    METRICS_FILE,
-    LAST_BIN_FILE,
-    *(f"{FIGURES_FOLDER}/{name}.png" for name in FIGURES),
-)
+_RESULT_FILES = (REPORT_FILE, METRICS_FILE, LAST_BIN_FILE)
+RESULTS = _RESULT_FILES + tuple(f"{FIGURES_FOLDER}/{name}.png" for name in FIGURES)
 """Files that the end of a run writes about its model."""
-_FILES = (
+_MODEL_AND_LOGS = (
     CONFIG_FILE,
     WEIGHTS_FILE,
     CARD_FILE,
@@ -53,18 +52,14 @@ _FILES = (
     ARGS_FILE,
     LOG_FILE,
     WANDB_ID_FILE,
-    *RESULTS[:3],
 )
+_FILES = _MODEL_AND_LOGS + _RESULT_FILES
 _FOLDERS = (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, FIGURES_FOLDER, TENSORBOARD_FOLDER)
 _NAMES = (RECORD_FILE, *PREPARED_TABLES, PREPARED_FILE, *_FILES, *_FOLDERS)
 _HEAD_BYTES = 1 << 20
 _MARKS = {
-    ARGS_FILE: (
-        b"encoder:",
-        b"seed:",
-        b"batch_size:",
-        b"save_interval:",
-    ),  # each run has every setting
+    # each run has every setting
+    ARGS_FILE: (b"encoder:", b"seed:", b"batch_size:", b"save_interval:"),
     CARD_FILE: (b"library_name: histocoder",),
     CONFIG_FILE: (MODEL_TYPE.encode(),),
     WEIGHTS_FILE: (b'"linear_decoder.weight"',),  # in its header
@@ -81,7 +76,7 @@ _MARKS = {
 
 def trained_files(run: Path) -> Iterator[Path]:
     """Yield the existing files that bear the names of what training writes into a run's folder."""
-    yield from existing(run, (*_FILES, *RESULTS, *model_names(run)))
+    yield from existing(run, _FILES + RESULTS + model_names(run))
     yield from existing(run / BEST_FOLDER, model_names(run / BEST_FOLDER))
     for checkpoint in list_checkpoints(run):
         yield from existing(checkpoint, checkpoint_names(checkpoint))
@@ -96,19 +91,26 @@ def claim(folder: Path) -> None:
 
     Raises a UserError that names what a run would replace and histocoder did not write.
     """
+    # The record of a folder that was copied or moved names another one.
     record = _read_json(folder / RECORD_FILE)
-    is_here = record.get("folder") == str(folder.resolve())
-    names = set(record.get("names", ())) if is_here else set()
-    others = [name for name in _NAMES if name not in names and os.path.lexists(folder / name)]
+    recorded_names: set[str] = set()
+    if record.get("folder") == str(folder.resolve()):
+        recorded_names.update(record.get("names", ()))
+
+    # Common names, such as README.md, are the run's only beside a file that is certainly a run's.
     has_run = any(map(_is_certain, (folder, folder / BEST_FOLDER, *list_checkpoints(folder))))
-    foreign = [name for name in others if not (has_run and _is_ours(folder, name))]
+    foreign = []
+    for name in _NAMES:
+        is_unknown = name not in recorded_names and os.path.lexists(folder / name)
+        if is_unknown and not (has_run and _is_of_run(folder, name)):
+            foreign.append(name)
     if foreign:
         raise UserError(
             f"{folder} contains {', '.join(foreign)}, which a run would replace and "
-            "histocoder did not write there. "
-            "Choose a new folder."
+            "histocoder did not write there. Choose a new folder."
         )
-    if names != {*_NAMES}:
+
+    if recorded_names != set(_NAMES):
         record = {"folder": str(folder.resolve()), "names": _NAMES}
         write_text(folder / RECORD_FILE, json.dumps(record, indent=2) + "\n")
 
@@ -120,7 +122,8 @@ def foreign_results(folder: Path) -> list[str]:
     names = [path.relative_to(folder).as_posix() for path in existing(folder, RESULTS)]
     pages = [name for name in names if name in (REPORT_FILE, METRICS_FILE)]
     foreign = [name for name in pages if not _has_marks(folder / name, name)]
-    # figures have no mark of their own
+
+    # Figures have no mark of their own: they are a report's if they lie beside its pages.
     if not pages or foreign:
         foreign += [name for name in names if name.startswith(f"{FIGURES_FOLDER}/")]
     return foreign
@@ -145,31 +148,27 @@ def _is_certain(folder: Path) -> bool:
     checkpoint.
     """
     prepared = _read_json(folder / PREPARED_FILE)
-    is_prepared = "format_version" in prepared and (
-        "settings" in prepared or "examples" in prepared
-    )
-    is_model = _read_json(folder / CONFIG_FILE).get("model_type") == MODEL_TYPE
-    is_checkpoint = folder.parent.name == CHECKPOINTS_FOLDER and any(
-        existing(folder, (STATE_FILE, OPTIMIZER_FILE))
-    )
-    return is_prepared or is_model or is_checkpoint
+    if "format_version" in prepared and ("settings" in prepared or "examples" in prepared):
+        return True
+    if _read_json(folder / CONFIG_FILE).get("model_type") == MODEL_TYPE:
+        return True
+    is_in_place = folder.parent.name == CHECKPOINTS_FOLDER
+    return is_in_place and any(existing(folder, (STATE_FILE, OPTIMIZER_FILE)))
 
 
-def _is_ours(run: Path, name: str) -> bool:
+def _is_of_run(run: Path, name: str) -> bool:
     """Return whether a file or all files of a folder look like what histocoder writes under their
     names.
 
     The run's folder is known to hold a file of histocoder's.
     """
     path = run / name
-    if path.is_dir():
-        ours = {
-            *trained_files(run),
-            *existing(path, model_names(run)),
-            *existing(run, model_names(run)),
-        }
-        return all(file in ours for file in path.rglob("*") if not file.is_dir())
-    return _has_marks(path, name)
+    if not path.is_dir():
+        return _has_marks(path, name)
+    files_of_run = set(trained_files(run))
+    for folder in (path, run):
+        files_of_run.update(existing(folder, model_names(run)))
+    return all(file in files_of_run for file in path.rglob("*") if not file.is_dir())
 
 
 def _has_marks(path: Path, name: str) -> bool:

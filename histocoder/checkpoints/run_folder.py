@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import yaml
 from filelock import FileLock, Timeout
 
-from histocoder import distributed
+from histocoder import distributed, launcher
 from histocoder.checkpoints import run_files, training_state
 from histocoder.checkpoints.model_files import WEIGHTS_FILE
 from histocoder.checkpoints.run_files import (
@@ -64,10 +64,12 @@ def run_settings(run: Path) -> dict[str, Any]:
     dict without one.
     """
     path = run / ARGS_FILE
-    settings = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return (
-        settings | {"language_col": None} if settings.get("language_col") == NO_COLUMN else settings
-    )
+    if not path.is_file():
+        return {}
+    settings: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if settings.get("language_col") == NO_COLUMN:
+        settings["language_col"] = None
+    return settings
 
 
 @contextmanager
@@ -79,13 +81,12 @@ def holding(lock: Path, *, path: Path, instead: str) -> Iterator[None]:
     system without locks, nothing is held. The error says that `path` is in use, and what to choose
     `instead`.
     """
-    held = FileLock(
-        lock, timeout=0.2, fallback_to_soft=False
-    )  # a run that is just ending deletes its file
+    # a run that is just ending deletes its file within this time
+    file_lock = FileLock(lock, timeout=0.2, fallback_to_soft=False)
 
     def take() -> None:
         try:
-            held.acquire()
+            file_lock.acquire()
         except Timeout as error:
             raise UserError(
                 f"{path} is in use by another run. Wait until it ends, or choose {instead}."
@@ -100,7 +101,7 @@ def holding(lock: Path, *, path: Path, instead: str) -> Iterator[None]:
         if distributed.is_primary():
             with suppress(OSError):
                 lock.unlink()  # while the lock is held, so that no other run's file is deleted
-        held.release()
+        file_lock.release()
 
 
 def check_shared(path: Path) -> None:
@@ -109,7 +110,9 @@ def check_shared(path: Path) -> None:
     def content() -> bytes | None:
         return path.read_bytes() if path.is_file() else None
 
-    original, deadline = distributed.broadcast(content()), time.monotonic() + _LATE_SECONDS
+    # A network disk may show for some seconds what the file was before.
+    original = distributed.broadcast(content())
+    deadline = time.monotonic() + _LATE_SECONDS
     while content() != original and time.monotonic() < deadline:
         time.sleep(0.1)
     if not all(distributed.gather_objects(content() == original)):
@@ -132,7 +135,8 @@ class RunFolder:
         self.path = path
         self.best = path / BEST_FOLDER
         self.tensorboard = path / TENSORBOARD_FOLDER
-        self.logs, self.wandb_id = path / LOG_FILE, path / WANDB_ID_FILE
+        self.logs = path / LOG_FILE
+        self.wandb_id = path / WANDB_ID_FILE
         self._args = path / ARGS_FILE
 
     @classmethod
@@ -143,7 +147,8 @@ class RunFolder:
         All ranks raise a UserError if another run holds the folder, it can't be written to, or a
         run would replace or delete files that histocoder did not create.
         """
-        run, is_new = cls(path), not path.exists()
+        run = cls(path)
+        is_new = not path.exists()
         distributed.run_on_primary(lambda: make_folder(path), doing="making the run's folder")
         try:
             with (
@@ -198,50 +203,58 @@ class RunFolder:
         Raises a UserError if the folder holds a model that a new run would delete, unless it may
         `overwrite` it.
         """
-        asked = "never" if overwrite and resume == "auto" else resume
-
-        def find() -> Checkpoint | None:
-            is_restarted = distributed.restarts() > 0
-            found = training_state.find_checkpoint(self.path, "auto") if is_restarted else None
-            found = found or training_state.find_checkpoint(self.path, asked)
-            is_resumed = is_restarted or (found is not None and self._is_own(found.path))
-            # best/ alone is of a run that was killed before its first checkpoint
-            best = [self.best] if resume != "auto" else []
-            if (
-                not is_resumed
-                and not overwrite
-                and any(map(os.path.lexists, (*self._models(), *best)))
-            ):
-                raise UserError(
-                    f"{self.path} holds the model of an earlier run, which a new run would "
-                    "delete. Choose another "
-                    "folder, or add --overwrite."
-                )
-            return found
-
-        # rank 0 reads the checkpoint as it looks for an intact one; the others read the one that it
-        # names
-        checkpoint = distributed.run_on_primary(find, doing="reading checkpoints")
+        # Rank 0 reads the checkpoint as it looks for an intact one; the others read the one that it
+        # names.
+        checkpoint = distributed.run_on_primary(
+            lambda: self._find_checkpoint(resume, overwrite=overwrite), doing="reading checkpoints"
+        )
         path = distributed.broadcast(None if checkpoint is None else checkpoint.path)
         if path is None:
             return None
         check_shared(path / STATE_FILE)
         if checkpoint is None:
             checkpoint = training_state.load_checkpoint(path)
+
         if not self._is_own(checkpoint.path):
-            state = checkpoint.state
-            state.best_accuracy, state.best_val_loss, state.results = -math.inf, math.inf, None
+            checkpoint.state.best_accuracy = -math.inf
+            checkpoint.state.best_val_loss = math.inf
+            checkpoint.state.results = None
+        return checkpoint
+
+    def _find_checkpoint(self, resume: str, *, overwrite: bool) -> Checkpoint | None:
+        """Load the checkpoint that `checkpoint` returns; called on rank 0."""
+        is_restarted = launcher.restarts() > 0
+        checkpoint = None
+        if is_restarted:
+            checkpoint = training_state.find_checkpoint(self.path, "auto")
+        if checkpoint is None:
+            source = "never" if overwrite and resume == "auto" else resume
+            checkpoint = training_state.find_checkpoint(self.path, source)
+
+        # A new run deletes the model of an earlier one only if it is asked to.
+        is_own = checkpoint is not None and self._is_own(checkpoint.path)
+        if is_restarted or is_own or overwrite:
+            return checkpoint
+        models = self._models()
+        # best/ alone is of a run that was killed before its first checkpoint
+        if resume != "auto":
+            models.append(self.best)
+        if any(map(os.path.lexists, models)):
+            raise UserError(
+                f"{self.path} holds the model of an earlier run, which a new run would delete. "
+                "Choose another folder, or add --overwrite."
+            )
         return checkpoint
 
     def refuse_model(self) -> None:
         """Raise a UserError if there is a model, beside which new data would be prepared; called on
         rank 0.
         """
-        if any(map(os.path.lexists, (*self._models(), self.best))):
+        if any(map(os.path.lexists, [*self._models(), self.best])):
             raise UserError(
-                f"{self.path} holds the model of an earlier run, beside which "
-                "--prepare-only would leave other data. "
-                "Choose another folder, or omit --prepare-only to replace both."
+                f"{self.path} holds the model of an earlier run, beside which --prepare-only "
+                "would leave other data. Choose another folder, or omit --prepare-only to replace "
+                "both."
             )
 
     def _models(self) -> list[Path]:

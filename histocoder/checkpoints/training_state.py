@@ -22,9 +22,12 @@ from histocoder.files import existing, remove_files, replacing_folder
 from histocoder.log import log
 from histocoder.model import Tokenizer
 
-OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
+OPTIMIZER_FILE = "optimizer.pt"
+RANKS_FILE = "ranks.safetensors"
+STATE_FILE = "state.json"
 LAST_BIN_FILE = "last.bin"
-CHECKPOINTS_FOLDER, BEST_FOLDER = "checkpoints", "best"
+CHECKPOINTS_FOLDER = "checkpoints"
+BEST_FOLDER = "best"
 CHECKPOINT_VERSION = 2  # version of the format of a checkpoint's files
 
 
@@ -35,13 +38,11 @@ class TrainState:
     step: int = 0  # number of optimizer steps taken
     epoch: int = 0  # the current one, from 0
     samples: int = 0  # number of rows of the epoch trained on so far, over all ranks
-    best_accuracy: float = float(
-        "-inf"
-    )  # best mean of `greedy_seq_acc` and `flat_acc`; the next is the same model's
-    best_val_loss: float = float("inf")
-    results: dict[str, float] | None = (
-        None  # validation results at this step, if there was a validation
-    )
+    # best mean of `greedy_seq_acc` and `flat_acc`, and the loss of the same model
+    best_accuracy: float = -math.inf
+    best_val_loss: float = math.inf
+    # validation results at this step, if there was a validation
+    results: dict[str, float] | None = None
 
     def improves(self, results: dict[str, float], *, num_rows: int) -> bool:
         """Record a validation; return whether to keep its model as the best so far.
@@ -49,11 +50,15 @@ class TrainState:
         A model is kept unless an earlier one is better by more than a standard error: of models
         that validation can't tell apart, the last was trained at the lowest learning rate.
         """
-        accuracy, loss = (results["greedy_seq_acc"] + results["flat_acc"]) / 2, results["val_loss"]
+        accuracy = (results["greedy_seq_acc"] + results["flat_acc"]) / 2
+        loss = results["val_loss"]
         if (accuracy, -loss) > (self.best_accuracy, -self.best_val_loss):
-            self.best_accuracy, self.best_val_loss = accuracy, loss
+            self.best_accuracy = accuracy
+            self.best_val_loss = loss
+
+        # The variance of the mean of two accuracies, of which the decoder's is measured on at most
+        # NUM_GREEDY rows.
         share = self.best_accuracy / 100
-        # of the mean of two accuracies of the same answers, that of the decoder on some of the rows
         variance = share * (1 - share) * (3 / num_rows + 1 / min(num_rows, NUM_GREEDY)) / 4
         return accuracy >= self.best_accuracy - 100 * math.sqrt(variance)
 
@@ -79,9 +84,8 @@ class Checkpoint:
     path: Path  # its folder; see `checkpoint_path`
     state: TrainState
     learner: LearnerState
-    ranks: dict[
-        str, Tensor
-    ]  # state of each rank, such as that of its random number generator, one row per rank
+    # state of each rank, such as that of its random number generator, one row per rank
+    ranks: dict[str, Tensor]
     settings: dict[str, Any]  # those that a resumed run must share
     model_config: ModelConfig
     tokenizer: Tokenizer
@@ -95,42 +99,49 @@ def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
     """Write a checkpoint to its path, and delete all but the newest `keep` checkpoints of its
     run.
     """
-    final = checkpoint.path
+    path = checkpoint.path
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_folder(final) as folder:
-            learner = checkpoint.learner
-            rest = {
-                "optimizer": learner.optimizer,
-                "scheduler": learner.scheduler,
-                "scaler": learner.scaler,
-            }
-            model_files.save_tensors(rest, folder / OPTIMIZER_FILE)
-            model_files.write_tensors(checkpoint.ranks, folder / RANKS_FILE)
-            record = {
-                "format_version": CHECKPOINT_VERSION,
-                **asdict(checkpoint.state),
-                "settings": checkpoint.settings,
-            }
-            (folder / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-            model_files.write_model(
-                folder, checkpoint.model_config, learner.weights, tokenizer=checkpoint.tokenizer
-            )
-            for path in _others_files(final):
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(final / path, folder / path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_folder(path) as folder:
+            _write_checkpoint(checkpoint, folder)
+            # what others put into the folder that is replaced
+            for name in _foreign_names(path):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path / name, folder / name)
     except (OSError, UserError) as error:
-        # `replacing_folder` names its temporary folder and the system's reason, of which the latter
-        # is told
-        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-        reason = cause.strerror or cause if isinstance(cause, OSError) else cause
+        # The message of `replacing_folder` names a temporary folder, which tells a user nothing:
+        # only the system's reason is reported.
+        cause: BaseException = error
+        if isinstance(error.__cause__, OSError):
+            cause = error.__cause__
+        reason = getattr(cause, "strerror", None) or cause
         raise UserError(
-            f"Could not save the checkpoint {final} ({reason}). Older checkpoints are "
-            "intact. Make room, or fix "
-            "the folder, and run the same command again."
+            f"Could not save the checkpoint {path} ({reason}). Older checkpoints are intact. "
+            "Make room, or fix the folder, and run the same command again."
         ) from error
-    for old in list_checkpoints(final.parents[1])[:-keep]:
+
+    for old in list_checkpoints(path.parents[1])[:-keep]:
         delete_checkpoint(old)
+
+
+def _write_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write the files of a checkpoint into a new folder."""
+    learner = checkpoint.learner
+    learner_state = {
+        "optimizer": learner.optimizer,
+        "scheduler": learner.scheduler,
+        "scaler": learner.scaler,
+    }
+    model_files.save_tensors(learner_state, folder / OPTIMIZER_FILE)
+    model_files.write_tensors(checkpoint.ranks, folder / RANKS_FILE)
+    record = {"format_version": CHECKPOINT_VERSION} | asdict(checkpoint.state)
+    record["settings"] = checkpoint.settings
+    (folder / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+    # The model is the last, since its manifest lists all files of the folder.
+    model_files.write_model(
+        folder, checkpoint.model_config, learner.weights, tokenizer=checkpoint.tokenizer
+    )
 
 
 def save_last_bin(
@@ -140,42 +151,46 @@ def save_last_bin(
 
     `trained` are the names of the weights that the optimizer updates, in its order.
     """
-    moments = {
-        i: {name: with_all_positions(trained[i], value, config) for name, value in values.items()}
-        for i, values in learner.optimizer["state"].items()
-    }
-    groups = [{**group, "fused": None} for group in learner.optimizer["param_groups"]]
-    state = {
-        "optimizer": {"state": moments, "param_groups": groups},
-        "scheduler": learner.scheduler,
-    }
-    save_published(folder / LAST_BIN_FILE, config, learner.weights, step=step, **state)
+    moments = {}
+    for i, state in learner.optimizer["state"].items():
+        moments[i] = {
+            name: with_all_positions(trained[i], value, config) for name, value in state.items()
+        }
+    groups = [group | {"fused": None} for group in learner.optimizer["param_groups"]]
+    save_published(
+        folder / LAST_BIN_FILE,
+        config,
+        learner.weights,
+        step=step,
+        optimizer={"state": moments, "param_groups": groups},
+        scheduler=learner.scheduler,
+    )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return a run's checkpoints, intact or not, the newest last; a folder without any of their
     files is none.
     """
-    folders = (folder / CHECKPOINTS_FOLDER).glob("step-*")
-    numbered = (path for path in folders if path.name.removeprefix("step-").isdecimal())
-    return sorted(
-        (path for path in numbered if any(existing(path, checkpoint_names(path)))), key=step_of
-    )
+    checkpoints = []
+    for path in (folder / CHECKPOINTS_FOLDER).glob("step-*"):
+        is_numbered = path.name.removeprefix("step-").isdecimal()
+        if is_numbered and any(existing(path, checkpoint_names(path))):
+            checkpoints.append(path)
+    return sorted(checkpoints, key=step_of)
 
 
 def checkpoint_names(checkpoint: Path) -> tuple[str, ...]:
     """Return the paths that the files of a checkpoint have in its folder, first the one without
     which it is damaged.
     """
-    model = (name for name in model_files.model_names(checkpoint) if name != model_files.CARD_FILE)
-    return (STATE_FILE, OPTIMIZER_FILE, RANKS_FILE, *model)
+    names = [STATE_FILE, OPTIMIZER_FILE, RANKS_FILE, *model_files.model_names(checkpoint)]
+    names.remove(model_files.CARD_FILE)
+    return tuple(names)
 
 
-def _others_files(checkpoint: Path) -> list[Path]:
+def _foreign_names(checkpoint: Path) -> set[str]:
     """Return the paths in a checkpoint's folder of files that are not the checkpoint's."""
-    paths = (path.relative_to(checkpoint) for path in checkpoint.rglob("*") if not path.is_dir())
-    names = checkpoint_names(checkpoint)
-    return [path for path in paths if path.as_posix() not in names]
+    return model_files.file_names(checkpoint) - set(checkpoint_names(checkpoint))
 
 
 def step_of(checkpoint: Path) -> int:
@@ -186,7 +201,7 @@ def delete_checkpoint(checkpoint: Path) -> None:
     """Delete a checkpoint; rename it first, so that a partly deleted one is not resumed. Others'
     files in it stay.
     """
-    if _others_files(checkpoint):
+    if _foreign_names(checkpoint):
         remove_files(existing(checkpoint, checkpoint_names(checkpoint)))
         return
     doomed = checkpoint.with_name(f".{checkpoint.name}.old.tmp")
@@ -205,8 +220,14 @@ def find_checkpoint(folder: Path, resume: str) -> Checkpoint | None:
     """
     if resume == "never":
         return None
-    path, damage = folder if resume == "auto" else Path(resume), ""
-    for checkpoint in [path] if (path / STATE_FILE).is_file() else reversed(list_checkpoints(path)):
+    path = folder if resume == "auto" else Path(resume)
+    checkpoints = list_checkpoints(path)
+    if (path / STATE_FILE).is_file():
+        checkpoints = [path]
+
+    # The damage of the newest is the one to report, if no older checkpoint can be read either.
+    damage = ""
+    for checkpoint in reversed(checkpoints):
         try:
             return load_checkpoint(checkpoint)
         except DamagedError as error:
@@ -230,19 +251,22 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     verify_manifest(path)
     record = model_files.read_json(path / STATE_FILE)
-    if (version := record.pop("format_version", None)) != CHECKPOINT_VERSION:
+    version = record.pop("format_version", None)
+    if version != CHECKPOINT_VERSION:
         raise UserError(
             f"The checkpoint {path} has format version {version}; this histocoder reads "
-            f"{CHECKPOINT_VERSION}. Resume "
-            "it with the version that wrote it, or start a new run, with "
-            f"--initial-checkpoint {path}."
+            f"{CHECKPOINT_VERSION}. Resume it with the version that wrote it, or start a new run, "
+            f"with --initial-checkpoint {path}."
         )
+
     record.pop("num_worse", None)  # of earlier versions
-    settings, saved = record.pop("settings"), model_files.load_tensors(path / OPTIMIZER_FILE)
+    settings = record.pop("settings")
+    learner_state = model_files.load_tensors(path / OPTIMIZER_FILE)
+    weights = model_files.read_tensors(path / model_files.WEIGHTS_FILE)
     return Checkpoint(
         path=path,
         state=TrainState(**record),
-        learner=LearnerState(model_files.read_tensors(path / model_files.WEIGHTS_FILE), **saved),
+        learner=LearnerState(weights, **learner_state),
         ranks=model_files.read_tensors(path / RANKS_FILE),
         settings=settings,
         model_config=model_files.read_model_config(path),
