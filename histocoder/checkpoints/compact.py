@@ -13,7 +13,8 @@ from torch import Tensor
 
 from histocoder.config import ModelConfig
 from histocoder.model import encoder_type
-from histocoder.model.ngram import NgramConfig, sparse_parts
+from histocoder.model.linear_expert import sparse_parts
+from histocoder.model.ngram import NgramConfig
 
 TABLE = "encoder.table"
 MEMBERS = f"{TABLE}.members"

@@ -16,7 +16,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.isotonic import IsotonicRegression
 from sklearn.model_selection import GroupKFold
 
-from histocoder.model.ngram import SHARPNESS
+from histocoder.model.linear_expert import SHARPNESS
 from histocoder.ops.linear_svm import MAX_WEIGHTS, fit_machines
 
 NUM_FOLDS = 5

@@ -27,7 +27,8 @@ from histocoder.inference.onnx_coder import (
     OnnxCoder,
 )
 from histocoder.model import MixerModel
-from histocoder.model.ngram import NgramEncoder, Ngrams, linear_ngrams
+from histocoder.model.linear_expert import linear_ngrams
+from histocoder.model.ngram import NgramEncoder, Ngrams
 from histocoder.text.tokenizers import join_language, lower_characters, tokenize
 
 _OPSET = 20

@@ -49,14 +49,16 @@ class Attention(nn.Module):
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of `x` (B, L, dim), each of shape (B, heads, L, dim / heads)."""
-        keys, values = F.linear(x, *self.projections(Weights(x.dtype))[1]).chunk(2, dim=-1)
+        weight, bias = self.projections(Weights(x.dtype))[1]
+        keys, values = F.linear(x, weight, bias).chunk(2, dim=-1)
         return self.heads(keys), self.heads(values)
 
     def projections(self, weights: Weights) -> list[tuple[Tensor, Tensor]]:
         """Return weight and bias of the projection to queries, and of that to keys and values."""
         dim = self.in_proj_weight.shape[1]
-        both = (weights[x].split((dim, 2 * dim)) for x in (self.in_proj_weight, self.in_proj_bias))
-        return list(zip(*both, strict=True))
+        of_queries, of_source = weights[self.in_proj_weight].split((dim, 2 * dim))
+        bias_of_queries, bias_of_source = weights[self.in_proj_bias].split((dim, 2 * dim))
+        return [(of_queries, bias_of_queries), (of_source, bias_of_source)]
 
     def mix(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention of queries to keys and values, each by heads, of shape (B, L,
@@ -78,9 +80,8 @@ class Attention(nn.Module):
             of_queries, of_source = self.projections(weights)
             x, queries = linear_beside(x, *of_queries)
             sources = [queries, F.linear(source, *of_source)]
-        return x, linear(
-            attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj, weights
-        )
+        mixed = attention(*sources, num_heads=self.num_heads, mask=mask)
+        return x, linear(mixed, self.out_proj, weights)
 
 
 class DecoderLayer(TransformerLayer):
@@ -104,7 +105,8 @@ class DecoderLayer(TransformerLayer):
 
         `causal` (L, L) and `memory_mask` (B, 1, 1, S) are masks as `attention` takes them.
         """
-        weights, p = Weights(x.dtype, self), self.dropout.p if self.training else 0.0
+        weights = Weights(x.dtype, self)
+        p = self.dropout.p if self.training else 0.0
         x, update = self.self_attn(x, None, causal, weights)
         x = add_norm(x, update, self.norm1, p, weights)
         x, update = self.multihead_attn(x, memory, memory_mask, weights)
@@ -134,22 +136,19 @@ class Decoder(nn.Module):
         super().__init__()
         self.token_emb: Any = nn.ModuleDict({"embedding": nn.Embedding(vocab_size, dim)})
         self.positional_encoding: Any = nn.Module()
-        with torch.device(
-            "cpu"
-        ):  # so that it has values where the model is built on the meta device
+
+        # on the CPU, so that it has values where the model is built on the meta device
+        with torch.device("cpu"):
             frequencies = torch.exp(-torch.arange(0, dim, 2) * math.log(10000) / dim)
-            angles = (
-                torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies
-            )  # (MAX_TARGET_LEN, dim / 2)
+            angles = torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies  # (…, dim / 2)
         sinusoids = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).unsqueeze(1)
         self.positional_encoding.register_buffer("pos_embedding", sinusoids)
         self.dropout = Dropout(dropout)
         layers = [
             DecoderLayer(dim, num_heads, dim_feedforward or dim, dropout) for _ in range(num_layers)
         ]
-        self.decoder = nn.ModuleDict(
-            {"layers": nn.ModuleList(layers)}
-        )  # named as in published state dicts
+        # named as in published state dicts
+        self.decoder = nn.ModuleDict({"layers": nn.ModuleList(layers)})
         self.head = nn.Linear(dim, vocab_size)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -190,7 +189,9 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x, causal, memory, mask)
         logits = linear(x.float(), self.head)
-        return logits if prior is None else logits + prior.following(tokens)
+        if prior is not None:
+            logits = logits + prior.following(tokens)
+        return logits
 
 
 class Prior(NamedTuple):
@@ -217,14 +218,14 @@ class Prior(NamedTuple):
 
         They are those of `PriorSteps`, at all positions at once.
         """
-        length, size = tokens.shape[1], self.blocks.shape[2]
+        length = tokens.shape[1]
+        size = self.blocks.shape[2]
         num_blocks = -(-length // size)
 
         # Which classes begin with the tokens of a block before each of its positions, (B, N, K,
         # size).
-        codes = F.pad(tokens[:, 1:], (0, num_blocks * size + 1 - length)).unflatten(
-            1, (num_blocks, size)
-        )
+        codes = F.pad(tokens[:, 1:], (0, num_blocks * size + 1 - length))
+        codes = codes.unflatten(1, (num_blocks, size))
         agrees = (self.blocks[:, None] == codes[:, :, None]).long().cumprod(-1)
         begins = F.pad(agrees[..., :-1], (1, 0), value=1)
 
@@ -237,10 +238,11 @@ class Prior(NamedTuple):
         masses = shares.new_zeros(len(tokens), num_blocks, size, self.vocab_size)
         masses.scatter_add_(3, following.transpose(2, 3), shares.transpose(2, 3))
         masses[:, 1:, 0, PAD] += (self.shares[:, None] * is_written[:, 1:]).sum(-1)
+
+        # Once a row has ended, PAD is all that follows.
         masses = masses.flatten(1, 2)[:, :length]
         has_ended = tokens.eq(PAD).cumsum(1) > 0
-        masses[..., PAD] = masses[..., PAD].masked_fill(has_ended, 1.0)
-        return (masses / masses.sum(-1, keepdim=True).clamp(min=_LEAST) + _LEAST).log()
+        return _log_shares(masses, has_ended)
 
 
 class PriorSteps:
@@ -252,42 +254,50 @@ class PriorSteps:
     """
 
     def __init__(self, prior: Prior) -> None:
-        self._shares, self._blocks = (
-            prior.shares[:, None],
-            prior.blocks[:, None],
-        )  # (B, 1, K), (B, 1, K, size)
+        self._shares = prior.shares[:, None]  # (B, 1, K)
+        self._blocks = prior.blocks[:, None]  # (B, 1, K, size)
         self._vocab_size = prior.vocab_size
-        self._left = torch.ones_like(
-            self._shares, dtype=torch.bool
-        )  # not written yet, of shape (B, W, K)
-        self._fits = self._left  # those of them that begin with the block's tokens
-        self._ended = torch.zeros_like(
-            self._shares[..., 0], dtype=torch.bool
-        )  # by an unused block, (B, W)
         self._depth = 0
+
+        # Whether a class is not written yet, (B, W, K); whether it also begins with the tokens of
+        # the block so far; and whether a row has ended by an unused block, (B, W).
+        self._left = torch.ones_like(self._shares, dtype=torch.bool)
+        self._fits = self._left
+        self._ended = torch.zeros_like(self._shares[..., 0], dtype=torch.bool)
 
     def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Return the log shares (B, W, vocab_size) of what follows each node of the next level; see
         `IncrementalDecoder`.
         """
+        # Each node goes on from the state of its parent.
         position = self._depth % self._blocks.shape[3]
         if self._depth:
-            index = parents.long()[..., None].expand(-1, -1, self._fits.shape[2])
-            self._left, self._fits = self._left.gather(1, index), self._fits.gather(1, index)
-            self._ended = self._ended.gather(1, parents.long()) | tokens.eq(PAD)
+            parents = parents.long()
+            index = parents[..., None].expand(-1, -1, self._fits.shape[2])
+            self._left = self._left.gather(1, index)
+            self._fits = self._fits.gather(1, index)
+            self._ended = self._ended.gather(1, parents) | tokens.eq(PAD)
             self._fits = self._fits & (self._blocks[..., position - 1] == tokens[..., None])
+
+        # Behind a code, the classes that are not written yet compete anew.
         is_behind_code = self._depth > 0 and position == 0
         if is_behind_code:
             self._left = self._left & ~self._fits
             self._fits = self._left
+
         masses = self._shares.new_zeros(*tokens.shape, self._vocab_size)
         following = self._blocks[..., position].expand(self._fits.shape)
         masses.scatter_add_(2, following, self._shares * self._fits)
         if is_behind_code:
             masses[..., PAD] += (self._shares * ~self._left).sum(-1)
-        masses[..., PAD] = masses[..., PAD].masked_fill(self._ended, 1.0)
         self._depth += 1
-        return (masses / masses.sum(-1, keepdim=True).clamp(min=_LEAST) + _LEAST).log()
+        return _log_shares(masses, self._ended)
+
+
+def _log_shares(masses: Tensor, has_ended: Tensor) -> Tensor:
+    """Return the log shares of masses (…, vocab_size); PAD has all of it where a row has ended."""
+    masses[..., PAD] = masses[..., PAD].masked_fill(has_ended, 1.0)
+    return (masses / masses.sum(-1, keepdim=True).clamp(min=_LEAST) + _LEAST).log()
 
 
 def class_blocks(codes: Sequence[str], formatter: dict[str, Any]) -> Tensor:

@@ -17,8 +17,9 @@ from histocoder.model.canine import Canine, CanineLayer
 from histocoder.model.decoder import Decoder, Prior, class_blocks
 from histocoder.model.encoder import Encoder, encode_pretrained, encoder_from_config
 from histocoder.model.layers import Dropout, TransformerLayer, WithoutInit, linear
+from histocoder.model.linear_expert import LinearExpert
 from histocoder.model.nearest import NearestExpert
-from histocoder.model.ngram import LinearExpert, Lookup, NgramEncoder
+from histocoder.model.ngram import Lookup, NgramEncoder
 from histocoder.text.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer
 
 

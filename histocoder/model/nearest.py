@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,9 +43,9 @@ class NearestExpert(nn.Module):
         self.register_buffer("rows", torch.zeros(num_rows, size, dtype=torch.bfloat16))
         self.register_buffer("ends", torch.zeros(num_rows, 2, dtype=torch.int32))
         self.register_buffer("first", torch.zeros(num_classes + 1, dtype=torch.int64))
-        self._blocks: Tensor | None = None  # made when it is first used, as the others are
-        self._rows_of_pieces: Tensor | None = None
-        self._class_of_piece = self.first
+        # made when they are first used
+        self._blocks: Tensor | None = None
+        self._pieces: _Pieces | None = None
 
     @classmethod
     @torch.no_grad()
@@ -84,14 +84,16 @@ class NearestExpert(nn.Module):
         """
         queries = self.project(encodings)
         if kernels.supports(queries):
-            self._blocks = kernels.blocks_of(self.rows) if self._blocks is None else self._blocks
+            if self._blocks is None:
+                self._blocks = kernels.blocks_of(self.rows)
             cosine, row = kernels.nearest(queries, classes, self._blocks, self.first)
         else:
-            parts = [
-                self._nearest(*part)
-                for part in zip(queries.split(_AT_ONCE), classes.split(_AT_ONCE), strict=True)
-            ]
-            cosine, row = (torch.cat(part) for part in zip(*parts, strict=True))
+            cosine = torch.empty(classes.shape, device=classes.device)
+            row = torch.empty_like(classes)
+            for start in range(0, len(queries), _AT_ONCE):
+                part = slice(start, start + _AT_ONCE)
+                cosine[part], row[part] = self._nearest(queries[part], classes[part])
+
         same = (self.ends[row] == ends[:, None]) & (row >= 0)[..., None]
         begins, ended = same.float().unbind(-1)
         return {
@@ -108,36 +110,40 @@ class NearestExpert(nn.Module):
         a plain reduction; only pieces, not rows, are reduced to classes by a scatter, which on a
         GPU takes an atomic operation for each.
         """
-        rows, class_of_piece = self._pieces()
+        if self._pieces is None or self._pieces.rows.device != self.first.device:
+            self._pieces = _pieces(self.first)
+        rows = self._pieces.rows
         cosine = queries @ self.rows[rows.flatten()].float().T
         of_pieces, place = cosine.unflatten(1, rows.shape).max(2)  # both (B, P)
         nearest_rows = rows.expand(len(queries), -1, -1).gather(2, place[..., None])[..., 0]
 
-        class_ids = class_of_piece.expand(len(queries), -1)
+        # From pieces to classes; of the rows that are equally near, the last one.
+        class_ids = self._pieces.class_ids.expand(len(queries), -1)
         best = cosine.new_full((len(queries), len(self.first) - 1), -1.0)
         best = best.scatter_reduce(1, class_ids, of_pieces, "amax")
         candidates = nearest_rows.where(of_pieces >= best.gather(1, class_ids), -1)
         row = nearest_rows.new_full(best.shape, -1).scatter_reduce(1, class_ids, candidates, "amax")
         return best.gather(1, classes), row.gather(1, classes)
 
-    def _pieces(self) -> tuple[Tensor, Tensor]:
-        """Return the rows of each piece (P, size), of which the last of a class repeats a row, and
-        its class (P,).
-        """
-        if self._rows_of_pieces is None or self._rows_of_pieces.device != self.first.device:
-            sizes = self.first.diff()
-            num_pieces = -(-sizes // _PIECE)
-            number = torch.arange(len(sizes), device=sizes.device)
-            class_of_piece = number.repeat_interleave(num_pieces)
 
-            # The place of a piece among those of its class, then its rows.
-            first_piece = num_pieces.cumsum(0) - num_pieces
-            place = (
-                torch.arange(len(class_of_piece), device=sizes.device) - first_piece[class_of_piece]
-            )
-            start = self.first[class_of_piece] + _PIECE * place
-            rows = start[:, None] + torch.arange(_PIECE, device=sizes.device)
-            last = self.first[class_of_piece + 1] - 1
-            self._class_of_piece = class_of_piece
-            self._rows_of_pieces = rows.minimum(last[:, None])
-        return self._rows_of_pieces, self._class_of_piece
+class _Pieces(NamedTuple):
+    """The rows of all classes, cut into P pieces of one size."""
+
+    rows: Tensor  # of each piece, (P, size); the last piece of a class repeats a row
+    class_ids: Tensor  # class of each piece, (P,)
+
+
+def _pieces(first: Tensor) -> _Pieces:
+    """Cut the rows of classes into pieces; `first` is that of `NearestExpert`."""
+    device = first.device
+    sizes = first.diff()
+    num_pieces = -(-sizes // _PIECE)
+    class_ids = torch.arange(len(sizes), device=device).repeat_interleave(num_pieces)
+
+    # The place of a piece among those of its class, then its rows.
+    first_piece = num_pieces.cumsum(0) - num_pieces
+    place = torch.arange(len(class_ids), device=device) - first_piece[class_ids]
+    start = first[class_ids] + _PIECE * place
+    rows = start[:, None] + torch.arange(_PIECE, device=device)
+    last = first[class_ids + 1] - 1
+    return _Pieces(rows.minimum(last[:, None]), class_ids)

@@ -33,8 +33,8 @@ from histocoder.inference.predictions import Prediction
 from histocoder.inference.table_coder import USUAL_SHARE
 from histocoder.log import log
 from histocoder.model import MixerModel
+from histocoder.model.linear_expert import LinearExpert
 from histocoder.model.nearest import NearestExpert
-from histocoder.model.ngram import LinearExpert
 from histocoder.text.tokenizers import lower_characters
 from histocoder.training.encoded_rows import fit_nearest_expert
 from histocoder.training.svm import fit_attribute_expert, fit_linear_expert

@@ -9,7 +9,7 @@ from sklearn.feature_extraction.text import TfidfTransformer
 
 from histocoder.data.dataset import OccupationDataset
 from histocoder.log import log
-from histocoder.model.ngram import NGRAM_WEIGHTS, LinearExpert, linear_ngrams
+from histocoder.model.linear_expert import NGRAM_WEIGHTS, LinearExpert, linear_ngrams
 from histocoder.ops import kernels
 from histocoder.ops.linear_svm import MAX_WEIGHTS, fit_machines
 from histocoder.text.tokenizers import lower_characters

@@ -26,8 +26,9 @@ from histocoder.checkpoints.model_files import (
 )
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel
+from histocoder.model.linear_expert import LinearExpert, ngram_rows
 from histocoder.model.nearest import NearestExpert
-from histocoder.model.ngram import LinearExpert, NgramConfig, NgramEncoder, ngram_rows
+from histocoder.model.ngram import NgramConfig, NgramEncoder
 from histocoder.text.tokenizers import lower_characters
 
 TRAINED = [3, 17, 40, 499]

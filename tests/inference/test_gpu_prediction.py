@@ -9,7 +9,7 @@ from pretended_gpu import pretended_gpu
 from histocoder import Coder
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder
-from histocoder.model.ngram import LinearExpert
+from histocoder.model.linear_expert import LinearExpert
 
 TEXTS = ["farmer", "husmand og væver", "miner", "a", "weaver of the parish", "baker (deceased)"] * 3
 MODES = {"combined": 1, "greedy": 2, "flat": 1, "topk": 2, "full": 1}

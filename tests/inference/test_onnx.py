@@ -25,8 +25,9 @@ from histocoder.formatters import build_formatter
 from histocoder.inference import onnx_export
 from histocoder.inference.onnx_coder import MODES, OnnxCoder
 from histocoder.model import MixerModel, ngram
+from histocoder.model.linear_expert import LinearExpert, ngram_rows
 from histocoder.model.nearest import NearestExpert
-from histocoder.model.ngram import LinearExpert, NgramConfig, NgramEncoder, ngram_rows
+from histocoder.model.ngram import NgramConfig, NgramEncoder
 from histocoder.text.tokenizers import end_characters, join_language, lower_characters
 
 ODD = [

@@ -10,7 +10,8 @@ from sklearn.svm import LinearSVC
 from torch import Tensor
 
 from histocoder.model.layers import attend_to_paths, attention, dropout
-from histocoder.model.ngram import LinearExpert, NgramConfig, hashed_ngrams
+from histocoder.model.linear_expert import LinearExpert
+from histocoder.model.ngram import NgramConfig, hashed_ngrams
 from histocoder.ops import kernels, linear_svm
 from histocoder.ops.linear_svm import fit_machines
 from histocoder.text.tokenizers import lower_characters
