@@ -70,24 +70,29 @@ class Canine(nn.Module):
 
     def __init__(self, config: CanineConfig) -> None:
         super().__init__()
-        self.config, dim = config, config.hidden_size
+        self.config = config
+        dim = config.hidden_size
 
         def norm() -> nn.LayerNorm:
             return nn.LayerNorm(dim, eps=config.layer_norm_eps)
 
         def layers(number: int) -> Any:
-            return nn.ModuleDict(
-                {"layer": nn.ModuleList(CanineLayer(config) for _ in range(number))}
-            )
+            modules = [CanineLayer(config) for _ in range(number)]
+            return nn.ModuleDict({"layer": nn.ModuleList(modules)})
 
-        width, buckets = dim // config.num_hash_functions, config.num_hash_buckets
-        tables = {
-            f"{_HASH_TABLE}{i}": nn.Embedding(buckets, width)
-            for i in range(config.num_hash_functions)
-        }
-        tables["char_position_embeddings"] = nn.Embedding(buckets, dim)
-        tables["token_type_embeddings"] = nn.Embedding(config.type_vocab_size, dim)
-        self.char_embeddings: Any = nn.ModuleDict({**tables, "LayerNorm": norm()})
+        # Each hash function gives a part of a character's embedding.
+        buckets = config.num_hash_buckets
+        embeddings: dict[str, nn.Module] = {}
+        for i in range(config.num_hash_functions):
+            embeddings[f"{_HASH_TABLE}{i}"] = nn.Embedding(
+                buckets, dim // config.num_hash_functions
+            )
+        embeddings["char_position_embeddings"] = nn.Embedding(buckets, dim)
+        embeddings["token_type_embeddings"] = nn.Embedding(config.type_vocab_size, dim)
+        embeddings["LayerNorm"] = norm()
+        self.char_embeddings: Any = nn.ModuleDict(embeddings)
+
+        # The layers, with convolutions from characters to molecules and back between them.
         self.initial_char_encoder = layers(1)
         conv = nn.Conv1d(dim, dim, config.downsampling_rate)
         self.chars_to_molecules: Any = nn.ModuleDict({"conv": conv, "LayerNorm": norm()})
@@ -96,43 +101,43 @@ class Canine(nn.Module):
         self.projection: Any = nn.ModuleDict({"conv": conv, "LayerNorm": norm()})
         self.final_char_encoder = layers(1)
         self.pooler: Any = nn.ModuleDict({"dense": nn.Linear(dim, dim)})
-        with torch.device("cpu"):  # no state dict holds it
+
+        # A buffer, since a copy in each pass would make a GPU wait; no state dict holds it.
+        with torch.device("cpu"):
             primes = torch.tensor(_PRIMES[: config.num_hash_functions])
-        self.register_buffer(
-            "_primes", primes, persistent=False
-        )  # a copy in each pass would make a GPU wait
+        self.register_buffer("_primes", primes, persistent=False)
         self.apply(self._initialize)
 
     @classmethod
     def from_transformers(cls, model: Any) -> "Canine":
         """Return a CANINE that shares the weights of `model`, transformers' `CanineModel`."""
         with torch.device("meta"), WithoutInit():
-            found = cls(CanineConfig.from_dict(model.config.to_dict()))
+            canine = cls(CanineConfig.from_dict(model.config.to_dict()))
         weights = model.float().state_dict()
-        found.load_state_dict({name: weights[name] for name in found.state_dict()}, assign=True)
-        return found
+        canine.load_state_dict({name: weights[name] for name in canine.state_dict()}, assign=True)
+        return canine
 
     def trim_positions(self, num_positions: int) -> None:
         """Drop the positions beyond `num_positions`, which would take gradients and optimizer
         state.
         """
         table = self.char_embeddings.char_position_embeddings
-        table.weight = nn.Parameter(
-            table.weight.detach()[:num_positions].clone(), table.weight.requires_grad
-        )
+        rows = table.weight.detach()[:num_positions].clone()
+        table.weight = nn.Parameter(rows, table.weight.requires_grad)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Cut the loaded table of positions, of published models 16,384 rows, to those that are
         read.
         """
-        needed, table = len(self.get_parameter(POSITIONS)), state_dict.get(prefix + POSITIONS)
+        num_positions = len(self.get_parameter(POSITIONS))
+        table = state_dict.get(prefix + POSITIONS)
         if table is not None:
-            if len(table) < needed:
+            if len(table) < num_positions:
                 raise UserError(
                     f"The model reads {len(table)} positions at most; set --max-len to "
                     "that or less."
                 )
-            state_dict[prefix + POSITIONS] = table[:needed]
+            state_dict[prefix + POSITIONS] = table[:num_positions]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _initialize(self, module: nn.Module) -> None:
@@ -153,23 +158,27 @@ class Canine(nn.Module):
         `trimmed` they are not computed.
         """
         p = self.config.hidden_dropout_prob if self.training else 0.0
-        rate, length = self.config.downsampling_rate, input_ids.shape[1]
-        num_chars, num_encoded = (length - rate, length - rate - 2) if trimmed else (length, length)
+        rate = self.config.downsampling_rate
+        num_chars = num_encoded = input_ids.shape[1]
+        if trimmed:
+            num_chars -= rate
+            num_encoded = num_chars - 2
 
+        # Characters attend to their block.
         chars = dropout(self._embedded(input_ids[:, :num_chars]).to(dtype), p)
-        mask = input_ids.ne(0)
-        molecule_mask = mask.unflatten(1, (-1, rate)).any(-1)[
-            :, None, None
-        ]  # of L / rate, CLS included
-        molecule_mask, mask = reusable(molecule_mask, dtype), reusable(mask[:, None, None], dtype)
+        is_char = input_ids.ne(0)
+        mask = reusable(is_char[:, None, None], dtype)
+        block_mask = self._within_blocks(mask[..., :num_chars], dtype)
+        chars = _apply(self.initial_char_encoder, chars, block_mask)
+
+        # Molecules, CLS before them, attend to all others.
         weights = Weights(dtype, self.chars_to_molecules, self.projection, self.pooler)
-        chars = _apply(
-            self.initial_char_encoder, chars, self._within_blocks(mask[..., :num_chars], dtype)
-        )
-        molecules = _apply(
-            self.encoder, self._molecules(chars, weights, drop_last=not trimmed), molecule_mask
-        )
+        is_molecule = is_char.unflatten(1, (-1, rate)).any(-1)
+        molecules = self._molecules(chars, weights, drop_last=not trimmed)
+        molecules = _apply(self.encoder, molecules, reusable(is_molecule[:, None, None], dtype))
         pooled = torch.tanh(linear(molecules[:, 0], self.pooler.dense, weights))
+
+        # Back to characters, which now know their molecules.
         encoded = dropout(self._projected(chars, molecules[:, 1:], weights, num_encoded), p)
         return _apply(self.final_char_encoder, encoded, mask[..., :num_encoded]), pooled
 
@@ -177,28 +186,27 @@ class Canine(nn.Module):
         """Return embeddings of characters, by several hashes of each, of positions, and of the
         first token type.
         """
-        config, tables = self.config, self.char_embeddings
-        hashes = (input_ids.long() + 1)[..., None] * self._primes % config.num_hash_buckets
+        tables = self.char_embeddings
+        hashes = (input_ids.long() + 1)[..., None] * self._primes % self.config.num_hash_buckets
         shards = [
-            tables[f"{_HASH_TABLE}{i}"](hashes[..., i]) for i in range(config.num_hash_functions)
+            tables[f"{_HASH_TABLE}{i}"](hashes[..., i])
+            for i in range(self.config.num_hash_functions)
         ]
         positions = tables.char_position_embeddings.weight[: input_ids.shape[1]]
-        return tables.LayerNorm(
-            torch.cat(shards, dim=-1) + (positions + tables.token_type_embeddings.weight[0])
-        )
+        positions = positions + tables.token_type_embeddings.weight[0]
+        return tables.LayerNorm(torch.cat(shards, dim=-1) + positions)
 
     def _molecules(self, chars: Tensor, weights: Weights, *, drop_last: bool) -> Tensor:
         """Return CLS and one molecule for every `rate` characters of `chars` (B, L, dim)."""
         conv = self.chars_to_molecules.conv
-        windows = chars.unflatten(1, (-1, self.config.downsampling_rate)).flatten(
-            2
-        )  # (B, L / rate, rate * dim)
+        windows = chars.unflatten(1, (-1, self.config.downsampling_rate))
+        windows = windows.flatten(2)  # (B, L / rate, rate * dim)
         weight = weights[conv.weight].permute(0, 2, 1).flatten(1)
         molecules = F.gelu(F.linear(windows, weight, weights[conv.bias]))
-        molecules = molecules[:, :-1] if drop_last else molecules
-        return layer_norm(
-            torch.cat([chars[:, :1], molecules], dim=1), self.chars_to_molecules.LayerNorm, weights
-        )
+        if drop_last:
+            molecules = molecules[:, :-1]
+        molecules = torch.cat([chars[:, :1], molecules], dim=1)
+        return layer_norm(molecules, self.chars_to_molecules.LayerNorm, weights)
 
     def _projected(
         self, chars: Tensor, molecules: Tensor, weights: Weights, num_encoded: int
@@ -210,24 +218,27 @@ class Canine(nn.Module):
         weight = weights[conv.weight]  # (dim, 2 * dim, taps), for characters, then for molecules
         dim, _, taps = weight.shape
         of_chars, of_molecules = weight.split(dim, dim=1)
-        before, length, rate = (taps - 1) // 2, chars.shape[1], self.config.downsampling_rate
+        length = chars.shape[1]
+        rate = self.config.downsampling_rate
+
+        # The part of the characters: a product with windows of them, (B, L, taps * dim).
+        before = (taps - 1) // 2
         padded = F.pad(chars, (0, 0, before, taps - 1 - before))
-        windows = torch.cat(
-            [padded[:, k : k + length] for k in range(taps)], dim=-1
-        )  # (B, L, taps * dim)
+        windows = torch.cat([padded[:, k : k + length] for k in range(taps)], dim=-1)
         out = F.linear(windows, of_chars.permute(0, 2, 1).flatten(1), weights[conv.bias])
-        # contiguous, or torch copies the weight for each row of the batch when no gradients are
-        # needed
+
+        # The part of the molecules, computed once for each, (B, M, taps, dim). They are contiguous,
+        # or torch copies the weight for each row of the batch when no gradients are needed.
         by_tap = F.linear(molecules.contiguous(), of_molecules.permute(2, 0, 1).flatten(0, 1))
-        by_tap = by_tap.unflatten(-1, (taps, dim))  # (B, M, taps, dim)
-        missing = (
-            length // rate - molecules.shape[1]
-        )  # the last molecule stands in for one that was dropped
-        by_tap = (
-            torch.cat([by_tap, by_tap[:, -1:].expand(-1, missing, -1, -1)], dim=1)
-            if missing
-            else by_tap
-        )
+        by_tap = by_tap.unflatten(-1, (taps, dim))
+
+        # The last molecule stands in for one that was dropped.
+        num_missing = length // rate - molecules.shape[1]
+        if num_missing:
+            repeated = by_tap[:, -1:].expand(-1, num_missing, -1, -1)
+            by_tap = torch.cat([by_tap, repeated], dim=1)
+
+        # Each character gets its molecule's part of each tap.
         for k in range(taps):
             ahead = k - before
             out = out + F.pad(by_tap[:, :, k].repeat_interleave(rate, dim=1), (0, 0, -ahead, ahead))
@@ -235,7 +246,8 @@ class Canine(nn.Module):
 
     def _within_blocks(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         """Restrict `mask` (B, 1, 1, L) to attention within blocks, if there are several."""
-        length, stride = mask.shape[-1], self.config.local_transformer_stride
+        length = mask.shape[-1]
+        stride = self.config.local_transformer_stride
         if length <= stride:
             return mask
         block = torch.arange(length, device=mask.device) // stride
@@ -247,19 +259,19 @@ class CanineLayer(TransformerLayer):
 
     def __init__(self, config: CanineConfig) -> None:
         super().__init__()
-        dim, wide, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
         self.config = config
-        projections = nn.ModuleDict(
-            {name: nn.Linear(dim, dim) for name in ("query", "key", "value")}
-        )
-        output = nn.ModuleDict(
-            {"dense": nn.Linear(dim, dim), "LayerNorm": nn.LayerNorm(dim, eps=eps)}
-        )
-        self.attention: Any = nn.ModuleDict({"self": projections, "output": output})
+        dim = config.hidden_size
+        wide = config.intermediate_size
+
+        def output(num_inputs: int) -> nn.ModuleDict:
+            norm = nn.LayerNorm(dim, eps=config.layer_norm_eps)
+            return nn.ModuleDict({"dense": nn.Linear(num_inputs, dim), "LayerNorm": norm})
+
+        names = ("query", "key", "value")
+        projections = nn.ModuleDict({name: nn.Linear(dim, dim) for name in names})
+        self.attention: Any = nn.ModuleDict({"self": projections, "output": output(dim)})
         self.intermediate: Any = nn.ModuleDict({"dense": nn.Linear(dim, wide)})
-        self.output: Any = nn.ModuleDict(
-            {"dense": nn.Linear(wide, dim), "LayerNorm": nn.LayerNorm(dim, eps=eps)}
-        )
+        self.output: Any = output(wide)
 
     def forward(self, x: Tensor, mask: Tensor, real: Tensor | None = None) -> Tensor:
         """Compute the layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention`
@@ -268,32 +280,37 @@ class CanineLayer(TransformerLayer):
         With `real`, the indices (n,) of the positions that are no padding, `x` is that of these
         positions, (n, dim); padding may be among them.
         """
-        config, update = self.config, self.attention.output
-        hidden_p, attention_p = config.hidden_dropout_prob, config.attention_probs_dropout_prob
-        if not self.training:
-            hidden_p = attention_p = 0.0
-        weights = Weights(x.dtype, self, joined=[*self.attention["self"].values()])
+        hidden_p = attention_p = 0.0
+        if self.training:
+            hidden_p = self.config.hidden_dropout_prob
+            attention_p = self.config.attention_probs_dropout_prob
+        weights = Weights(x.dtype, self, joined=list(self.attention["self"].values()))
+
+        # Attention needs all positions, padding too; the other products do not.
         x, sources = self._sources(x, weights)
         if real is not None:
             sources = [padded(torch.cat(sources, dim=-1), real, (len(mask), mask.shape[-1]))]
         mixed = attention(
-            *sources, num_heads=config.num_attention_heads, mask=mask, dropout_p=attention_p
+            *sources, num_heads=self.config.num_attention_heads, mask=mask, dropout_p=attention_p
         )
-        mixed = mixed if real is None else mixed.flatten(0, 1).index_select(0, real)
-        x = add_norm(x, linear(mixed, update.dense, weights), update.LayerNorm, hidden_p, weights)
+        if real is not None:
+            mixed = mixed.flatten(0, 1).index_select(0, real)
+        output = self.attention.output
+        update = linear(mixed, output.dense, weights)
+        x = add_norm(x, update, output.LayerNorm, hidden_p, weights)
+
         dense = self.intermediate.dense
         x, wide = linear_beside(x, weights[dense.weight], weights[dense.bias])
-        wide = F.gelu(wide)
-        return add_norm(
-            x, linear(wide, self.output.dense, weights), self.output.LayerNorm, hidden_p, weights
-        )
+        update = linear(F.gelu(wide), self.output.dense, weights)
+        return add_norm(x, update, self.output.LayerNorm, hidden_p, weights)
 
     def _sources(self, x: Tensor, weights: Weights) -> tuple[Tensor, list[Tensor]]:
         """Return `x`, and its queries, keys and values; on a GPU side by side, by one product."""
         projections = self.attention["self"].values()
         if x.device.type == "cpu":
             return x, [linear(x, projection, weights) for projection in projections]
-        x, source = linear_beside(x, *weights.of_joined())
+        weight, bias = weights.of_joined()
+        x, source = linear_beside(x, weight, bias)
         return x, [source]
 
 

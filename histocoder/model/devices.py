@@ -13,10 +13,9 @@ from histocoder.distributed import all_reduce
 from histocoder.errors import UserError
 
 OUT_OF_MEMORY = (
-    "In training, halve --batch-size and double --gradient-accumulation-steps, which "
-    "gives the same steps; otherwise "
-    "set a smaller --batch-size, stop other programs that use this memory, or compute "
-    "with --device cpu."
+    "In training, halve --batch-size and double --gradient-accumulation-steps, which gives the "
+    "same steps; otherwise set a smaller --batch-size, stop other programs that use this memory, "
+    "or compute with --device cpu."
 )
 """Advice where memory runs out."""
 _BYTES_OF_ROW = 4_000_000  # of 128 characters in fp32, in the widest layer of CANINE-s, twice
@@ -31,7 +30,8 @@ def device_name(device: torch.device) -> str:
         return "GPU of this Mac"
     threads = torch.get_num_threads()
     name = " ".join(_cpu_info("model name") or [platform.processor() or platform.machine()])
-    return f"{name} ({threads} thread{'s' * (threads > 1)})"
+    unit = "thread" if threads == 1 else "threads"
+    return f"{name} ({threads} {unit})"
 
 
 def _cpu_info(field: str) -> list[str]:
@@ -42,7 +42,10 @@ def _cpu_info(field: str) -> list[str]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    return next((line.partition(":")[2].split() for line in lines if line.startswith(field)), [])
+    for line in lines:
+        if line.startswith(field):
+            return line.partition(":")[2].split()
+    return []
 
 
 def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -59,8 +62,8 @@ def peak_gpu_memory(device: torch.device) -> dict[str, float]:
     """
     if device.type != "cuda":
         return {}
-    mine = torch.tensor(torch.cuda.max_memory_allocated(device) / 1e9, dtype=torch.float64)
-    return {"gpu_memory_gb": float(all_reduce(mine, "max"))}
+    peak = torch.tensor(torch.cuda.max_memory_allocated(device) / 1e9, dtype=torch.float64)
+    return {"gpu_memory_gb": float(all_reduce(peak, "max"))}
 
 
 def rows_at_once(device: torch.device) -> int:
@@ -124,15 +127,16 @@ def computing_dtype(precision: str, device: torch.device, *, use_amp: bool = Fal
         raise UserError("fp16 needs a CUDA GPU; on this device choose --precision auto.")
     if precision == "bf16" and device.type == "cuda" and not has_bf16(device):
         raise UserError(
-            f"{device_name(device)} has no bf16: GPUs have it from compute capability 8.0 "
-            "on (Ampere). Choose "
-            "--precision auto or fp16."
+            f"{device_name(device)} has no bf16: GPUs have it from compute capability 8.0 on "
+            "(Ampere). Choose --precision auto or fp16."
         )
-    if precision == "auto":
-        precision = (
-            "bf16" if has_bf16(device) else "fp16" if use_amp and device.type == "cuda" else "fp32"
-        )
-    return _DTYPES[precision]
+    if precision != "auto":
+        return _DTYPES[precision]
+    if has_bf16(device):
+        return torch.bfloat16
+    if use_amp and device.type == "cuda":
+        return torch.float16
+    return torch.float32
 
 
 def precision_name(dtype: torch.dtype) -> str:

@@ -46,9 +46,15 @@ Encoder: TypeAlias = "Canine | NgramEncoder | PreTrainedModel"
 
 def _canine(hidden_size: int, *, layers: int, heads: int, buckets: int) -> dict[str, Any]:
     """Return the sizes of a CANINE without dropout."""
-    sizes = {"hidden_size": hidden_size, "num_hidden_layers": layers, "num_attention_heads": heads}
-    sizes |= {"intermediate_size": 2 * hidden_size, "num_hash_buckets": buckets}
-    return {**sizes, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 2 * hidden_size,
+        "num_hash_buckets": buckets,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -81,9 +87,10 @@ def encoder_from_config(config: dict[str, Any]) -> Encoder:
     from transformers import AutoConfig
 
     fields = dict(config)
-    found = _without_kernels(AutoConfig.for_model(fields.pop("model_type"), **fields))
+    model_type = fields.pop("model_type")
+    own_config = _without_kernels(AutoConfig.for_model(model_type, **fields))
     with torch.device("cpu"):  # some have buffers that no state dict holds
-        model = _auto_class(found).from_config(found, trust_remote_code=False)
+        model = _auto_class(own_config).from_config(own_config, trust_remote_code=False)
     return _encoder_within(model.float())  # a config may name another precision
 
 
@@ -97,12 +104,12 @@ def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Enco
     if name in PRESETS:
         sizes = PRESETS[name]
         if name == "ngram":
-            return encoder_from_config({**sizes, "ngram_dropout_prob": ngram_dropout})
+            return encoder_from_config(sizes | {"ngram_dropout_prob": ngram_dropout})
         # CANINE's table of positions has as many rows as it has hash buckets
         buckets = max(sizes["num_hash_buckets"], max_len)
-        return encoder_from_config(
-            {**sizes, "num_hash_buckets": buckets, "max_position_embeddings": buckets}
-        )
+        tables = {"num_hash_buckets": buckets, "max_position_embeddings": buckets}
+        return encoder_from_config(sizes | tables)
+
     is_own = encoder_type(read_encoder_config(name)) == CanineConfig.model_type
     with _loading(name) as options:
         from transformers import AutoConfig, CanineModel
@@ -112,11 +119,11 @@ def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Enco
         logging.set_verbosity_error()
         options |= {"trust_remote_code": False}  # the default asks on a terminal
         config = _without_kernels(AutoConfig.from_pretrained(name, **options))
-        kind = CanineModel if is_own else _auto_class(config)
-        model, found = kind.from_pretrained(
+        model_class = CanineModel if is_own else _auto_class(config)
+        model, loading_info = model_class.from_pretrained(
             name, config=config, output_loading_info=True, **options
         )
-        missing = sorted(key for key in found["missing_keys"] if "pooler." not in key)
+        missing = sorted(key for key in loading_info["missing_keys"] if "pooler." not in key)
         if missing and not is_own:
             raise ValueError(f"it has no weights {', '.join(missing[:3])}")
         encoder = Canine.from_transformers(model) if is_own else _encoder_within(model.float())
@@ -169,9 +176,8 @@ def _loading(name: str) -> Iterator[dict[str, Any]]:
         first_line = str(error).strip().split("\n")[0]
         where = "the hub can't be reached, and there is no cached copy" if is_away else first_line
         raise UserError(
-            f"Could not load the encoder {name!r} ({where}). Name the folder of a "
-            "pretrained encoder with "
-            "--encoder PATH, or train from scratch with --encoder ngram, which needs no network."
+            f"Could not load the encoder {name!r} ({where}). Name the folder of a pretrained "
+            "encoder with --encoder PATH, or train from scratch with --encoder ngram, which needs no network."
         ) from error
 
 
@@ -196,11 +202,10 @@ def can_be_fetched(name: str) -> bool:
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
-    cached = [
-        isinstance(try_to_load_from_cache(name, file), str)
-        for file in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME)
-    ]
-    if isinstance(try_to_load_from_cache(name, CONFIG_NAME), str) and any(cached):
+    def is_cached(file: str) -> bool:
+        return isinstance(try_to_load_from_cache(name, file), str)
+
+    if is_cached(CONFIG_NAME) and (is_cached(SAFE_WEIGHTS_NAME) or is_cached(WEIGHTS_NAME)):
         return True
     if constants.HF_HUB_OFFLINE:
         return False
@@ -226,9 +231,9 @@ def check_positions(encoder: Encoder, max_len: int, *, name: str) -> None:
     for module_name, module in encoder.named_modules():
         if module_name.endswith(".position_embeddings") and isinstance(module, nn.Embedding):
             # RoBERTa's first position follows that of padding
-            positions = module.num_embeddings - (
-                0 if module.padding_idx is None else module.padding_idx + 1
-            )
+            positions = module.num_embeddings
+            if module.padding_idx is not None:
+                positions -= module.padding_idx + 1
     if max_len > positions:
         raise UserError(
             f"The encoder of {name} has {positions} positions; set --max-len to that or less."
@@ -261,9 +266,8 @@ def _takes_whole_masks(model: PreTrainedModel) -> bool:
     `create_bidirectional_mask`.
     """
     module = sys.modules[type(model).__module__]
-    return (
-        hasattr(module, "create_bidirectional_mask") and model.config._attn_implementation == "sdpa"
-    )
+    is_sdpa = model.config._attn_implementation == "sdpa"
+    return is_sdpa and hasattr(module, "create_bidirectional_mask")
 
 
 def _without_kernels(config: PretrainedConfig) -> PretrainedConfig:
@@ -284,9 +288,9 @@ def _auto_class(config: PretrainedConfig) -> Any:
     """
     from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, AutoModel, AutoModelForTextEncoding
 
-    return (
-        AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
-    )
+    if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING:
+        return AutoModelForTextEncoding
+    return AutoModel
 
 
 def _encoder_within(model: PreTrainedModel) -> PreTrainedModel:

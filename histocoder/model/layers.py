@@ -29,11 +29,9 @@ class WithoutInit(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        return (
-            kwargs["tensor"]
-            if getattr(func, "__module__", "") == nn.init.__name__
-            else func(*args, **kwargs)
-        )
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 @dataclass
@@ -45,13 +43,12 @@ class EncoderConfig:
     @classmethod
     def from_dict(cls: type[Config], config: dict[str, Any]) -> Config:
         """Return the sizes among the fields of a config file, and ignore the other fields."""
-        return cls(
-            **{field.name: config[field.name] for field in fields(cls) if field.name in config}
-        )
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in config.items() if name in names})
 
     def to_diff_dict(self) -> dict[str, Any]:
         """Return the fields of a config file; the name is that of `PretrainedConfig`'s method."""
-        return {"model_type": self.model_type, **asdict(self)}
+        return {"model_type": self.model_type} | asdict(self)
 
 
 class TransformerLayer(nn.Module):
@@ -84,16 +81,23 @@ class Weights:
         self._joined_casts: tuple[Tensor, ...] = ()
         if torch.compiler.is_compiling():  # which fuses casts itself
             return
-        together = [*(layer.weight for layer in joined), *(layer.bias for layer in joined)]
-        apart = [parameter for module in modules for parameter in module.parameters()]
+
+        # Tensors can't be compared by ==, which would compare their numbers.
+        joined_parameters = [layer.weight for layer in joined] + [layer.bias for layer in joined]
+        joined_ids = set(map(id, joined_parameters))
         apart = [
-            parameter for parameter in apart if all(parameter is not other for other in together)
+            parameter
+            for module in modules
+            for parameter in module.parameters()
+            if id(parameter) not in joined_ids
         ]
-        parameters = [*together, *apart]
+        parameters = joined_parameters + apart
         if parameters and parameters[0].device.type != "cpu" and parameters[0].dtype != dtype:
             casts = _CastFunction.apply(dtype, len(joined), *parameters)
-            self._joined_casts = casts[:2] if joined else ()
-            self._casts = dict(zip(apart, casts[len(self._joined_casts) :], strict=True))
+            if joined:
+                self._joined_casts = casts[:2]
+                casts = casts[2:]
+            self._casts = dict(zip(apart, casts, strict=True))
 
     def of_joined(self) -> tuple[Tensor, ...]:
         """Return weight and bias of the joined layers, as of one layer that has the outputs of
@@ -118,39 +122,33 @@ class _CastFunction(torch.autograd.Function):
     def forward(
         ctx: Any, dtype: torch.dtype, num_joined: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
+        # A layer has as many outputs as its weight has rows, and its bias numbers.
         ctx.dtype = tensors[0].dtype
-        ctx.sizes = [
-            [len(tensor) for tensor in tensors[i : i + num_joined]] for i in (0, num_joined)
-        ]
+        ctx.sizes = [len(tensor) for tensor in tensors[:num_joined]]
         if not num_joined:
             return _cast(tensors, dtype)
 
-        # what is joined is cast into parts of one tensor
-        weights, biases = tensors[:num_joined], tensors[num_joined : 2 * num_joined]
-        weight = weights[0].new_empty((sum(ctx.sizes[0]), *weights[0].shape[1:]), dtype=dtype)
-        bias = biases[0].new_empty(sum(ctx.sizes[1]), dtype=dtype)
+        # What is joined is cast into parts of one tensor.
+        num_outputs = sum(ctx.sizes)
+        weight = tensors[0].new_empty((num_outputs, *tensors[0].shape[1:]), dtype=dtype)
+        bias = tensors[num_joined].new_empty(num_outputs, dtype=dtype)
         apart = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors[2 * num_joined :]]
-        torch._foreach_copy_(
-            [*weight.split(ctx.sizes[0]), *bias.split(ctx.sizes[1]), *apart], [*tensors]
-        )
+        targets = [*weight.split(ctx.sizes), *bias.split(ctx.sizes), *apart]
+        torch._foreach_copy_(targets, list(tensors))
         return weight, bias, *apart
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if not ctx.sizes[0]:
-            return None, None, *_cast(grads, ctx.dtype)
-        joined = [
-            part
-            for grad, sizes in zip(grads, ctx.sizes, strict=False)
-            for part in grad.split(sizes)
-        ]
-        return None, None, *_cast([*joined, *grads[2:]], ctx.dtype)
+        if ctx.sizes:
+            weight, bias, *apart = grads
+            grads = (*weight.split(ctx.sizes), *bias.split(ctx.sizes), *apart)
+        return None, None, *_cast(grads, ctx.dtype)
 
 
 def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
     casts = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    torch._foreach_copy_(casts, [*tensors])
+    torch._foreach_copy_(casts, list(tensors))
     return tuple(casts)
 
 
@@ -188,7 +186,8 @@ class _LinearBesideFunction(torch.autograd.Function):
         ctx: Any, grad_residual: Tensor, grad_product: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         x, weight = ctx.saved_tensors
-        rows, grad_rows = x.flatten(0, -2), grad_product.flatten(0, -2)
+        rows = x.flatten(0, -2)
+        grad_rows = grad_product.flatten(0, -2)
         grad = torch.addmm(grad_residual.flatten(0, -2), grad_rows, weight)
         return grad.view_as(x), grad_rows.t() @ rows, grad_rows.sum(0)
 
@@ -203,9 +202,8 @@ def layer_norm(x: Tensor, norm: nn.LayerNorm, weights: Weights | None = None) ->
         return F.layer_norm(
             x, norm.normalized_shape, weights[norm.weight], weights[norm.bias], norm.eps
         )
-    return F.layer_norm(x.float(), norm.normalized_shape, norm.weight, norm.bias, norm.eps).to(
-        x.dtype
-    )
+    normalized = F.layer_norm(x.float(), norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    return normalized.to(x.dtype)
 
 
 def attention(
@@ -226,12 +224,14 @@ def attention(
         for source in sources
         for part in source.split(dim, dim=-1)
     )
-    mask = None if mask is None else additive(mask, queries.dtype)
+    if mask is not None:
+        mask = additive(mask, queries.dtype)
     if queries.device.type != "cpu":
         mixed = scaled_dot_product(queries, keys, values, mask, dropout_p=dropout_p)
     else:
         scores = torch.matmul(queries * queries.shape[-1] ** -0.5, keys.transpose(-1, -2))
-        scores = scores if mask is None else scores + mask
+        if mask is not None:
+            scores = scores + mask
         mixed = torch.matmul(F.dropout(scores.softmax(-1), dropout_p), values)
     return mixed.transpose(1, 2).flatten(2)
 
@@ -246,15 +246,20 @@ def scaled_dot_product(
         return F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, dropout_p=dropout_p
         )
+
+    # A mask may be one for all rows of the batch.
+    has_rows = mask is not None and mask.dim() == queries.dim() and len(mask) > 1
     parts = []
     for start in range(0, len(queries), MAX_SEQUENCES):
         rows = slice(start, start + MAX_SEQUENCES)
-        is_shared = mask is None or mask.dim() < queries.dim() or len(mask) == 1
-        part_mask = mask if is_shared or mask is None else mask[rows]
-        part = (queries[rows], keys[rows], values[rows])
-        parts.append(
-            F.scaled_dot_product_attention(*part, attn_mask=part_mask, dropout_p=dropout_p)
+        part = F.scaled_dot_product_attention(
+            queries[rows],
+            keys[rows],
+            values[rows],
+            attn_mask=mask[rows] if mask is not None and has_rows else mask,
+            dropout_p=dropout_p,
         )
+        parts.append(part)
     return torch.cat(parts)
 
 
@@ -269,10 +274,9 @@ def attend_to_paths(levels: Sequence[Tensor], paths: Tensor, *, num_heads: int) 
     dim = levels[0].shape[1] // 3
     if kernels.supports(levels[0]) and dim % (kernels.LANES * num_heads) == 0:
         return kernels.attend_paths(levels, paths, num_heads=num_heads)
-    sources = torch.stack(
-        [level[:, dim:][path] for level, path in zip(levels, paths, strict=True)], dim=1
-    )
-    return attention(levels[-1][:, None, :dim], sources, num_heads=num_heads, mask=None)[:, 0]
+    sources = [level[:, dim:][path] for level, path in zip(levels, paths, strict=True)]
+    queries = levels[-1][:, None, :dim]
+    return attention(queries, torch.stack(sources, dim=1), num_heads=num_heads, mask=None)[:, 0]
 
 
 class _AttentionFunction(torch.autograd.Function):
@@ -283,12 +287,12 @@ class _AttentionFunction(torch.autograd.Function):
         ctx: Any, num_heads: int, mask: Tensor | None, p: float, *sources: Tensor
     ) -> Tensor:
         """Return the attention; see `attention`."""
-        ctx.how = {"p": p, "seed": _seed() if p else 0}
-        ctx.num_heads, ctx.mask = num_heads, mask
-        is_trained = any(ctx.needs_input_grad)
-        out, probabilities = kernels.AttentionKernel(sources, num_heads, mask, **ctx.how).forward(
-            keep=is_trained
-        )
+        ctx.num_heads = num_heads
+        ctx.mask = mask
+        ctx.p = p
+        ctx.seed = _seed() if p else 0  # backwards the same probabilities are zeroed
+        kernel = kernels.AttentionKernel(sources, num_heads, mask, p=p, seed=ctx.seed)
+        out, probabilities = kernel.forward(keep=any(ctx.needs_input_grad))
         if probabilities is not None:
             ctx.save_for_backward(probabilities, *sources)
         return out
@@ -297,15 +301,17 @@ class _AttentionFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         probabilities, *sources = ctx.saved_tensors
-        found = kernels.AttentionKernel(sources, ctx.num_heads, ctx.mask, **ctx.how)
-        return None, None, None, *found.backward(grad, probabilities)
+        kernel = kernels.AttentionKernel(sources, ctx.num_heads, ctx.mask, p=ctx.p, seed=ctx.seed)
+        return None, None, None, *kernel.backward(grad, probabilities)
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
     """Return `x` with the share `p` of its numbers zeroed, and the others scaled; torch's CPU draws
     are slow.
     """
-    return _DropoutFunction.apply(x, p) if p and kernels.supports(x) else F.dropout(x, p)
+    if p and kernels.supports(x):
+        return _DropoutFunction.apply(x, p)
+    return F.dropout(x, p)
 
 
 class Dropout(nn.Dropout):
@@ -320,13 +326,14 @@ class _DropoutFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        ctx.how = {"p": p, "seed": _seed()}
-        return kernels.dropout(x, **ctx.how)
+        ctx.p = p
+        ctx.seed = _seed()
+        return kernels.dropout(x, p=p, seed=ctx.seed)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return kernels.dropout(grad, **ctx.how), None
+        return kernels.dropout(grad, p=ctx.p, seed=ctx.seed), None
 
 
 def _seed() -> int:

@@ -5,7 +5,7 @@ pooled encoding.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -55,13 +55,10 @@ class CosineClassifier(nn.Linear):
 
     def forward(self, pooled: Tensor) -> Tensor:
         """Return the logits (B, num_classes) of encodings (B, dim)."""
-        mean, weight, bias = (
-            tensor.to(pooled.dtype) for tensor in (self.mean, self.weight, self.bias)
-        )
-        return (
-            self.scale * F.linear(F.normalize(pooled - mean, dim=-1), F.normalize(weight, dim=-1))
-            + bias
-        )
+        directions = F.normalize(pooled - self.mean.to(pooled.dtype), dim=-1)
+        directions_of_classes = F.normalize(self.weight.to(pooled.dtype), dim=-1)
+        cosines = F.linear(directions, directions_of_classes)
+        return self.scale * cosines + self.bias.to(pooled.dtype)
 
     @torch.no_grad()
     def set_directions(self, pooled: Tensor, shares: Tensor) -> None:
@@ -86,15 +83,12 @@ class MixerModel(nn.Module):
     Without `encoder`, one of `config.encoder`'s sizes gets random weights.
     """
 
-    trained_on: (
-        Tensor | None
-    )  # hashes of the keys of all descriptions that it was trained on; see `key_hashes`
-    class_blocks: (
-        Tensor | None
-    )  # tokens (num_classes, block_size) of each class; None without `config.decoder_prior`
-    dtype: (
-        torch.dtype
-    )  # precision of activations and matrix products, which may be set; weights stay in their own
+    # hashes of the keys of all descriptions that it was trained on; see `key_hashes`
+    trained_on: Tensor | None
+    # tokens (num_classes, block_size) of each class; None without `config.decoder_prior`
+    class_blocks: Tensor | None
+    # precision of activations and matrix products, which may be set; weights stay in their own
+    dtype: torch.dtype
 
     def __init__(
         self,
@@ -105,12 +99,15 @@ class MixerModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.encoder_is_frozen = False
+        self.dtype = torch.float32
         self.tokenizer: Tokenizer = tokenizer
         if isinstance(tokenizer, PretrainedTokenizer) and not config.reads_language:
             self.tokenizer = tokenizer.without_language()
         self.encoder = encoder if encoder is not None else encoder_from_config(config.encoder)
         if isinstance(self.encoder, Canine):
             self.encoder.trim_positions(config.max_len)
+
         dim = self.encoder.config.hidden_size
         self.decoder = Decoder(
             config.vocab_size,
@@ -120,18 +117,16 @@ class MixerModel(nn.Module):
             dim_feedforward=config.decoder_dim_feedforward,
             dropout=config.dropout,
         )
+        self.decoder.requires_grad_(config.decoder_learns)
+        self.register_buffer("class_blocks", self._start_from_prior(), persistent=False)
+
+        # A new head starts with the probability 1 / num_classes for each class, not with 1 / 2.
         self.dropout = Dropout(config.dropout)
         head = CosineClassifier if config.flat_head == "cosine" else nn.Linear
         self.linear_decoder = head(dim, config.num_classes)
-        # a new head starts with the probability 1 / num_classes for each class, not with 1 / 2
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
-        with torch.device("cpu"):  # no state dict holds it
-            blocks = class_blocks(config.codes, config.formatter) if config.decoder_prior else None
-        if config.decoder_prior:  # a new decoder adds nothing to the flat head's prior
-            nn.init.zeros_(self.decoder.head.weight)
-            nn.init.zeros_(self.decoder.head.bias)
-        self.decoder.requires_grad_(config.decoder_learns)
-        self.register_buffer("class_blocks", blocks, persistent=False)
+
+        # The experts and the record of descriptions have zeros, for a state dict to be loaded into.
         self.linear_expert = None
         if config.num_linear_features:
             self.linear_expert = LinearExpert(
@@ -140,8 +135,9 @@ class MixerModel(nn.Module):
                 config.num_linear_weights,
                 threshold=config.linear_threshold,
             )
-        num_rows = config.num_nearest_rows
-        self.nearest_expert = NearestExpert(num_rows, dim, config.num_classes) if num_rows else None
+        self.nearest_expert = None
+        if config.num_nearest_rows:
+            self.nearest_expert = NearestExpert(config.num_nearest_rows, dim, config.num_classes)
         num_labels = len(config.attribute_labels)
         self.attribute_expert = None
         if config.num_attribute_features:
@@ -152,12 +148,19 @@ class MixerModel(nn.Module):
                 threshold=config.attribute_threshold,
             )
         self.attribute_head = nn.Linear(dim, num_labels) if num_labels else None
-        num_hashes = config.num_trained_on
-        self.register_buffer(
-            "trained_on", torch.zeros(num_hashes, dtype=torch.int32) if num_hashes else None
-        )
-        self.encoder_is_frozen = False
-        self.dtype = torch.float32
+        hashes = None
+        if config.num_trained_on:
+            hashes = torch.zeros(config.num_trained_on, dtype=torch.int32)
+        self.register_buffer("trained_on", hashes)
+
+    def _start_from_prior(self) -> Tensor | None:
+        """Let a new decoder add nothing to the flat head's prior; return `class_blocks`."""
+        if not self.config.decoder_prior:
+            return None
+        nn.init.zeros_(self.decoder.head.weight)
+        nn.init.zeros_(self.decoder.head.bias)
+        with torch.device("cpu"):  # no state dict holds it
+            return class_blocks(self.config.codes, self.config.formatter)
 
     @classmethod
     def from_weights(
@@ -171,23 +174,21 @@ class MixerModel(nn.Module):
         or shapes differ from the model's.
         """
         # Earlier versions did not record how many weights the experts have.
-        numbers = {
-            "num_linear_weights": "linear_expert.values",
-            "num_attribute_weights": "attribute_expert.values",
-        }
-        sizes: dict[str, Any] = {
-            number: len(weights[name]) for number, name in numbers.items() if name in weights
-        }
-        config = replace(config, **sizes)
+        if "linear_expert.values" in weights:
+            config = replace(config, num_linear_weights=len(weights["linear_expert.values"]))
+        if "attribute_expert.values" in weights:
+            config = replace(config, num_attribute_weights=len(weights["attribute_expert.values"]))
 
         with torch.device("meta"), WithoutInit():
             model = cls(config, tokenizer=tokenizer)
         empty = model.state_dict()
-        own = {name: weight.to(empty.get(name, weight).dtype) for name, weight in weights.items()}
-        marks = list(map(vars, model.parameters()))  # attributes of tables with sparse gradients
-        model.load_state_dict(own, assign=True)
-        for parameter, mark in zip(model.parameters(), marks, strict=True):
-            vars(parameter).update(mark)
+        state = {name: weight.to(empty.get(name, weight).dtype) for name, weight in weights.items()}
+
+        # Loading replaces parameters, and with them the attributes of a table with sparse gradients.
+        attributes = list(map(vars, model.parameters()))
+        model.load_state_dict(state, assign=True)
+        for parameter, attributes_before in zip(model.parameters(), attributes, strict=True):
+            vars(parameter).update(attributes_before)
         return model
 
     def has_learned(self, hashes: Tensor) -> None:
@@ -216,25 +217,21 @@ class MixerModel(nn.Module):
         bit for bit.
         """
         if not isinstance(self.encoder, Canine | NgramEncoder):
+            # transformers has renamed the method
             name = "activation_checkpointing_enable"
-            enable = getattr(
-                self.encoder,
-                name if hasattr(self.encoder, name) else "gradient_checkpointing_enable",
-            )
-            enable({"use_reentrant": False})
+            if not hasattr(self.encoder, name):
+                name = "gradient_checkpointing_enable"
+            getattr(self.encoder, name)({"use_reentrant": False})
         for module in self.modules():
             if isinstance(module, TransformerLayer):
                 module.is_checkpointed = True
 
     def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         """Return the transformer layers of the encoder, and those of the decoder."""
-        of_encoder: list[nn.Module] = [
-            m for m in self.encoder.modules() if isinstance(m, CanineLayer)
-        ]
-        if not of_encoder:  # others' first list is that of the layers
-            of_encoder = list(
-                next(m for m in self.encoder.modules() if isinstance(m, nn.ModuleList))
-            )
+        modules = list(self.encoder.modules())
+        of_encoder: list[nn.Module] = [m for m in modules if isinstance(m, CanineLayer)]
+        if not of_encoder:  # in transformers' encoders, the first list is that of the layers
+            of_encoder.extend(next(m for m in modules if isinstance(m, nn.ModuleList)))
         return of_encoder, list(self.decoder.layers)
 
     def encode(
@@ -258,40 +255,38 @@ class MixerModel(nn.Module):
         elif isinstance(self.encoder, NgramEncoder):
             memory, pooled, mask = self.encoder(input_ids, lookup, dtype=self.dtype)
         elif isinstance(self.encoder, Canine):
-            trimmed = (
-                self.config.mask_memory
-                and not is_exporting()
-                and input_ids.shape[1] < self.config.max_len
-            )
+            is_short = input_ids.shape[1] < self.config.max_len
+            trimmed = self.config.mask_memory and not is_exporting() and is_short
             memory, pooled = self.encoder(input_ids, dtype=self.dtype, trimmed=trimmed)
         else:
             is_cls = self.config.pooling == "auto" and self.tokenizer.begins_with_cls
             memory, pooled = encode_pretrained(
                 self.encoder, input_ids, mask, dtype=self.dtype, is_cls=is_cls
             )
-        return memory, pooled, mask[:, : memory.shape[1]] if self.config.mask_memory else None
+        if not self.config.mask_memory:
+            return memory, pooled, None
+        return memory, pooled, mask[:, : memory.shape[1]]
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Return the flat head's logits (B, num_classes) of pooled encodings (B, dim), in fp32."""
         pooled = self.dropout(pooled).float()
-        is_cosine = isinstance(self.linear_decoder, CosineClassifier)
-        return self.linear_decoder(pooled) if is_cosine else linear(pooled, self.linear_decoder)
+        if isinstance(self.linear_decoder, CosineClassifier):
+            return self.linear_decoder(pooled)
+        return linear(pooled, self.linear_decoder)
 
     def classify_attributes(self, pooled: Tensor) -> Tensor | None:
         """Return the logits (B, num_labels) of attributes of pooled encodings (B, dim), in fp32;
         None without any.
         """
-        return (
-            None
-            if self.attribute_head is None
-            else linear(self.dropout(pooled).float(), self.attribute_head)
-        )
+        if self.attribute_head is None:
+            return None
+        return linear(self.dropout(pooled).float(), self.attribute_head)
 
     def class_probabilities(self, flat_logits: Tensor) -> Tensor:
         """Return the probabilities of the flat head's logits (B, num_classes)."""
-        return (
-            flat_logits.softmax(-1) if self.config.flat_loss == "softmax" else flat_logits.sigmoid()
-        )
+        if self.config.flat_loss == "softmax":
+            return flat_logits.softmax(-1)
+        return flat_logits.sigmoid()
 
     def prior(self, flat_logits: Tensor) -> Prior | None:
         """Return the decoder's prior from detached flat logits (B, num_classes); None if the model
@@ -321,7 +316,8 @@ class MixerModel(nn.Module):
         if not self.config.decoder_learns:
             return MixerOutput(None, flat_logits, of_attributes)
         rows = slice(None, None, decoder_stride)
-        memory_mask = None if memory_mask is None else memory_mask[rows]
+        if memory_mask is not None:
+            memory_mask = memory_mask[rows]
         seq2seq_logits = self.decoder(
             target_tokens, memory[rows], memory_mask, self.prior(flat_logits[rows])
         )
