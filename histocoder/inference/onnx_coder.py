@@ -16,8 +16,10 @@ from histocoder.inference.descriptions import Descriptions, Langs, Texts, make_b
 from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Attribute, Prediction
 from histocoder.text.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer
 
-CONFIG_FILE, TOKENIZER_FOLDER = "config.json", "tokenizer"
-ENCODER_FILE, NGRAMS_FILE = "encoder.onnx", "linear_ngrams.onnx"
+CONFIG_FILE = "config.json"
+TOKENIZER_FOLDER = "tokenizer"
+ENCODER_FILE = "encoder.onnx"
+NGRAMS_FILE = "linear_ngrams.onnx"
 EXPERT_FILES = {
     "linear_expert": "linear.npz",
     "attribute_expert": "linear_attributes.npz",
@@ -121,34 +123,42 @@ class OnnxCoder:
             combined: the one code that classifier and word parts, weighted as with the decoder,
             find most probable. flat: the classifier's codes, the same as those of `Coder.predict`.
         """
-        config, mode = self._config, mode or self.mode
+        config = self._config
+        mode = mode or self.mode
         options = PredictOptions(mode=mode, threshold=threshold, batch_size=batch_size)
         if mode not in MODES:
             raise UserError(
                 f"The mode {mode} needs the decoder, which an exported model lacks; open "
                 "the model itself."
             )
+
         descriptions = Descriptions.of(texts, lang, languages=config.languages)
         parts = []
         for rows, ids, thresholds, characters, ends, _ in make_batches(
             descriptions, config, self._tokenizer, options, at_least=_AT_LEAST
         ):
-            logits, *others = _run(self._encoder, ids)
-            nearest = None
-            if ends is not None:
-                nearest = partial(self._nearest, others.pop(), ends)
-            flat = _softmax(logits) if config.flat_loss == "softmax" else 1 / (1 + np.exp(-logits))
-            beliefs = {"flat": flat[:, self._is_code]}
+            # By their order, since earlier exports gave the outputs no names.
+            outputs = _run(self._encoder, ids)
+            logits = outputs[0]
+            attribute_logits = outputs[1] if config.attributes else None
+            is_softmax = config.flat_loss == "softmax"
+            flat = _softmax(logits) if is_softmax else 1 / (1 + np.exp(-logits))
+            probs = {"flat": flat[:, self._is_code]}
+
             if mode == "flat":
-                prediction = self._flat(beliefs["flat"], thresholds)
+                prediction = self._flat(probs["flat"], thresholds)
             else:
                 if "linear_expert" in self._experts:
                     linear = self._linear("linear_expert", characters)
-                    beliefs["linear"] = _softmax(linear[:, self._is_code])
-                prediction = self._combined(beliefs, nearest)
-            attributes = self._attributes(others, characters)
+                    probs["linear"] = _softmax(linear[:, self._is_code])
+                nearest = None
+                if ends is not None:
+                    nearest = partial(self._nearest, outputs[-1], ends)
+                prediction = self._combined(probs, nearest)
+            attributes = self._attributes(attribute_logits, characters)
             parts.append((rows, prediction._replace(attributes=attributes)))
 
+        # A table of blank cells alone has no batch.
         if parts:
             prediction = Prediction.joined(parts, descriptions.rows)
         else:
@@ -156,7 +166,9 @@ class OnnxCoder:
             prediction = Prediction.missing(len(descriptions.rows), width, config)
         prediction.drop_unsure(min_confidence)
         frame = prediction.frame(config)
-        return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
+        if isinstance(texts, pd.Series):
+            frame = frame.set_axis(texts.index)
+        return frame
 
     def _flat(self, probs: np.ndarray, thresholds: np.ndarray) -> Prediction:
         """Return the classifier's codes, further ones above the thresholds (B,) of their rows, by
@@ -168,39 +180,46 @@ class OnnxCoder:
 
     def _combined(
         self,
-        beliefs: dict[str, np.ndarray],
+        probs: dict[str, np.ndarray],
         nearest: Callable[[np.ndarray], dict[str, np.ndarray]] | None,
     ) -> Prediction:
         """Return each row's first code by the experts other than the decoder, whose weight is
         divided among them.
 
-        `beliefs` are the experts' probabilities of the codes, each of shape (B, num_codes);
+            `probs` are the experts' probabilities of the codes, each of shape (B, num_codes);
         `nearest` is as in `CombinedSearch`.
         """
+        # The candidates are the codes that these experts find most probable together.
+        log_probs = {name: np.log(values.clip(min=LEAST)) for name, values in probs.items()}
+        totals = np.sum(list(log_probs.values()), axis=0)
+        best = np.argsort(-totals, axis=1, kind="stable")[:, :NUM_CANDIDATES]
+        votes = {name: np.take_along_axis(values, best, 1) for name, values in log_probs.items()}
+        if nearest is not None:
+            votes |= nearest(best)
+
+        # What the decoder would weigh, the others weigh in its place.
         weights: Mapping[str, float] = self._config.experts
-        logs = {name: np.log(belief.clip(min=LEAST)) for name, belief in beliefs.items()}
-        best = np.argsort(-np.sum([*logs.values()], axis=0), axis=1, kind="stable")[
-            :, :NUM_CANDIDATES
-        ]
-        votes = {name: np.take_along_axis(log, best, 1) for name, log in logs.items()}
-        votes |= {} if nearest is None else nearest(best)
         if not any(weights.get(name) for name in votes):
             weights = dict.fromkeys(("decoder", *votes), 1 / (1 + len(votes)))
         scale = 1 + weights.get("decoder", 0.0) / sum(weights[name] for name in votes)
         scores = scale * np.sum([weights[name] * vote for name, vote in votes.items()], axis=0)
         order = np.argsort(-scores, axis=1, kind="stable")
-        best, scores = (np.take_along_axis(array, order, 1) for array in (best, scores))
-        other = np.full((len(best), 1), weights.get("other", -np.inf), scores.dtype)
-        probs = _softmax(np.hstack([scores, other]))[:, :1].astype(np.float64)
-        return Prediction(
-            np.array(self.codes, dtype=object)[best[:, :1]], probs, probs[:, 0].copy()
-        )
+        best = np.take_along_axis(best, order, 1)
+        scores = np.take_along_axis(scores, order, 1)
+
+        # A share of the probability is for all codes that are no candidates.
+        of_others = np.full((len(best), 1), weights.get("other", -np.inf), scores.dtype)
+        first = _softmax(np.hstack([scores, of_others]))[:, :1].astype(np.float64)
+        codes = np.array(self.codes, dtype=object)[best[:, :1]]
+        return Prediction(codes, first, first[:, 0].copy())
 
     def _attributes(
-        self, logits: list[np.ndarray], characters: np.ndarray | None
+        self, logits: np.ndarray | None, characters: np.ndarray | None
     ) -> dict[str, Attribute]:
         """Return the attributes of a batch, as `BatchPredictor.attributes` does."""
-        votes = dict(zip(["flat"], logits, strict=False))
+        votes = {}
+        if logits is not None:
+            votes["flat"] = logits
         if "attribute_expert" in self._experts:
             votes["linear"] = self._linear("attribute_expert", characters)
         attributes = {}
@@ -222,22 +241,31 @@ class OnnxCoder:
         """
         assert characters is not None
         expert = self._experts[name]
-        known, bias = expert["buckets"], expert["bias"]
+        known = expert["buckets"]
+        bias = expert["bias"]
+
+        # How often each text has each of the known n-grams; a number stands for both.
         buckets = _run(self._ngrams, characters)[0].reshape(len(characters), -1)
         row, at = (buckets >= 0).nonzero()
         bucket = buckets[row, at]
         index = np.searchsorted(known, bucket).clip(max=len(known) - 1)
-        found = known[index] == bucket
-        pairs, counts = np.unique(row[found] * len(known) + index[found], return_counts=True)
+        is_known = known[index] == bucket
+        pairs = row[is_known] * len(known) + index[is_known]
+        pairs, counts = np.unique(pairs, return_counts=True)
         row, index = np.divmod(pairs, len(known))
+
+        # TF-IDF of each text, with a norm of 1.
         tfidf = (1 + np.log(counts.astype(np.float32))) * expert["idf"][index]
         norm = np.sqrt(np.bincount(row, tfidf**2, minlength=len(characters)).astype(np.float32))
         shares = tfidf / norm[row]
 
         # The weights of all n-grams, one n-gram of a text after the other.
-        num_weights, starts = expert["counts"][index], expert["starts"][index]
+        num_weights = expert["counts"][index]
+        starts = expert["starts"][index]
         pair = np.repeat(np.arange(len(index)), num_weights)
         weight = (starts - num_weights.cumsum() + num_weights)[pair] + np.arange(len(pair))
+
+        # Each weight is added to the cell of its text and its class.
         cell = row[pair] * len(bias) + expert["classes"][weight]
         products = shares[pair] * expert["values"][weight].astype(np.float32)
         sums = np.bincount(cell, products, minlength=len(characters) * len(bias))
@@ -250,30 +278,40 @@ class OnnxCoder:
         """Return the votes of a `NearestExpert` on projected encodings (B, num_components), for
         codes (B, K).
         """
-        expert, classes = self._experts["nearest_expert"], np.array(self._is_code)[codes]
-        cosine, row = np.full(codes.shape, -1.0, np.float32), np.full(codes.shape, -1)
+        expert = self._experts["nearest_expert"]
+        classes = np.array(self._is_code)[codes]
+
+        # Class by class, since its rows are compared with all descriptions that it is proposed for.
+        cosine = np.full(codes.shape, -1.0, np.float32)
+        row = np.full(codes.shape, -1)
         for class_id in np.unique(classes):
-            of_class = slice(*expert["first"][class_id : class_id + 2])
-            if of_class.start < of_class.stop:
+            start, stop = expert["first"][class_id : class_id + 2]
+            if start < stop:
                 query, choice = (classes == class_id).nonzero()
-                found = queries[query] @ expert["rows"][of_class].astype(np.float32).T
-                cosine[query, choice], row[query, choice] = (
-                    found.max(1),
-                    of_class.start + found.argmax(1),
-                )
-        same = (expert["ends"][row] == ends[:, None]) & (row >= 0)[..., None]
-        nearest = np.log(np.exp(float(expert["sharpness"]) * (cosine - 1)) + float(expert["least"]))
-        return {"nearest": nearest, "begins": same[..., 0], "ends": same[..., 1]}
+                products = queries[query] @ expert["rows"][start:stop].astype(np.float32).T
+                cosine[query, choice] = products.max(1)
+                row[query, choice] = start + products.argmax(1)
+
+        is_same = (expert["ends"][row] == ends[:, None]) & (row >= 0)[..., None]
+        similarity = np.exp(float(expert["sharpness"]) * (cosine - 1))
+        return {
+            "nearest": np.log(similarity + float(expert["least"])),
+            "begins": is_same[..., 0],
+            "ends": is_same[..., 1],
+        }
 
 
 def _read_expert(path: Path) -> dict[str, np.ndarray]:
     """Return the parts of an expert by their names; those of earlier exports become today's."""
     parts = dict(np.load(path))
+    # two levels a byte, and a scale for each group of them
     if "rows.levels" in parts:
         pairs = parts.pop("rows.levels")
         levels = np.hstack([pairs & 15, pairs >> 4]).astype(np.float32) - _MAX_LEVEL
         scales = parts.pop("rows.scales")
         parts["rows"] = levels * scales.repeat(levels.shape[1] // scales.shape[1], axis=1)
+
+    # Earlier exports have a matrix with its zeros.
     if "weight" in parts:
         matrix = parts.pop("weight")
         parts["counts"] = (matrix != 0).sum(1)
@@ -287,9 +325,8 @@ def _read_expert(path: Path) -> dict[str, np.ndarray]:
 
 def _run(session: Any, values: np.ndarray) -> list[np.ndarray]:
     """Run a graph of one input, integers, and return its outputs."""
-    outputs: list[np.ndarray] = session.run(
-        None, {session.get_inputs()[0].name: values.astype(np.int64)}
-    )
+    name = session.get_inputs()[0].name
+    outputs: list[np.ndarray] = session.run(None, {name: values.astype(np.int64)})
     return outputs
 
 

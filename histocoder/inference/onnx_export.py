@@ -32,11 +32,8 @@ from histocoder.model.ngram import NgramEncoder, Ngrams
 from histocoder.text.tokenizers import join_language, lower_characters, tokenize
 
 _OPSET = 20
-_SAMPLE = (
-    "wine and spirit merchant",
-    "farmer",
-    "boot & shoe maker (retired)",
-)  # to record graphs with
+_SAMPLE = ("wine and spirit merchant", "farmer", "boot & shoe maker (retired)")
+"""Descriptions to record the graphs with."""
 _TOLERANCE = 1e-4  # largest difference of probabilities
 
 
@@ -63,10 +60,11 @@ def export(coder: Coder, folder: Path, texts: list[str], langs: list[str]) -> No
         save_config(temporary, coder.model.config)
         coder.model.tokenizer.save(temporary / TOKENIZER_FOLDER)
         write_text(temporary / CARD_FILE, card)
-        model, graphs = (
-            one.predict(texts, langs, mode="flat") for one in (coder, OnnxCoder(temporary))
-        )
-        difference = float((model["conf"] - graphs["conf"]).abs().max())
+
+        # The graphs have to say what the model says before anybody gets them.
+        by_model = coder.predict(texts, langs, mode="flat")
+        by_graphs = OnnxCoder(temporary).predict(texts, langs, mode="flat")
+        difference = float((by_model["conf"] - by_graphs["conf"]).abs().max())
         if difference > _TOLERANCE:
             raise UserError(
                 "The graphs do not match the model: probabilities differ by up to "
@@ -77,31 +75,38 @@ def export(coder: Coder, folder: Path, texts: list[str], langs: list[str]) -> No
 
 def export_graphs(model: MixerModel, folder: Path) -> None:
     """Write the graphs of a model in fp32 on the CPU into a folder."""
+    # Inputs to record the graphs with, and which of their sizes may vary.
     config = model.config
+    tokenizer = model.tokenizer
     texts = join_language(_SAMPLE, ["en"] * len(_SAMPLE))
-    tokens = tokenize(texts, max_len=config.max_len, tokenizer=model.tokenizer)
-    rows = np.arange(len(texts))
-    ids = torch.from_numpy(
-        tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
-    ).long()
-    num_positions = (
-        4 * Dim("quarters", max=config.max_len // 4)
-        if model.tokenizer.reads_characters
-        else Dim("tokens")
-    )
-    given = {"attribute_logits": model.attribute_head, "projected": model.nearest_expert}
-    outputs = ["flat_logits", *(name for name, module in given.items() if module is not None)]
-    _write(EncoderGraph(model), ids, num_positions, folder / ENCODER_FILE, outputs)
-    experts = {name: found for name in EXPERT_FILES if (found := getattr(model, name)) is not None}
-    if experts.keys() - {"nearest_expert"}:
+    tokens = tokenize(texts, max_len=config.max_len, tokenizer=tokenizer)
+    ids = tokens.pad(np.arange(len(texts)), max_len=config.max_len, num_positions=config.pad_to)
+    num_positions = Dim("tokens")
+    if tokenizer.reads_characters:
+        num_positions = 4 * Dim("quarters", max=config.max_len // 4)
+
+    outputs = ["flat_logits"]
+    if model.attribute_head is not None:
+        outputs.append("attribute_logits")
+    if model.nearest_expert is not None:
+        outputs.append("projected")
+    graph = EncoderGraph(model)
+    _write(graph, torch.from_numpy(ids).long(), num_positions, folder / ENCODER_FILE, outputs)
+
+    if model.linear_expert is not None or model.attribute_expert is not None:
         characters = torch.from_numpy(lower_characters(texts)).long()
         _write(NgramsGraph(), characters, Dim("characters"), folder / NGRAMS_FILE, ["buckets"])
-    for name, expert in experts.items():
+
+    # numpy has no bf16
+    for name, file in EXPERT_FILES.items():
+        expert = getattr(model, name)
+        if expert is None:
+            continue
         arrays: dict[str, Any] = dict(expert.constants)
         for part, tensor in compact(expert.state_dict(prefix=f"{name}.")).items():
             in_fp32 = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
             arrays[part.removeprefix(f"{name}.")] = in_fp32.numpy()
-        np.savez(folder / EXPERT_FILES[name], **arrays)
+        np.savez(folder / file, **arrays)
 
 
 class EncoderGraph(nn.Module):
@@ -119,10 +124,14 @@ class EncoderGraph(nn.Module):
 
         The last are encodings as the nearest-neighbour expert compares them, if there is one.
         """
-        pooled, expert = self.model.encode(input_ids)[1], self.model.nearest_expert
-        projected = None if expert is None else expert.project(pooled)
-        found = (self.model.classify(pooled), self.model.classify_attributes(pooled), projected)
-        return tuple(output for output in found if output is not None)
+        pooled = self.model.encode(input_ids)[1]
+        outputs = [self.model.classify(pooled)]
+        attribute_logits = self.model.classify_attributes(pooled)
+        if attribute_logits is not None:
+            outputs.append(attribute_logits)
+        if self.model.nearest_expert is not None:
+            outputs.append(self.model.nearest_expert.project(pooled))
+        return tuple(outputs)
 
 
 class _DenseNgrams(NgramEncoder):
@@ -151,7 +160,8 @@ class _DenseNgrams(NgramEncoder):
     def _words(self, ngrams: Ngrams, num_words: int) -> tuple[Tensor, Tensor]:
         torch._check(num_words >= 1)
         torch._check(num_words <= self.config.max_words + 1)
-        real, number = ngrams.buckets >= 0, torch.arange(num_words)
+        number = torch.arange(num_words)
+        real = ngrams.buckets >= 0
         buckets = torch.where(real, ngrams.buckets, self.config.num_buckets)
 
         # `dequantize`, with operators that every runtime has.
@@ -186,14 +196,15 @@ def _write(module: nn.Module, example: Tensor, length: Any, path: Path, outputs:
         logging.disable(logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            shapes = ({0: Dim("batch"), 1: length},)
-            how: dict[str, Any] = {
-                "opset_version": _OPSET,
-                "dynamo": True,
-                "verbose": False,
-                "output_names": outputs,
-            }
-            program = torch.onnx.export(module, (example,), dynamic_shapes=shapes, **how)
+            program = torch.onnx.export(
+                module,
+                (example,),
+                dynamic_shapes=({0: Dim("batch"), 1: length},),
+                opset_version=_OPSET,
+                dynamo=True,
+                verbose=False,
+                output_names=outputs,
+            )
             assert program is not None
             program.save(path, external_data=False)
     except Exception as error:  # torch raises errors of any kind here
