@@ -156,22 +156,30 @@ class RunFolder:
                 handling_stop_signals(_stop),
             ):
                 distributed.run_on_primary(run._claim, doing="looking at the run's folder")
-                try:
+                with run._keeping_data():
                     yield run
-                except BaseException:
-                    if distributed.is_primary():
-                        prepared_folder.put_back_earlier(path)
-                    raise
-                else:
-                    if distributed.is_primary():
-                        prepared_folder.forget_earlier(path)
-                finally:
-                    if distributed.is_primary() and not run_files.has_files(path):
-                        (path / RECORD_FILE).unlink(missing_ok=True)
         finally:
             if is_new and distributed.is_primary():
                 with suppress(OSError):
                     path.rmdir()  # succeeds if the run has written nothing
+
+    @contextmanager
+    def _keeping_data(self) -> Iterator[None]:
+        """Put the data of an earlier run back if this one fails; delete the record of a run that
+        has written nothing.
+        """
+        try:
+            yield
+        except BaseException:
+            if distributed.is_primary():
+                prepared_folder.put_back_earlier(self.path)
+            raise
+        else:
+            if distributed.is_primary():
+                prepared_folder.forget_earlier(self.path)
+        finally:
+            if distributed.is_primary() and not run_files.has_files(self.path):
+                (self.path / RECORD_FILE).unlink(missing_ok=True)
 
     def _claim(self) -> None:
         """Make the folder a run's, as it was before a run that was killed replaced its data."""

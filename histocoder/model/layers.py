@@ -133,17 +133,20 @@ class _CastFunction(torch.autograd.Function):
         weight = tensors[0].new_empty((num_outputs, *tensors[0].shape[1:]), dtype=dtype)
         bias = tensors[num_joined].new_empty(num_outputs, dtype=dtype)
         apart = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors[2 * num_joined :]]
-        targets = [*weight.split(ctx.sizes), *bias.split(ctx.sizes), *apart]
-        torch._foreach_copy_(targets, list(tensors))
+        torch._foreach_copy_(_split([weight, bias], ctx.sizes) + apart, list(tensors))
         return weight, bias, *apart
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.sizes:
-            weight, bias, *apart = grads
-            grads = (*weight.split(ctx.sizes), *bias.split(ctx.sizes), *apart)
+            grads = (*_split(grads[:2], ctx.sizes), *grads[2:])
         return None, None, *_cast(grads, ctx.dtype)
+
+
+def _split(tensors: Sequence[Tensor], sizes: list[int]) -> list[Tensor]:
+    """Return the parts of some sizes of each tensor."""
+    return [part for tensor in tensors for part in tensor.split(sizes)]
 
 
 def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -112,39 +112,14 @@ class LinearExpert(nn.Module):
         norm = squares.index_add_(0, row_there, tfidf.square()).sqrt()
         shares = tfidf / norm[row_there]
 
-        sizes = {"num_rows": len(characters), "num_classes": len(self.bias)}
+        sum_weights = _sum_weights
         if kernels.supports(self.bias) and characters.device == device:
-            weights = (index.starts, self.classes, index.values)
-            sums = kernels.sum_weights(row, feature, shares, weights, **sizes)
-        else:
-            sums = self._sums(index, row, feature, shares, **sizes)
+            sum_weights = kernels.sum_weights
+        weights = (index.starts, self.classes, index.values)
+        sums = sum_weights(
+            row, feature, shares, weights, num_rows=len(characters), num_classes=len(self.bias)
+        )
         return SHARPNESS * (sums + self.bias)
-
-    def _sums(
-        self,
-        index: "_FeatureIndex",
-        row: Tensor,
-        feature: Tensor,
-        shares: Tensor,
-        *,
-        num_rows: int,
-        num_classes: int,
-    ) -> Tensor:
-        """Return what `kernels.sum_weights` returns, by torch's operators."""
-        num_weights = index.starts[feature + 1] - index.starts[feature]
-        pair = torch.arange(len(feature), device=row.device).repeat_interleave(num_weights)
-        skipped = index.starts[feature] - (num_weights.cumsum(0) - num_weights)
-        weight = skipped[pair] + torch.arange(len(pair), device=row.device)
-
-        # Each weight is added to the cell of its text and its class.
-        device = shares.device
-        row = moved(row[pair], device)
-        pair = moved(pair, device)
-        weight = moved(weight, device)
-        cell = row * num_classes + self.classes[weight]
-        sums = torch.zeros(num_rows * num_classes, device=device)
-        sums.index_add_(0, cell, shares[pair] * self.values[weight].float())
-        return sums.view(-1, num_classes)
 
     def _feature_index(self, device: torch.device) -> "_FeatureIndex":
         """Return where n-grams and their weights are, on a device."""
@@ -163,6 +138,33 @@ class _FeatureIndex(NamedTuple):
     of_bucket: Tensor  # index of each hash among the known n-grams, (num_buckets,); -1 for others
     starts: Tensor  # the first weight of each n-gram, and their number, (num_features + 1,)
     values: Tensor  # the weights in fp32, of shape (num_weights,)
+
+
+def _sum_weights(
+    row: Tensor,
+    feature: Tensor,
+    shares: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    *,
+    num_rows: int,
+    num_classes: int,
+) -> Tensor:
+    """Return what `kernels.sum_weights` returns, by torch's operators."""
+    starts, classes, values = weights
+    num_weights = starts[feature + 1] - starts[feature]
+    pair = torch.arange(len(feature), device=row.device).repeat_interleave(num_weights)
+    skipped = starts[feature] - (num_weights.cumsum(0) - num_weights)
+    weight = skipped[pair] + torch.arange(len(pair), device=row.device)
+
+    # Each weight is added to the cell of its text and its class.
+    device = shares.device
+    row = moved(row[pair], device)
+    pair = moved(pair, device)
+    weight = moved(weight, device)
+    cell = row * num_classes + classes[weight]
+    sums = torch.zeros(num_rows * num_classes, device=device)
+    sums.index_add_(0, cell, shares[pair] * values[weight])
+    return sums.view(-1, num_classes)
 
 
 def sparse_parts(matrix: Tensor) -> dict[str, Tensor]:

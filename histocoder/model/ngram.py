@@ -279,10 +279,16 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig, *, across: bool = False) -> 
     and platform. `hash_ngrams` of `_kernels.c` does the same as this specification, faster.
     """
     if kernels.supports(ids):
-        sizes = {name: getattr(config, name) for name in ("max_n", "num_buckets", "max_words")}
-        mark = torch.tensor([ord(character) for character in LANG_SEP])
-        kinds = character_kinds(ids.device)
-        return Ngrams(*kernels.hash_ngrams(ids, kinds, mark, across=across, **sizes))
+        buckets, word = kernels.hash_ngrams(
+            ids,
+            character_kinds(ids.device),
+            torch.tensor([ord(character) for character in LANG_SEP]),
+            across=across,
+            max_n=config.max_n,
+            num_buckets=config.num_buckets,
+            max_words=config.max_words,
+        )
+        return Ngrams(buckets, word)
 
     # The n-grams that end at each character, from those of a single character on: the next longer
     # ones hash the character before as well.
@@ -312,8 +318,9 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig, *, across: bool = False) -> 
     total = letters.cumsum(1)
     first = torch.arange(ids.shape[1], device=ids.device) - words.position
     before_word = (total - letters).gather(1, first)
-    of_words = _bucket((total - before_word) & _MASK, words.is_lang.long(), words.ends, config)
-    return Ngrams(torch.stack([*within_words, of_words, *across_blanks], dim=-1), words.word)
+    whole_words = _bucket((total - before_word) & _MASK, words.is_lang.long(), words.ends, config)
+    buckets = torch.stack([*within_words, whole_words, *across_blanks], dim=-1)
+    return Ngrams(buckets, words.word)
 
 
 def _find_words(ids: Tensor, max_words: int) -> _Words:
@@ -377,7 +384,8 @@ def character_kinds(device: torch.device) -> Tensor:
     of further ones.
     """
     with torch.inference_mode(mode=False):
-        kinds = torch.full((max(*_BREAKS, *_ENDS) + 2,), _LETTER, dtype=torch.uint8)
+        num_kinds = max(_BREAKS + _ENDS) + 2
+        kinds = torch.full((num_kinds,), _LETTER, dtype=torch.uint8)
         for kind, code_points in ((_MARK, _PUNCTUATION), (_BREAK, _BREAKS), (_END, _ENDS)):
             kinds[list(code_points)] = kind
         return kinds.to(device)

@@ -121,6 +121,11 @@ def supports(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and library() is not None
 
 
+def _pointers(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the addresses of tensors, which the caller keeps until the kernel has returned."""
+    return [tensor.data_ptr() for tensor in tensors]
+
+
 def adamw_rows(
     table: Tensor,
     mean: Tensor,
@@ -143,12 +148,13 @@ def adamw_rows(
     # the kernel reads rows one after the other
     rows = rows.contiguous()
     gradient = gradient.float().contiguous()
-    pointers = [x.data_ptr() for x in (table, mean, square, gradient, rows)]
+    pointers = _pointers([table, mean, square, gradient, rows])
+    num_rows, dim = gradient.shape
 
     # both corrections of the moments' bias, which begin at 0
     step_size = lr / (1 - betas[0] ** step)
     correction = math.sqrt(1 - betas[1] ** step)
-    library().adamw_rows(*pointers, *gradient.shape, *betas, eps, step_size, correction)
+    library().adamw_rows(*pointers, num_rows, dim, betas[0], betas[1], eps, step_size, correction)
 
 
 def dropout(x: Tensor, *, p: float, seed: int) -> Tensor:
@@ -202,7 +208,7 @@ def attend_paths(levels: Sequence[Tensor], paths: Tensor, *, num_heads: int) -> 
     paths = paths.contiguous()
 
     # addresses of the levels, in an array of their own
-    pointers = (c_void_p * len(levels))(*(level.data_ptr() for level in levels))
+    pointers = (c_void_p * len(levels))(*_pointers(levels))
     out = newest.new_empty(len(newest), newest.shape[1] // 3)
     call = _PathArguments(
         levels=ctypes.addressof(pointers),
@@ -241,7 +247,7 @@ def nearest(
     pairs = classes.flatten().argsort()  # so that the rows of a class are read one after the other
     products = torch.empty(classes.shape)
     rows = torch.empty_like(classes)
-    pointers = [x.data_ptr() for x in (queries, classes, pairs, blocks, first, products, rows)]
+    pointers = _pointers([queries, classes, pairs, blocks, first, products, rows])
     library().nearest(*pointers, len(pairs), classes.shape[1], queries.shape[1])
     return products, rows
 
@@ -264,7 +270,7 @@ def sum_weights(
     first = torch.searchsorted(row, torch.arange(num_rows + 1))
     sums = torch.zeros(num_rows, num_classes)
     arrays = [first, feature.contiguous(), shares.contiguous(), *weights, sums]
-    library().sum_weights(*(x.data_ptr() for x in arrays), num_rows, num_classes)
+    library().sum_weights(*_pointers(arrays), num_rows, num_classes)
     return sums
 
 
