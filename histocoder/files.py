@@ -120,6 +120,12 @@ def existing(folder: Path, names: Iterable[str]) -> Iterator[Path]:
             yield path
 
 
+def file_names(folder: Path) -> set[str]:
+    """Return the paths in a folder of all files there, links among them."""
+    paths = (path for path in folder.rglob("*") if not path.is_dir())
+    return {path.relative_to(folder).as_posix() for path in paths}
+
+
 def remove_files(paths: Iterable[Path]) -> None:
     """Delete files, and then their folders that are empty; others' files in these stay."""
     folders = set()

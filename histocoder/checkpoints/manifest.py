@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from histocoder.errors import DamagedError
-from histocoder.files import write_text
+from histocoder.files import file_names, write_text
 
 MANIFEST_FILE = "manifest.json"
 # Its key; manifests of earlier versions have SHA-256 sums without one, and are not compared
@@ -31,10 +31,7 @@ def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
     is full.
     """
     if names is None:
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        names = sorted(
-            path.relative_to(folder).as_posix() for path in files if path.name != MANIFEST_FILE
-        )
+        names = sorted(file_names(folder) - {MANIFEST_FILE})
     checksums = {name: crc32(folder / name) for name in names}
     write_text(folder / MANIFEST_FILE, json.dumps({_CHECKSUMS: checksums}, indent=2) + "\n")
 

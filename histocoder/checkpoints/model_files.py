@@ -23,7 +23,7 @@ from histocoder.checkpoints.starter import BOX, starter_folder
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.config.model import MODEL_TYPE
 from histocoder.errors import DamagedError, UserError, misfit
-from histocoder.files import replacing_folder, sync, temporary_folder, write_text
+from histocoder.files import file_names, replacing_folder, sync, temporary_folder, write_text
 from histocoder.formatters import build_formatter
 from histocoder.model import (
     CHARACTERS,
@@ -84,12 +84,6 @@ def model_names(folder: Path) -> tuple[str, ...]:
     names = MODEL_FILES + manifest_names(folder)
     names += tuple(f"{TOKENIZER_FOLDER}/{name}" for name in _TOKENIZER_FILES)
     return tuple(dict.fromkeys(names))
-
-
-def file_names(folder: Path) -> set[str]:
-    """Return the paths in a folder of all files there, links among them."""
-    paths = (path for path in folder.rglob("*") if not path.is_dir())
-    return {path.relative_to(folder).as_posix() for path in paths}
 
 
 def save_model(

@@ -79,15 +79,24 @@ def read_published(path: Path) -> PublishedModel:
         if isinstance(content, dict):
             saved |= content if "model" in content else {"model": content}
 
-    weights = saved.get("model")
-    if not isinstance(weights, dict) or {isinstance(x, Tensor) for x in weights.values()} != {True}:
+    weights: Any = saved.get("model")
+    if not _is_state_dict(weights):
         raise UserError(
             f"{path} contains no weights that can be read: they are not of a known model."
         )
+
+    # The characters are a list, or a text of all of them.
     symbols = None
     if isinstance(saved.get("chars"), list | tuple | str):
         symbols = [str(symbol) for symbol in saved["chars"]]
     return PublishedModel(_renamed(weights), _codes_of_key(saved.get("key")), symbols)
+
+
+def _is_state_dict(content: Any) -> bool:
+    """Return whether the content of a file is a dict of tensors, of one at least."""
+    if not isinstance(content, dict) or not content:
+        return False
+    return all(isinstance(weight, Tensor) for weight in content.values())
 
 
 def _renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

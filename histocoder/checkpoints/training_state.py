@@ -18,7 +18,7 @@ from histocoder.checkpoints.manifest import verify_manifest
 from histocoder.checkpoints.occcanine import save_published, with_all_positions
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.errors import DamagedError, UserError
-from histocoder.files import existing, remove_files, replacing_folder
+from histocoder.files import existing, file_names, remove_files, replacing_folder
 from histocoder.log import log
 from histocoder.model import Tokenizer
 
@@ -190,7 +190,7 @@ def checkpoint_names(checkpoint: Path) -> tuple[str, ...]:
 
 def _foreign_names(checkpoint: Path) -> set[str]:
     """Return the paths in a checkpoint's folder of files that are not the checkpoint's."""
-    return model_files.file_names(checkpoint) - set(checkpoint_names(checkpoint))
+    return file_names(checkpoint) - set(checkpoint_names(checkpoint))
 
 
 def step_of(checkpoint: Path) -> int:
