@@ -1,6 +1,6 @@
 """The processes of a run: a program calls `start` once, and `stop` at its end.
 
-Without a launcher (see `launcher`), each helper does its work in this process alone.
+Without a launcher (see `launcher`), each helper works on this process only.
 """
 
 import json
@@ -222,9 +222,7 @@ def _check_places(device: torch.device, store: dist.Store) -> None:
 
 
 def averaged_in_bf16(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-    """Average gradients in bf16: a hook of DDP, which takes torch's own function, by its name, with
-    NCCL alone.
-    """
+    """Average gradients in bf16: a hook of DDP, which accepts torch's own function only with NCCL."""
     return bf16_compress_hook(state, bucket)
 
 
@@ -248,7 +246,7 @@ def gather(values: Tensor) -> list[Tensor]:
     sizes[rank()] = len(values)
     dist.all_reduce(sizes, group=group)
 
-    # torch gathers tensors of one size alone
+    # torch gathers only tensors of one size
     padded = values.new_zeros(int(sizes.max()), *values.shape[1:])
     padded[: len(values)] = values
     gathered = [torch.empty_like(padded) for _ in sizes]
@@ -362,7 +360,9 @@ def announce_end(status: int) -> None:
     if _store is not None and world_size() > 1:
         with suppress(RuntimeError):  # the store is gone
             _store.set("end", str(status))
-            time.sleep(10 * _POLL_SECONDS)  # for others to hear it: rank 0 may hold the store
+            time.sleep(
+                10 * _POLL_SECONDS
+            )  # until other ranks have read it: rank 0 may hold the store
 
 
 def announced_end() -> int | None:

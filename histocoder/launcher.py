@@ -1,5 +1,4 @@
-"""The launcher of a run: what it says of this process, where the processes meet, and the device of
-each.
+"""The launcher of a run: rank and number of processes, address of the rendezvous, and devices.
 
 Launchers are torchrun, `python -m torch.distributed.launch`, `accelerate launch` and `srun`.
 """
@@ -79,8 +78,8 @@ def choose_device(name: str, launch: Launch) -> torch.device:
     if name != "cuda":
         return torch.device(name)
 
-    # A single GPU is this process's alone, as srun gives each task one; if two processes have the
-    # same, they learn it as they connect.
+    # A single visible GPU belongs to this process, as srun assigns one to each task; if two
+    # processes share it, the check at the rendezvous raises.
     num_gpus = torch.cuda.device_count()
     if num_gpus == 1:
         return torch.device("cuda", 0)

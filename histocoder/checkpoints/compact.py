@@ -77,7 +77,7 @@ def expand(parts: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor
 def with_table_rows(
     weights: Mapping[str, Tensor], is_row: Tensor, *, is_compact: bool
 ) -> dict[str, Tensor]:
-    """Return weights with some rows of the table alone, and a bit for each row, as training states
+    """Return weights with only some rows of the table, and a bit for each row, as training states
     have them.
     """
     parts = dict(weights)
@@ -155,8 +155,8 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(levels: Tensor, scales: Tensor) -> Tensor:
-    """Return the rows (n, dim) that `quantize` was given, in fp32, each number as near as a level
-    is.
+    """Return the rows (n, dim) that `quantize` encoded, in fp32, each number rounded to its nearest
+    level.
     """
     level_of_number = torch.cat([levels & 15, levels >> 4], dim=1)
     scales = scales.float().view(len(levels), -1, 1)
@@ -171,7 +171,7 @@ def pack_bits(is_set: Tensor) -> Tensor:
 
 
 def unpack_bits(bits: Tensor, num_flags: int) -> Tensor:
-    """Return the flags (num_flags,) that `pack_bits` was given."""
+    """Return the flags (num_flags,) that `pack_bits` encoded."""
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=num_flags)).bool()
 
 

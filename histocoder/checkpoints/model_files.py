@@ -94,10 +94,10 @@ def save_model(
     tokenizer: Tokenizer,
     card: str | None = None,
 ) -> None:
-    """Write a model in its compact form aside; then replace its folder whole, or move its files
-    into one with others, such as a run's.
+    """Write a model in its compact form, to a temporary folder first; then replace its folder, or
+    move its files into a folder that holds other files, such as a run's.
 
-    There, others' files stay, and `config.json`, without which there is no model, is deleted first
+    Other files stay, and `config.json`, without which there is no model, is deleted first
     and moved last: wherever the process is killed, the folder holds the files of one model, or none
     that can be loaded.
     """

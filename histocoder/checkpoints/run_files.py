@@ -1,4 +1,4 @@
-"""Tell a run's files in its folder from others: it replaces and deletes its own alone."""
+"""Distinguish the files of a run from others in its folder: a run replaces and deletes only its own."""
 
 import json
 import os
@@ -71,7 +71,7 @@ _MARKS = {
     METRICS_FILE: (b'"answer"',),
     REPORT_FILE: (b"histocoder",),
 }
-"""Texts in what histocoder writes under a name that others use as well."""
+"""Texts that the files of histocoder contain, for names that other programs use as well."""
 
 
 def trained_files(run: Path) -> Iterator[Path]:
@@ -84,7 +84,7 @@ def trained_files(run: Path) -> Iterator[Path]:
 
 
 def claim(folder: Path) -> None:
-    """Make a folder a run's.
+    """Record that a folder belongs to a run.
 
     It is a run's if `run.json` says so, which names the folder. Where that file is missing, or was
     copied or moved with the folder, each file must look like what histocoder writes under its name.
@@ -172,7 +172,7 @@ def _is_of_run(run: Path, name: str) -> bool:
 
 
 def _has_marks(path: Path, name: str) -> bool:
-    """Return whether a file begins as one of histocoder's does."""
+    """Return whether the head of a file contains the texts of `_MARKS` for its name."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)

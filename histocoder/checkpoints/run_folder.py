@@ -182,7 +182,7 @@ class RunFolder:
                 (self.path / RECORD_FILE).unlink(missing_ok=True)
 
     def _claim(self) -> None:
-        """Make the folder a run's, as it was before a run that was killed replaced its data."""
+        """Record that the folder is this run's, and restore data that a killed run replaced."""
         run_files.claim(self.path)
         prepared_folder.put_back_earlier(self.path)
 
@@ -285,7 +285,7 @@ class RunFolder:
             for checkpoint in training_state.list_checkpoints(self.path):
                 training_state.delete_checkpoint(checkpoint)
             with suppress(OSError):
-                (self.path / CHECKPOINTS_FOLDER).rmdir()  # unless there are others' files
+                (self.path / CHECKPOINTS_FOLDER).rmdir()  # unless it holds other files
 
     def forget_results(self) -> None:
         """Delete what an earlier end of the run wrote about its model: the report, and last.bin."""

@@ -67,7 +67,7 @@ class TrainState:
 class LearnerState:
     """State dicts of model, optimizer, scheduler and scaler, as a run on one process has them.
 
-    Of a table of n-grams and its moments they may have the trained rows alone, with a bit for each
+    Of a table of n-grams and its moments they may have only the trained rows, with a bit for each
     row (see `checkpoints.compact`); earlier versions had all rows.
     """
 
@@ -104,7 +104,7 @@ def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing_folder(path) as folder:
             _write_checkpoint(checkpoint, folder)
-            # what others put into the folder that is replaced
+            # files that histocoder did not create stay
             for name in _foreign_names(path):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path / name, folder / name)
@@ -198,8 +198,8 @@ def step_of(checkpoint: Path) -> int:
 
 
 def delete_checkpoint(checkpoint: Path) -> None:
-    """Delete a checkpoint; rename it first, so that a partly deleted one is not resumed. Others'
-    files in it stay.
+    """Delete a checkpoint; rename it first, so that a partly deleted one is not resumed. Files
+    that histocoder did not create stay.
     """
     if _foreign_names(checkpoint):
         remove_files(existing(checkpoint, checkpoint_names(checkpoint)))

@@ -158,7 +158,7 @@ class OnnxCoder:
             attributes = self._attributes(attribute_logits, characters)
             parts.append((rows, prediction._replace(attributes=attributes)))
 
-        # A table of blank cells alone has no batch.
+        # A table of only blank cells has no batch.
         if parts:
             prediction = Prediction.joined(parts, descriptions.rows)
         else:
@@ -197,7 +197,7 @@ class OnnxCoder:
         if nearest is not None:
             votes |= nearest(best)
 
-        # What the decoder would weigh, the others weigh in its place.
+        # The weight of the decoder, which is missing, is divided among the other experts.
         weights: Mapping[str, float] = self._config.experts
         if not any(weights.get(name) for name in votes):
             weights = dict.fromkeys(("decoder", *votes), 1 / (1 + len(votes)))

@@ -269,7 +269,7 @@ class PriorSteps:
         """Return the log shares (B, W, vocab_size) of what follows each node of the next level; see
         `IncrementalDecoder`.
         """
-        # Each node goes on from the state of its parent.
+        # Each node starts with the state of its parent.
         position = self._depth % self._blocks.shape[3]
         if self._depth:
             parents = parents.long()

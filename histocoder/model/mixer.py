@@ -62,8 +62,8 @@ class CosineClassifier(nn.Linear):
 
     @torch.no_grad()
     def set_directions(self, pooled: Tensor, shares: Tensor) -> None:
-        """Begin with the mean of encodings (n, dim), and with the sum of each class's as its
-        weights.
+        """Initialize with the mean of encodings (n, dim), and the sum of each class's encodings as
+        its weights.
 
         `shares` (n, num_classes) is how much of a row belongs to each class; classes without any
         keep their weights.

@@ -184,8 +184,8 @@ class NgramEncoder(nn.Module):
 
     @torch.no_grad()
     def fill_empty_rows(self, values: Tensor) -> None:
-        """Give rows of a saved model's table that were never trained other values (num_buckets,
-        dim), to train from.
+        """Fill rows of a saved model's table that were never trained with initial values
+        (num_buckets, dim).
         """
         self.is_trained = self.table.any(1)
         self.table.copy_(torch.where(self.is_trained[:, None], self.table, values))

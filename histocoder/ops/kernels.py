@@ -288,17 +288,23 @@ def fit_machines(
     weights = np.empty((features.shape[1] + 1, num_classes), np.float32)
 
     # in the types that the kernel reads, kept until it has read them
-    arrays = [
-        features.indptr.astype(np.int64),
-        members.indptr.astype(np.int64),
-        features.indices.astype(np.int32),
-        members.indices.astype(np.int32),
-        features.data.astype(np.float32),
-        costs.astype(np.float32),
-        weights,
-    ]
-    pointers = [array.ctypes.data for array in arrays]
-    call = _MachineArguments(*pointers, *features.shape, num_classes, passes)
+    arrays = {
+        "starts": features.indptr.astype(np.int64),
+        "bounds": members.indptr.astype(np.int64),
+        "columns": features.indices.astype(np.int32),
+        "members": members.indices.astype(np.int32),
+        "values": features.data.astype(np.float32),
+        "costs": costs.astype(np.float32),
+        "weights": weights,
+    }
+    call = _MachineArguments(
+        num_rows=features.shape[0],
+        num_columns=features.shape[1],
+        num_classes=num_classes,
+        passes=passes,
+    )
+    for name, array in arrays.items():
+        setattr(call, name, array.ctypes.data)
 
     # some at a time, so that Ctrl-C need not wait for all of them
     num_at_once = LANES * torch.get_num_threads()
@@ -339,7 +345,7 @@ class AttentionKernel:
         if mask.stride(-1) != 1:
             mask = mask.contiguous()
 
-        # the call holds addresses alone, so the tensors are kept
+        # the call holds only addresses, so the tensors are kept
         self._sources = sources
         self._mask = mask
         self._width = sum(source.shape[-1] for source in sources) // 3
