@@ -3,9 +3,10 @@ coders differ.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,109 +28,152 @@ from histocoder.log import log
 from histocoder.tables.output import Form, check_output, write_frame
 from histocoder.text.normalize import description_keys
 
-_LABEL = ["key", "lang", "codes"]
+_LABEL_COLS = ["key", "lang", "codes"]
+_COUNT_COLS = ("code", "rows", "suspect", "share")  # columns of the tables of counts
+_MAX_LINES = 10  # of the table, in a cell of the output
+
+
+class CodedRows(NamedTuple):
+    """The rows of a table that have codes, and what these are like."""
+
+    # columns `key`, `lang`, `codes` (a tuple), `text`, `line`, and `other`, cells of a further column
+    rows: pd.DataFrame
+    system: CodeSystem
 
 
 def run_audit(config: AuditFlags) -> None:
     """Write the most suspect labels, and how many there are of each code and group."""
-    output, group = Path(config.output), config.group_col or ""
-    group += (
-        "_group" if group.casefold() in ("code", "rows", "suspect", "share") else ""
-    )  # a column beside these
-    names = {name: re.sub(r"[^\w. -]", "_", name) for name in ("code", group) if name}
-    paths = {name: output.with_name(f"{output.stem}_by_{end}.csv") for name, end in names.items()}
+    output = Path(config.output)
+    paths = _paths_of_counts(config)
     for path in (output, *paths.values()):
         check_output(path, inputs=(config.dataset, config.key), overwrite=config.overwrite)
-    rows, _ = coded_rows(config, config.dataset, config.group_col, "group_col")
-    found = rows.groupby(_LABEL, sort=False).agg(
-        text=("text", "first"), line=("line", list), times=("text", "size")
-    )
-    labels = found.reset_index()
-    if labels["codes"].nunique() < 2 or labels["key"].nunique() < 2:
-        raise UserError(
-            f"{config.dataset} has one code or description; there is nothing to compare "
-            "labels with."
-        )
-    # here, since it takes a second to import
-    from histocoder.evaluation.suspects import nearest_with_other_codes, suspects
+    rows = coded_rows(config, config.dataset, config.group_col, "group_col").rows
+    labels = _judged_labels(rows, config.dataset)
 
-    with tqdm(total=len(labels), unit="label", disable=None, leave=False) as bar:
-        labels = labels.join(suspects(labels, on_progress=bar.update))
-    num_digits = None if config.zero_pad_codes else 0
-    key = set(
-        read_key(config.key, num_digits=num_digits).codes if config.key else rows["codes"].explode()
-    )
-    is_outside = ~labels["codes"].map(key.issuperset)
+    # a code that the key lacks is wrong for certain
+    codes: Iterable[str] = rows["codes"].explode()
+    if config.key:
+        codes = read_key(config.key, num_digits=None if config.zero_pad_codes else 0).codes
+    is_outside = ~labels["codes"].map(set(codes).issuperset)
     labels.loc[is_outside, ["doubt", "conf"]] = np.inf, 0.0
-    others = labels.groupby(["key", "lang"])["times"].transform("sum") - labels["times"]
-    labels["note"] = (others.astype(str) + " with other codes").where(others > 0, "")
+
+    # what the reader of a suspect label should know of its other rows
+    times_of_description = labels.groupby(["key", "lang"])["times"].transform("sum")
+    num_others = times_of_description - labels["times"]
+    labels["note"] = (num_others.astype(str) + " with other codes").where(num_others > 0, "")
     labels["note"] = labels["note"].mask(is_outside, "not in the key")
     chosen = labels.sort_values("doubt", ascending=False, kind="stable").iloc[: config.budget]
-    extra: dict[str, Any] = {}
-    for i in range(len(chosen["alt"].iloc[0])):
-        number = i + 1 + len(config.target_cols)
-        extra |= {
-            f"alt_code_{number}": chosen["alt"].str[i],
-            f"alt_prob_{number}": chosen["alt_probs"].str[i],
-        }
-    near = [
-        labels.iloc[some].itertuples()
-        for some in nearest_with_other_codes(labels, chosen.index.to_numpy())
-    ]
-    extra["note"] = chosen["note"]
-    extra["near"] = ["; ".join(f"{n.text} ({' '.join(n.codes)})" for n in some) for some in near]
-    extra["lines"] = [" ".join(map(str, lines[:10])) for lines in chosen["line"]]
-    write_frame(output, to_correct(chosen, config, extra), Form(raw=config.raw))
-    wrong = 1 - rows.merge(labels[[*_LABEL, "conf"]], how="left", on=_LABEL)["conf"]
+    further_columns = _evidence(chosen, labels, first_number=len(config.target_cols) + 1)
+    write_frame(output, to_correct(chosen, config, further_columns), Form(raw=config.raw))
+
+    prob_wrong = 1 - rows.merge(labels[[*_LABEL_COLS, "conf"]], how="left", on=_LABEL_COLS)["conf"]
+    end = "."
+    if config.key:
+        end = f"; {sum(is_outside):,} are not in the key."
     log.info(
-        f"Some {wrong.sum():,.0f} of {len(rows):,} rows with codes "
-        f"({percent(wrong.mean())}) are as suspect as rows "
-        f"with random codes. Of {len(labels):,} different labels, {sum(others > 0):,} have "
-        "rows of the same "
-        "description with other codes"
-        + (f"; {sum(is_outside):,} are not in the key." if config.key else ".")
+        f"Some {prob_wrong.sum():,.0f} of {len(rows):,} rows with codes "
+        f"({percent(prob_wrong.mean())}) are as suspect as rows with random codes. Of "
+        f"{len(labels):,} different labels, {sum(num_others > 0):,} have rows of the same "
+        f"description with other codes{end}"
     )
     for name, path in paths.items():
-        of = rows["codes"].explode() if name == "code" else rows["other"].fillna("(blank)")
-        shares = (
-            wrong.loc[of.index].groupby(of.to_numpy()).agg(rows="size", suspect="sum", share="mean")
-        )
-        shares = (
-            shares.sort_values("suspect", ascending=False, kind="stable")
-            .rename_axis(name)
-            .reset_index()
-        )
-        write_frame(path, shares.round(4), Form(raw=config.raw))
-        log.info(
-            f"Suspect rows by {name}, all in "
-            f"{path}:\n{shares.head(10).round(3).to_string(index=False)}"
-        )
+        groups = rows["codes"].explode()
+        if name != "code":
+            groups = rows["other"].fillna("(blank)")
+        _write_counts(path, name, prob_wrong.loc[groups.index], groups, raw=config.raw)
     log.info(
         f"Wrote the {len(chosen):,} most suspect labels to {output}. Correct the codes, "
-        "write x in the column "
-        f"{CHECKED_COL!r} of each row that is now right, and train with --corrections {output}."
+        f"write x in the column {CHECKED_COL!r} of each row that is now right, and train with "
+        f"--corrections {output}."
     )
+
+
+def _paths_of_counts(config: AuditFlags) -> dict[str, Path]:
+    """Return the files of counts, by the name of the column that they count by."""
+    names = ["code"]
+    if config.group_col:
+        # the column's own name, unless the table of counts has another of that name
+        is_taken = config.group_col.casefold() in _COUNT_COLS
+        names.append(f"{config.group_col}_group" if is_taken else config.group_col)
+    output = Path(config.output)
+    paths = {}
+    for name in names:
+        name_in_path = re.sub(r"[^\w. -]", "_", name)
+        paths[name] = output.with_name(f"{output.stem}_by_{name_in_path}.csv")
+    return paths
+
+
+def _judged_labels(rows: pd.DataFrame, path: str) -> pd.DataFrame:
+    """Return the distinct labels of coded rows, with the columns of `suspects`.
+
+    Raises UserError if there are not at least two codes and two descriptions.
+    """
+    groups = rows.groupby(_LABEL_COLS, sort=False)
+    labels = groups.agg(text=("text", "first"), line=("line", list), times=("text", "size"))
+    labels = labels.reset_index()
+    if labels["codes"].nunique() < 2 or labels["key"].nunique() < 2:
+        raise UserError(
+            f"{path} has one code or description; there is nothing to compare labels with."
+        )
+    # here, since it takes a second to import
+    from histocoder.evaluation.suspects import suspects
+
+    with tqdm(total=len(labels), unit="label", disable=None, leave=False) as bar:
+        return labels.join(suspects(labels, on_progress=bar.update))
+
+
+def _evidence(chosen: pd.DataFrame, labels: pd.DataFrame, *, first_number: int) -> dict[str, Any]:
+    """Return columns that help to judge labels: likelier codes, numbered from `first_number`, and
+    like descriptions with other codes.
+    """
+    from histocoder.evaluation.suspects import nearest_with_other_codes
+
+    columns: dict[str, Any] = {}
+    for i in range(len(chosen["alt"].iloc[0])):
+        columns[f"alt_code_{first_number + i}"] = chosen["alt"].str[i]
+        columns[f"alt_prob_{first_number + i}"] = chosen["alt_probs"].str[i]
+    columns["note"] = chosen["note"]
+
+    labels_in_words = labels["text"] + " (" + labels["codes"].map(" ".join) + ")"
+    indices = nearest_with_other_codes(labels, chosen.index.to_numpy())
+    columns["near"] = ["; ".join(labels_in_words.iloc[neighbours]) for neighbours in indices]
+    columns["lines"] = [" ".join(map(str, lines[:_MAX_LINES])) for lines in chosen["line"]]
+    return columns
+
+
+def _write_counts(
+    path: Path, name: str, prob_wrong: pd.Series, groups: pd.Series, *, raw: bool
+) -> None:
+    """Write how many rows of each group are suspect, the groups with most of them first."""
+    by_group = prob_wrong.groupby(groups.to_numpy())
+    counts = by_group.agg(rows="size", suspect="sum", share="mean")
+    counts = counts.sort_values("suspect", ascending=False, kind="stable")
+    counts = counts.rename_axis(name).reset_index()
+    write_frame(path, counts.round(4), Form(raw=raw))
+    first_lines = counts.head(10).round(3).to_string(index=False)
+    log.info(f"Suspect rows by {name}, all in {path}:\n{first_lines}")
 
 
 def run_agreement(config: AgreementFlags) -> None:
     """Print how far two coders agree, and write what they have to settle."""
-    output, by = Path(config.output), ["other"] if config.id_col else ["key", "lang"]
+    output = Path(config.output)
     check_output(output, inputs=config.files, overwrite=config.overwrite)
-    tables = [
+    first, second = (
         coded_rows(config, path, config.id_col, "id_col", has_blank=True) for path in config.files
-    ]
-    first, second = (rows.assign(n=rows.groupby(by).cumcount()) for rows, _ in tables)
-    second["codes"] = _as_first(second["codes"], first["codes"])
-    both = first.merge(second[[*by, "n", "codes"]], on=[*by, "n"], suffixes=("", "_second"))
+    )
+    both = _rows_of_both(first.rows, second.rows, by_id=config.id_col is not None)
     names = " and ".join(config.files)
     if both.empty:
         raise UserError(
             f"{names} have no row in common; check --input-col, --language-col and --id-col."
         )
-    both = both.rename(columns={"codes": "first", "codes_second": "second"})
-    digits = 0 if tables[0][1].labels is not None else tables[0][1].block_size - 1
+
+    # codes that are labels have no digits, and whole codes are compared in any case
+    digits = 0
+    if first.system.labels is None:
+        digits = first.system.block_size - 1
     levels = agreement(both["first"], both["second"], both["text"].tolist(), digits=digits)
-    unmatched = " and ".join(f"{len(rows) - len(both):,}" for rows in (first, second))
+    unmatched = " and ".join(f"{len(table.rows) - len(both):,}" for table in (first, second))
     log.info(
         f"{len(both):,} rows have codes in both files; {unmatched} rows of {names} have no "
         "counterpart."
@@ -137,91 +181,109 @@ def run_agreement(config: AgreementFlags) -> None:
     log.info(
         table_of_shares([asdict(level) | {"digits": level.digits or "all"} for level in levels])
     )
-    differ = to_settle(both, digits=digits)
-    others = {
-        f"other_{name}": differ["second"].str.get(i) for i, name in enumerate(config.target_cols)
-    }
-    halves = differ["first"].map(
-        lambda codes: (0.5,) * len(codes)
-    )  # one of the two coders has decided so
-    found = differ.rename(columns={"first": "codes"}).assign(probs=halves, conf=0.5)
-    write_frame(
-        output,
-        to_correct(found, config, others | {"same_digits": differ["digits"]}),
-        Form(raw=config.raw),
-    )
+
+    # the first coder's codes are to be corrected, the second's stand beside them
+    differences = to_settle(both, digits=digits)
+    further_columns: dict[str, Any] = {}
+    for i, name in enumerate(config.target_cols):
+        further_columns[f"other_{name}"] = differences["second"].str.get(i)
+    further_columns["same_digits"] = differences["digits"]
+    labels = differences.rename(columns={"first": "codes"})
+    labels["conf"] = 0.5  # one of the two coders has decided so
+    labels["probs"] = labels["codes"].map(lambda codes: (0.5,) * len(codes))
+    write_frame(output, to_correct(labels, config, further_columns), Form(raw=config.raw))
     log.info(
-        f"Wrote {len(differ):,} descriptions on which they differ to {output}, with the "
-        f"codes of {config.files[0]}; "
-        f"those of {config.files[1]} are behind them. Correct the former, and write x in "
-        f"the column {CHECKED_COL!r} of "
-        "what is settled."
+        f"Wrote {len(labels):,} descriptions on which they differ to {output}, with the codes of "
+        f"{config.files[0]}; those of {config.files[1]} are behind them. Correct the former, and "
+        f"write x in the column {CHECKED_COL!r} of what is settled."
     )
+
+
+def _rows_of_both(first: pd.DataFrame, second: pd.DataFrame, *, by_id: bool) -> pd.DataFrame:
+    """Return the rows that two coders have both coded, with their codes `first` and `second`.
+
+    Rows are matched by their ids or descriptions; of several of one description, each with the one
+    of its place among them.
+    """
+    by = ["other"] if by_id else ["key", "lang"]
+    first = first.assign(n=first.groupby(by).cumcount())
+    second = second.assign(
+        n=second.groupby(by).cumcount(), second=_as_first(second["codes"], first["codes"])
+    )
+    both = first.merge(second[[*by, "n", "second"]], on=[*by, "n"])
+    return both.rename(columns={"codes": "first"})
 
 
 def _as_first(second: pd.Series, first: pd.Series) -> pd.Series:
     """Return sets of codes as the first coder spells them, who may write words in other case or
     blanks.
     """
-    own = dict.fromkeys(code for codes in first for code in codes)
-    column = column_of({}, known=own)
-    read = {code: "".join(column.read(code).codes) or code for codes in second for code in codes}
-    return second.map(lambda codes: tuple(read[code] for code in codes))
+    column = column_of({}, known=dict.fromkeys(first.explode().dropna()))
+    spellings = {}
+    for code in second.explode().dropna().unique():
+        spellings[code] = "".join(column.read(code).codes) or code
+    return second.map(lambda codes: tuple(spellings[code] for code in codes))
 
 
 def coded_rows(
     config: CodedTableFlags, path: str, other: str | None, setting: str, *, has_blank: bool = False
-) -> tuple[pd.DataFrame, CodeSystem]:
-    """Return the rows of a table that have codes, and what these are like; with `has_blank` also
-    checked ones without.
+) -> CodedRows:
+    """Return the rows of a table that have codes; with `has_blank` also checked ones without.
 
-    They have `key`, `lang`, `codes` (a tuple), `text`, `line` and `other`, cells of a further
-    column (no blank ids).
+    `other` names a further column, and `setting` is the flag that does: in one of ids, rows with a
+    blank cell are left out.
     """
-    own = {
-        one.name: getattr(config, one.name)
-        for one in settings_of(PrepareConfig)
-        if hasattr(config, one.name)
-    }
-    files = table_files(PrepareConfig(**own | {"dataset": path, "drop_bad_labels": True}))
+    values: dict[str, Any] = {}
+    for name in (field.name for field in settings_of(PrepareConfig)):
+        if hasattr(config, name):
+            values[name] = getattr(config, name)
+    values |= {"dataset": path, "drop_bad_labels": True}
+    files = table_files(PrepareConfig(**values))
     examples = files.read(say=log.info)
     if not has_blank:
         examples = examples.coded()
     rows = pd.DataFrame({"key": description_keys(examples.texts), "lang": examples.langs})
-    written: dict[
-        frozenset[str], tuple[str, ...]
-    ] = {}  # each set of codes in the order in which it first occurs
-    codes = [written.setdefault(frozenset(one), one) for one in code_sets(examples.codes)]
-    rows = rows.assign(codes=codes, text=examples.texts, line=examples.table["line"].to_numpy())
-    if other is not None:
-        form = {"sheet": files.sheet, "encoding": files.encoding}
-        rows["other"] = other_cells(examples, path, other, setting=setting, **form).to_pandas()
-    if other is not None and setting == "id_col":
-        ids = rows["other"].fillna("").map(read_code)
-        rows = rows.assign(other=ids)[ids != ""]
-        if number := int((ids == "").sum()):
-            log.info(
-                f"{path}: {counted(number, 'row without an id is', 'rows without an id are')} left out."
-            )
-    return rows, files.formatter.system
+
+    # codes in another order are the same label, and are written as they first occur
+    first_orders: dict[frozenset[str], tuple[str, ...]] = {}
+    rows["codes"] = [
+        first_orders.setdefault(frozenset(codes), codes) for codes in code_sets(examples.codes)
+    ]
+    rows["text"] = examples.texts
+    rows["line"] = examples.table["line"].to_numpy()
+    if other is None:
+        return CodedRows(rows, files.formatter.system)
+
+    cells = other_cells(
+        examples, path, other, setting=setting, sheet=files.sheet, encoding=files.encoding
+    )
+    rows["other"] = cells.to_pandas()
+    if setting == "id_col":
+        rows["other"] = rows["other"].fillna("").map(read_code)
+        has_id = rows["other"] != ""
+        rows = rows[has_id]
+        if num_without := int((~has_id).sum()):
+            number = counted(num_without, "row without an id is", "rows without an id are")
+            log.info(f"{path}: {number} left out.")
+    return CodedRows(rows, files.formatter.system)
 
 
-def to_correct(found: pd.DataFrame, config: CodedTableFlags, extra: dict[str, Any]) -> pd.DataFrame:
-    """Return labels in the form of `review`, each code with its probability; `extra` are further
-    columns.
+def to_correct(
+    labels: pd.DataFrame, config: CodedTableFlags, further_columns: dict[str, Any]
+) -> pd.DataFrame:
+    """Return labels in the form of `review`, each code with its probability, and further columns
+    behind the codes.
 
-    `found` has `text`, `lang`, `codes`, `probs`, `conf` and `times`.
+    `labels` has `text`, `lang`, `codes`, `probs`, `conf` and `times`.
     """
     columns = {
-        config.input_col: found["text"],
-        config.language_col or LANG_COL: found["lang"],
+        config.input_col: labels["text"],
+        config.language_col or LANG_COL: labels["lang"],
         CHECKED_COL: "",
     }
     for i, name in enumerate(config.target_cols):
-        columns |= {
-            name: found["codes"].str.get(i),
-            f"prob_{i + 1}": found["probs"].str.get(i).astype(float),
-        }
-    return pd.DataFrame({**columns, **extra, "conf": found["conf"], "times": found["times"]}).round(
-        4
-    )
+        columns[name] = labels["codes"].str.get(i)
+        columns[f"prob_{i + 1}"] = labels["probs"].str.get(i).astype(float)
+    columns |= further_columns
+    columns |= {"conf": labels["conf"], "times": labels["times"]}
+    return pd.DataFrame(columns).round(4)

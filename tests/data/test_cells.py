@@ -99,7 +99,7 @@ def known(path: Path, coder: Coder) -> dict[str, list[str]]:
 
 def agreed(path: Path, _: Coder) -> dict[str, list[str]]:
     flags = AgreementFlags(files=(str(path), str(path)), target_cols=COLUMNS)
-    rows, _ = coded_rows(flags, str(path), None, "id_col", has_blank=True)
+    rows = coded_rows(flags, str(path), None, "id_col", has_blank=True).rows
     return dict(zip(rows["text"], map(list, rows["codes"]), strict=True))
 
 
@@ -357,7 +357,9 @@ def test_a_checked_row_without_a_code_is_a_decision(
     first, other = answers.find(["at home", "title 4"], ["en", "en"])
     assert first is not None and first.codes == () and other is None
     flags = AgreementFlags(files=(str(checked), str(checked)), target_cols=("hisco_1",))
-    assert sorted(coded_rows(flags, str(checked), None, "id_col", has_blank=True)[0]["codes"]) == [
+    assert sorted(
+        coded_rows(flags, str(checked), None, "id_col", has_blank=True).rows["codes"]
+    ) == [
         (),
         (),
     ]
