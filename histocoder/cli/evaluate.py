@@ -2,10 +2,11 @@
 first.
 """
 
-import itertools
 import math
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import WEIGHTS_FILE, local_folder, read_model_config
@@ -41,37 +42,18 @@ from histocoder.text.normalize import description_keys
 
 def run_evaluate(config: EvaluateFlags) -> None:
     """Evaluate the model, and write the report."""
-    from histocoder.evaluation.evaluator import (
-        evaluate,
-    )  # here, since drawing takes a second to import
+    # here, since drawing takes a second to import
+    from histocoder.evaluation.evaluator import evaluate
     from histocoder.evaluation.report import write_report
     from histocoder.evaluation.summary import summary
 
+    # mistakes are found before the model is read, which takes a while
     device = distributed.start(device=config.device)
     form: dict[str, Any] = {"sheet": config.sheet, "encoding": config.file_encoding}
-    open_table(
-        config.data, {config.input_col: "input_col"}, **form
-    )  # raises an error if it can't be read
+    open_table(config.data, {config.input_col: "input_col"}, **form)
     output = Path(config.output)
-    if output.exists() and not output.is_dir():
-        raise UserError(f"{output} is a file; name a folder for the report with --output.")
-    if any((output / name).exists() for name in (ARGS_FILE, WEIGHTS_FILE)):
-        raise UserError(
-            f"{output} holds a run or a model, whose own report stays; choose another --output."
-        )
-    if not config.overwrite and any(
-        (output / name).exists() for name in (METRICS_FILE, REPORT_FILE)
-    ):
-        raise UserError(
-            f"{output} already has a report. Add --overwrite to replace it, or choose "
-            "another --output."
-        )
-    if foreign := foreign_results(output):
-        raise UserError(
-            f"{output} contains {', '.join(foreign)}, which a report would replace and "
-            "histocoder did not write. "
-            "Choose another --output."
-        )
+    _check_report_folder(output, overwrite=config.overwrite)
+
     folder = local_folder(config.model)
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
     examples = _coded_rows(config, coder)
@@ -80,28 +62,59 @@ def run_evaluate(config: EvaluateFlags) -> None:
     for name in config.group_col or ():
         cells = other_cells(examples, config.data, name, setting="group_col", **form)
         groups[name] = named_groups(cells.to_pylist())
-    found = evaluate(coder, examples, trained=trained, groups=groups, batch_size=config.batch_size)
+    evaluation = evaluate(
+        coder, examples, trained=trained, groups=groups, batch_size=config.batch_size
+    )
     title = f"{Path(config.model).name} on {Path(config.data).name}"
-    report = write_report(output, found, coder, title=title, logs=run_of(folder) / LOG_FILE)
-    for name, by_group in found.metrics.by_group.items():
+    report = write_report(output, evaluation, coder, title=title, logs=run_of(folder) / LOG_FILE)
+
+    metrics = evaluation.metrics
+    for name, by_group in metrics.by_group.items():
         log.info(f"Exactly right by {name}, with 95 % intervals:\n{table_of_shares(by_group)}")
-    log.info("\n".join([*summary(found.metrics), f"Wrote the report to {report}."]))
+    sentences = summary(metrics)
+    sentences.append(f"Wrote the report to {report}.")
+    log.info("\n".join(sentences))
+
+
+def _check_report_folder(folder: Path, *, overwrite: bool) -> None:
+    """Raise a UserError if a report can't be written to a folder without loss."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; name a folder for the report with --output.")
+    if any((folder / name).exists() for name in (ARGS_FILE, WEIGHTS_FILE)):
+        raise UserError(
+            f"{folder} holds a run or a model, whose own report stays; choose another --output."
+        )
+    has_report = any((folder / name).exists() for name in (METRICS_FILE, REPORT_FILE))
+    if has_report and not overwrite:
+        raise UserError(
+            f"{folder} already has a report. Add --overwrite to replace it, or choose "
+            "another --output."
+        )
+    if foreign := foreign_results(folder):
+        raise UserError(
+            f"{folder} contains {', '.join(foreign)}, which a report would replace and "
+            "histocoder did not write. Choose another --output."
+        )
 
 
 def run_compare(config: CompareFlags) -> None:
     """Print how far two models differ, and write the descriptions that they code differently."""
     from histocoder.evaluation.evaluator import compare
 
-    device, output = distributed.start(device=config.device), Path(config.output)
+    device = distributed.start(device=config.device)
+    output = Path(config.output)
     check_output(output, inputs=[config.data], overwrite=config.overwrite)
     first, second = (
         Coder.from_pretrained(name, str(device), precision=config.precision)
         for name in config.models
     )
     examples = _coded_rows(config, first)
+
+    # a model is better on what it was trained on, which the reader should know
     for name, coder in zip(config.models, (first, second), strict=True):
-        _measured(coder, examples, local_folder(name))
+        _rows_of_refit(coder, examples, local_folder(name))
         _say_learned(coder, examples, name)
+
     comparison, changed = compare(first, second, examples)
     shares = []
     for scores, path in zip((comparison.first, comparison.second), config.models, strict=True):
@@ -117,8 +130,8 @@ def run_compare(config: CompareFlags) -> None:
     write_frame(output, changed.round(4), Form(raw=config.raw))
     log.info(
         f"Wrote the {len(changed):,} rows that they code differently to {output}: "
-        f"{changed['right_first'].sum():,} are "
-        f"right by the first model alone, {changed['right_second'].sum():,} by the second alone."
+        f"{changed['right_first'].sum():,} are right by the first model alone, "
+        f"{changed['right_second'].sum():,} by the second alone."
     )
 
 
@@ -146,27 +159,35 @@ def _trained(
     config: EvaluateFlags, coder: Coder, examples: Examples, folder: Path
 ) -> Baselines | None:
     """Read what the model was trained on; None where that is not known."""
+    run = run_of(folder)
+    has_languages = True
     if config.train_data:
-        columns = {"input_col": config.input_col, "language_col": config.language_col}
         files, has_languages = training_files(
-            Path(config.train_data), coder, rules_of(config), **columns
+            Path(config.train_data),
+            coder,
+            rules_of(config),
+            input_col=config.input_col,
+            language_col=config.language_col,
         )
         chunks = files.chunks(say=log.info)
-    else:
-        rows, has_languages = run_rows(run_of(folder), coder, TRAIN), True
-        if rows is None:
-            if config.baselines:
-                raise UserError(
-                    f"--baselines needs the training data, and {run_of(folder)} has none. "
-                    "Add --train-data FILE."
-                )
-            _say_learned(coder, examples, config.model)
-            return None
+    elif (rows := run_rows(run, coder, TRAIN)) is not None:
         chunks = rows.chunks()
+    elif config.baselines:
+        raise UserError(
+            f"--baselines needs the training data, and {run} has none. Add --train-data FILE."
+        )
+    else:
+        _say_learned(coder, examples, config.model)
+        return None
+
+    # the linear model is fitted when it is asked for, however long that takes
     known = Known(languages=coder.model.config.languages, any_language=not has_languages)
     trained = Baselines(examples, known, max_size=math.inf if config.baselines else 0)
-    for chunk in itertools.chain(chunks, _measured(coder, examples, folder)):
+    rows_of_refit = _rows_of_refit(coder, examples, folder)
+    for chunk in chunks:
         trained.add(chunk)
+    if rows_of_refit is not None:
+        trained.add(rows_of_refit)
     return trained
 
 
@@ -183,21 +204,24 @@ def _say_learned(coder: Coder, examples: Examples, name: str) -> None:
         )
 
 
-def _measured(coder: Coder, examples: Examples, folder: Path) -> list[Examples]:
-    """Return the rows on which a model was trained after its report, and say how many of `examples`
-    they have.
+def _rows_of_refit(coder: Coder, examples: Examples, folder: Path) -> Examples | None:
+    """Return the rows on which a model was trained after its report, if any, and say how many of
+    `examples` they have.
     """
+    if not coder.model.config.fitted_to_validation:
+        return None
     run = run_of(folder)
-    rows = run_rows(run, coder, VAL, HELD_OUT) if coder.model.config.fitted_to_validation else None
-    keys = set(description_keys(rows.texts)) if rows is not None else ()
-    if num_seen := sum(key in keys for key in description_keys(examples.texts)):
+    rows = run_rows(run, coder, VAL, HELD_OUT)
+    if rows is None:
+        return None
+    num_seen = int(np.isin(description_keys(examples.texts), description_keys(rows.texts)).sum())
+    if num_seen:
         log.info(
-            f"Notice: {num_seen:,} of these {len(examples):,} descriptions are in the "
-            "run's validation data or "
-            f"held-out corrections, on which {folder} was trained after "
+            f"Notice: {num_seen:,} of these {len(examples):,} descriptions are in the run's "
+            f"validation data or held-out corrections, on which {folder} was trained after "
             f"{run / REPORT_FILE} had measured it."
         )
-    return [rows] if rows is not None else []
+    return rows
 
 
 def _apply_decisions(config: ReviewFlags, columns: Columns, model: ModelConfig) -> None:
@@ -229,19 +253,30 @@ def run_review(config: ReviewFlags) -> None:
     """Write the rows to check, and say what to do with them; or the table with what people have
     decided.
     """
-    folder, output = local_folder(config.model), Path(config.output)
-    settings = run_settings(run_of(folder))
+    folder = local_folder(config.model)
+    run = run_of(folder)
+    model = read_model_config(folder)
+    settings = run_settings(run)
     columns = Columns(
         config.input_col,
         config.language_col,
-        target_cols=read_model_config(folder).target_cols,
+        target_cols=model.target_cols,
         run_input_col=settings.get("input_col"),
         run_language_col=settings.get("language_col"),
     )
     if config.apply:
-        _apply_decisions(config, columns, read_model_config(folder))
+        _apply_decisions(config, columns, model)
         return
-    how = {name: getattr(config, name) for name in ("budget", "overwrite", "sheet", "raw")}
-    rounds = earlier_rounds(output, run_of(folder))
-    review(Path(config.predictions), output, columns=columns, decided_in=rounds, **how)
-    log.info(next_step(config.model, output, run_of(folder)))
+
+    output = Path(config.output)
+    review(
+        Path(config.predictions),
+        output,
+        budget=config.budget,
+        columns=columns,
+        overwrite=config.overwrite,
+        sheet=config.sheet,
+        raw=config.raw,
+        decided_in=earlier_rounds(output, run),
+    )
+    log.info(next_step(config.model, output, run))

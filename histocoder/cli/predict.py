@@ -39,11 +39,11 @@ def run_predict(config: PredictFlags) -> None:
         _check_texts(config)
         print_codes(_coder(config, folder, device), config, folder)
         return
-    tables = _one_each(config)
+    tables = _settings_of_tables(config)
     with files_for_pipes(tables[0]) as first:
         tables[0] = first
 
-        # before the model is read, which takes a while
+        # mistakes are found before the model is read, which takes a while
         for table in tables:
             known_file = _known_file(config.known, table, folder)
             check_output(
@@ -62,13 +62,12 @@ def _check_texts(config: PredictFlags) -> None:
     for text in config.texts:
         if text and os.path.exists(text):
             raise UserError(
-                f"{text} is a file or folder, and would be coded as a description. For a "
-                "table, write "
-                f"--input {text} --output coded.csv."
+                f"{text} is a file or folder, and would be coded as a description. For a table, "
+                f"write --input {text} --output coded.csv."
             )
 
 
-def _one_each(config: PredictFlags) -> list[PredictFlags]:
+def _settings_of_tables(config: PredictFlags) -> list[PredictFlags]:
     """Return the settings of each table; the outputs of several are in a folder, with their
     names.
     """
@@ -80,17 +79,17 @@ def _one_each(config: PredictFlags) -> list[PredictFlags]:
             f"--input names {len(config.texts) + 1} tables; name a folder for what comes of them "
             f"with --output, not {folder}."
         )
-    tables: list[PredictFlags] = []
-    for path in (config.input, *config.texts):
-        name = Path(path).name
-        if kind_of(Path(path)) in READ_ONLY:
-            name = Path(path).with_suffix(READ_ONLY[kind_of(Path(path))]).name
-        tables.append(replace(config, input=path, output=str(folder / name), texts=()))
-    outputs = [table.output for table in tables]
-    for output in outputs:
-        if outputs.count(output) > 1:
+    tables: dict[str, PredictFlags] = {}
+    for name in (config.input, *config.texts):
+        path = Path(name)
+
+        # a form that is only read, such as .sav, is written in another
+        suffix = READ_ONLY.get(kind_of(path), path.suffix)
+        output = str(folder / path.with_suffix(suffix).name)
+        if output in tables:
             raise UserError(f"Two tables of --input would be written to {output}; rename one.")
-    return tables
+        tables[output] = replace(config, input=name, output=output, texts=())
+    return list(tables.values())
 
 
 def _coder(config: PredictFlags, folder: Path, device: torch.device) -> Coder:
@@ -106,7 +105,10 @@ def write_codes(coder: Coder, config: PredictFlags, folder: Path) -> None:
         log.info(as_typed(line, config))
 
     known_file = _known_file(config.known, config, folder)
-    known, known_id = _read_known(known_file, coder, config) if known_file else (None, "")
+    known = None
+    known_id = ""
+    if known_file is not None:
+        known, known_id = _read_known(known_file, coder, config)
     options = config_of(PredictConfig, config)
     facts = facts_of(coder, options, folder, name=config.model)
     model_id = (
@@ -115,23 +117,26 @@ def write_codes(coder: Coder, config: PredictFlags, folder: Path) -> None:
     counts = predict_file(coder, options, model_id=model_id, known=known, say=say)
     say(f"Coded {config.input} into {config.output} in mode {facts['mode']}.")
 
-    is_file = as_typed(config.output, config) == config.output
-    if distributed.is_primary() and is_file:
-        if known_file is not None:
-            facts["known"] = {"file": known_file.name, "sha256": fingerprint(known_file)}
-        methods = write_provenance(
-            ["predict"],
-            config,
-            {**facts, **counts},
-            as_sent=lambda word: PIPE if as_typed(word, config) != word else word,
-        )
-        log.info(f"Wrote {provenance_file(config.output)}, with this methods paragraph: {methods}")
+    # standard output has no file beside it
+    is_to_pipe = as_typed(config.output, config) != config.output
+    if is_to_pipe or not distributed.is_primary():
+        return
+
+    def as_sent(word: str) -> str:
+        return PIPE if as_typed(word, config) != word else word
+
+    if known_file is not None:
+        facts["known"] = {"file": known_file.name, "sha256": fingerprint(known_file)}
+    methods = write_provenance(["predict"], config, facts | counts, as_sent=as_sent)
+    log.info(f"Wrote {provenance_file(config.output)}, with this methods paragraph: {methods}")
 
 
 def print_codes(coder: Coder, config: PredictFlags, folder: Path) -> None:
     """Print the codes of descriptions."""
     known_file = _known_file(config.known, config, folder)
-    known = _read_known(known_file, coder, config)[0] if known_file else None
+    known = None
+    if known_file is not None:
+        known, _ = _read_known(known_file, coder, config)
     distinct = coder.distinct(config.texts, config.language)
     options = replace(config_of(PredictConfig, config), language="unk")  # no column of languages
     tables = TableCoder(coder, options, known=known)
@@ -147,11 +152,14 @@ def _known_file(known: str | None, config: PredictFlags, folder: Path) -> Path |
     """Return the file of hand-coded descriptions, if there is one."""
     if not known:
         return None
-    path = run_of(folder) / TRAIN_FILE if known == "auto" else Path(known)
-    if known == "auto" and not path.is_file():
-        raise UserError(
-            f"--known auto reads the run's training data, and there is no {path}. Add --known FILE."
-        )
+    path = Path(known)
+    if known == "auto":
+        path = run_of(folder) / TRAIN_FILE
+        if not path.is_file():
+            raise UserError(
+                f"--known auto reads the run's training data, and there is no {path}. Add --known "
+                "FILE."
+            )
     if config.input and path.is_file() and is_same_file(path, config.input):
         raise UserError(f"--input {config.input} is the file of --known itself; choose another.")
     return path
@@ -161,16 +169,16 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags) -> tuple[Known, 
     """Read hand-coded descriptions; return them and their identity."""
     # the run's training data have no rows that nobody has coded: one without a code has no
     # occupation
-    rules = replace(
-        rules_of(config), drop_bad=True, blank_means_no_occupation=config.known == "auto"
-    )
-    columns = (config.input_col, config.language_col)
+    is_of_run = config.known == "auto"
+    rules = replace(rules_of(config), drop_bad=True, blank_means_no_occupation=is_of_run)
     files, has_languages = training_files(
-        path, coder, rules, input_col=columns[0], language_col=columns[1]
+        path, coder, rules, input_col=config.input_col, language_col=config.language_col
     )
-    if config.known == "auto":
-        corrections = path.with_name(SPLIT_FILES[HELD_OUT])
-        files = replace(files, paths=(path, *([corrections] if corrections.is_file() else ())))
+    corrections = path.with_name(SPLIT_FILES[HELD_OUT])
+    if is_of_run and corrections.is_file():
+        files = replace(files, paths=(path, corrections))
+
+    # rows that resume a file must have been coded beside the same descriptions
     settings = {"any_language": not has_languages, "exact": config.known_exact}
     sources = " ".join(map(fingerprint, files.paths))
     known = Known(languages=coder.model.config.languages, **settings)
