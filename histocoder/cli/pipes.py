@@ -11,11 +11,10 @@ from pathlib import Path
 
 from histocoder import distributed
 from histocoder.cli.flags import PIPE, PredictFlags
+from histocoder.cli.script import BROKEN_PIPE, discard_output
 from histocoder.errors import Interrupted, UserError
 from histocoder.inference.predict_file import RESUME
 from histocoder.log import printing_to_stderr
-
-_BROKEN_PIPE = 128 + 13  # exit code of a program that SIGPIPE ends
 
 
 @contextmanager
@@ -37,17 +36,19 @@ def files_for_pipes(config: PredictFlags) -> Iterator[PredictFlags]:
         printing_to_stderr() if writes_to_pipe else nullcontext(),
         tempfile.TemporaryDirectory(prefix="histocoder-") as folder,
     ):
-        source, target = Path(folder, "standard input"), Path(folder, "standard output")
+        input_path = config.input
         if config.input == PIPE:
+            source = Path(folder, "standard input")
             with source.open("wb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file)
-        config = replace(
-            config,
-            input=str(source) if config.input == PIPE else config.input,
-            output=str(target) if writes_to_pipe else config.output,
-        )
+            input_path = str(source)
+        output_path = config.output
+        target = Path(folder, "standard output")
+        if writes_to_pipe:
+            output_path = str(target)
+        config = replace(config, input=input_path, output=output_path)
 
-        # what is coded so far goes with the folder
+        # what is coded so far goes with the folder, so that no run resumes from it
         try:
             yield config
         except UserError as error:
@@ -73,5 +74,5 @@ def _send(path: Path) -> None:
             shutil.copyfileobj(file, sys.stdout.buffer)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at the end
-        sys.exit(_BROKEN_PIPE)
+        discard_output()
+        sys.exit(BROKEN_PIPE)

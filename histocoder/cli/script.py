@@ -11,12 +11,19 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from histocoder.errors import Interrupted, MachineError, UserError, readable, sending_notices
 
-_NOBODY_READS = 128 + 13  # exit code of a shell for SIGPIPE, whose name Windows lacks
+BROKEN_PIPE = 128 + 13  # exit code of a shell for SIGPIPE, whose name Windows lacks
 _GRACE_SECONDS = 5.0
+
+
+class Ending(NamedTuple):
+    """How a program ends."""
+
+    message: str
+    status: int  # exit code
 
 
 def run_script(main: Callable[[], None]) -> None:
@@ -26,11 +33,11 @@ def run_script(main: Callable[[], None]) -> None:
         if stream is None:  # as after >&- in a shell
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # for characters that the stream can't write
-    # torch, which main imports, prints C++ frames around warnings of lost connections, which users
-    # are told of below
+            # for characters that the stream can't write
+            stream.reconfigure(errors="backslashreplace")
+
+    # torch, which main imports, prints C++ frames around warnings of lost connections, which
+    # `_ending` describes
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     notices = set[str]()
 
@@ -44,11 +51,14 @@ def run_script(main: Callable[[], None]) -> None:
             main()
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
-        if (end := _ending(error)) is None:
-            if not (distributed := _distributed()) or distributed.world_size() == 1:
+        end = _ending(error)
+        if end is None:
+            # of a fault, Python prints the traceback, unless other ranks must learn of it
+            distributed = _distributed()
+            if distributed is None or distributed.world_size() == 1:
                 raise
-            end = traceback.format_exc().strip(), 1
-        _leave(*end)
+            end = Ending(traceback.format_exc().strip(), 1)
+        _leave(end.message, end.status)
     if distributed := _distributed():
         distributed.stop()
 
@@ -73,57 +83,66 @@ def _distributed() -> ModuleType | None:
     return sys.modules.get("histocoder.distributed")
 
 
-def _ending(error: BaseException) -> tuple[str, int] | None:
-    """Return the message and the exit code with which an error ends the program; None for a fault
-    of its own.
-    """
-    end: tuple[str, int] | None = None
+def _ending(error: BaseException) -> Ending | None:
+    """Return how an error ends the program; None for a fault of its own."""
+    end: Ending | None = None
     match error:
         case UserError():
-            end = f"error: {error}", 2
+            end = Ending(f"error: {error}", 2)
         case MachineError():
-            end = f"error: {error}", 1
+            end = Ending(f"error: {error}", 1)
         case Interrupted():
-            end = str(error), 128 + error.signum
+            end = Ending(str(error), 128 + error.signum)
         case KeyboardInterrupt():
-            end = "Interrupted.", 130
+            end = Ending("Interrupted.", 130)
         case BrokenPipeError():  # as after `| head`
-            end = "Stopped, because the program that read the output has ended.", _NOBODY_READS
+            discard_output()
+            message = "Stopped, because the program that read the output has ended."
+            end = Ending(message, BROKEN_PIPE)
         case OSError(errno=errno.ENOSPC, filename=None):
-            end = (
-                (
-                    f"error: The output can't be written ({error.strerror}). Make room, and "
-                    "run the command again."
-                ),
+            discard_output()
+            end = Ending(
+                f"error: The output can't be written ({error.strerror}). Make room, and run the "
+                "command again.",
                 2,
             )
         case UnicodeEncodeError():  # as of an argument that is not in the terminal's encoding
-            end = _unreadable(error.object), 2
+            end = Ending(_unreadable(error.object), 2)
         case RuntimeError() | MemoryError():
-            from histocoder import distributed
-            from histocoder.model.devices import OUT_OF_MEMORY, is_out_of_memory
-
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            if is_out_of_memory(error):
-                end = f"error: Out of memory ({reason[:200]}). {OUT_OF_MEMORY}", 2
-            elif isinstance(error, RuntimeError) and distributed.is_lost_contact(error):
-                again = "Run the same command again to resume from what was saved last."
-                end = f"error: another process has ended or can't be reached ({reason}). {again}", 1
-    if end and isinstance(error, OSError):
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # where Python flushes at the end
+            end = _ending_of_runtime_error(error)
     return end
+
+
+def _ending_of_runtime_error(error: RuntimeError | MemoryError) -> Ending | None:
+    """Return how an error of torch's ends the program; None for a fault."""
+    from histocoder import distributed
+    from histocoder.model.devices import OUT_OF_MEMORY, is_out_of_memory
+
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    if is_out_of_memory(error):
+        return Ending(f"error: Out of memory ({reason[:200]}). {OUT_OF_MEMORY}", 2)
+    if isinstance(error, RuntimeError) and distributed.is_lost_contact(error):
+        return Ending(
+            f"error: another process has ended or can't be reached ({reason}). Run the same "
+            "command again to resume from what was saved last.",
+            1,
+        )
+    return None
+
+
+def discard_output() -> None:
+    """Let standard output, which can't be written, lead nowhere: Python flushes it at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unreadable(name: str) -> str:
     """Return the error for an argument that can't be encoded, such as a path whose bytes are in
     another encoding.
     """
-    way = "Set PYTHONUTF8=1, or a locale in UTF-8"
+    advice = "Set PYTHONUTF8=1, or a locale in UTF-8"
     if sys.getfilesystemencoding() == "utf-8" and readable(name) != name:
-        way = "Rename the file or folder so that its name is in UTF-8"
-    return f"error: The name {readable(name)} can't be read as text. {way}."
+        advice = "Rename the file or folder so that its name is in UTF-8"
+    return f"error: The name {readable(name)} can't be read as text. {advice}."
 
 
 def _leave(message: str, status: int) -> NoReturn:
@@ -138,13 +157,19 @@ def _leave(message: str, status: int) -> NoReturn:
     """
     distributed = _distributed()
     rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
-    deadline = time.monotonic() + (_GRACE_SECONDS if rank else 0)
+    if rank:
+        message = f"rank {rank}: {message}"
+
+    # wait for another rank that ends for the same reason
+    deadline = time.monotonic()
+    if rank:
+        deadline += _GRACE_SECONDS
     announced = distributed.announced_end() if distributed else 0
     while announced == 0 and time.monotonic() < deadline:
         time.sleep(0.1)
         announced = distributed.announced_end() if distributed else 0
     if not announced:
-        text = readable(f"rank {rank}: {message}" if rank else message)
+        text = readable(message)
         if status != 2 or not _left_for_torchrun(text, status):
             print(text, file=sys.stderr, flush=True)
         if distributed:

@@ -9,9 +9,10 @@ import secrets
 import socket
 import threading
 import webbrowser
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import local_folder
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from histocoder.desk.domain.desk import Desk
 
-_FEWEST_CHARACTERS = 16
+_MIN_TOKEN_CHARACTERS = 16
 DESK_FILE = "desk.sqlite"  # the database of a workspace
 
 
@@ -47,7 +48,7 @@ def run_serve(config: ServeFlags) -> None:
     # the workspace, and who may use it
     model = local_folder(config.model) if config.model else None
     folder = _workspace(config.workspace, model)
-    token = config.token or _kept_token(folder / "token")
+    token = config.token or _saved_token(folder / "token")
     users = Users(folder / "users.json", token)
     if config.add_user:
         users.add(config.add_user, getpass.getpass(f"Password of {config.add_user}: "))
@@ -58,15 +59,19 @@ def run_serve(config: ServeFlags) -> None:
 
     device = distributed.start(device=config.device)
     listener = _listen(config.host, config.port)
-    os.umask(0o077)  # what people upload and decide is for the account that runs the server alone
+
+    # what people upload and decide is for the account that runs the server alone
+    os.umask(0o077)
     with listener, holding(folder / ".lock", path=folder, instead="another --workspace"):
         port = listener.getsockname()[1]
         desk = _open_desk(config, folder, model, device=str(device))
         app = create_app(desk, token=token, host=config.host, port=port, users=users)
 
+        # users sign in themselves; else the address has the secret
         host = f"[{config.host}]" if ":" in config.host else config.host
-        query = "" if has_users else f"?token={token}"
-        address = f"http://{host}:{port}/{query}"
+        address = f"http://{host}:{port}/"
+        if not has_users:
+            address += f"?token={token}"
         log.info(
             f"Open {address}\nPress Ctrl-C to stop the server. Models, decisions and files "
             f"are kept in {folder}."
@@ -108,9 +113,9 @@ def _check_access(config: ServeFlags, *, has_users: bool) -> None:
             "(--add-user)."
         )
     if config.token is not None and (
-        len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()
+        len(config.token) < _MIN_TOKEN_CHARACTERS or not config.token.isalnum()
     ):
-        raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
+        raise UserError(f"--token needs {_MIN_TOKEN_CHARACTERS} letters and digits or more.")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -135,11 +140,17 @@ def _open_desk(config: ServeFlags, folder: Path, model: Path | None, *, device: 
         models.offer(STARTER, name=in_the_box())
         models.use_again()
     else:
-        name = run_of(model).name if Path(config.model or "").exists() else str(config.model)
-        models.give(
-            Coder.from_pretrained(model, device, precision=config.precision), model, name=name
-        )
-    may_train = config.host in LOOPBACK if config.allow_training is None else config.allow_training
+        # a folder is called by its run, a model of the hub by its name there
+        name = str(config.model)
+        if Path(name).exists():
+            name = run_of(model).name
+        coder = Coder.from_pretrained(model, device, precision=config.precision)
+        models.give(coder, model, name=name)
+
+    # training takes the machine's time, which others must not by default
+    may_train = config.allow_training
+    if may_train is None:
+        may_train = config.host in LOOPBACK
     desk = Desk(folder, models=models, double_share=config.double_share, may_train=may_train)
     if config.data:
         desk.review(Path(config.data), input_col=config.input_col)
@@ -166,8 +177,16 @@ def _answer(app: FastAPI, listener: socket.socket) -> None:
 
 def _make_private(folder: Path) -> None:
     """Let no other account read the workspace, also one that an earlier version has made."""
-    with suppress(OSError):  # a folder of somebody else's, or a file system without permissions
+    with suppress(OSError):  # another account's folder, or a file system without permissions
         folder.chmod(0o700)
+
+
+@contextmanager
+def _new_private_file(path: Path) -> Iterator[TextIO]:
+    """Give a new text file that no other account can read, not even while it is written."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        yield file
 
 
 def _opening_page(folder: Path, address: str) -> str:
@@ -179,9 +198,7 @@ def _opening_page(folder: Path, address: str) -> str:
     """
     path = folder / "open.html"
     path.unlink(missing_ok=True)
-    with os.fdopen(
-        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-    ) as file:
+    with _new_private_file(path) as file:
         file.write(
             '<!doctype html><meta http-equiv="refresh" content="0; '
             f'url={address}"><title>histocoder</title>'
@@ -189,13 +206,11 @@ def _opening_page(folder: Path, address: str) -> str:
     return path.as_uri()
 
 
-def _kept_token(path: Path) -> str:
+def _saved_token(path: Path) -> str:
     """Return the folder's token, with which an open page keeps working after a restart; only its
     owner can read it.
     """
     if not path.is_file():
-        with os.fdopen(
-            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii"
-        ) as file:
+        with _new_private_file(path) as file:
             file.write(secrets.token_hex(24))
     return path.read_text(encoding="ascii").strip()
