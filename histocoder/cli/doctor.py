@@ -28,7 +28,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class Finding(NamedTuple):
-    """What a machine has of one thing."""
+    """One thing that a machine has, and what limits it."""
 
     name: str
     state: str

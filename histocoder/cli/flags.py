@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from histocoder.config import PRECISIONS, ClassOptions, PredictConfig, PredictOptions, Settings
 from histocoder.config.prediction import (
     COLUMNS_HELP,
-    ENCODING_HELP,
     OUTPUT_HELP,
     RAW_HELP,
-    SHEET_HELP,
     TABLE_HELP,
+    encoding_of,
+    sheet_of,
 )
 from histocoder.config.run import CODE_SEP_HELP
 from histocoder.config.settings import changed, free, require
@@ -101,8 +101,8 @@ class KnownCodesFlags(Settings):
         is_required=True,
         flags=("--data", "--input"),
     )
-    sheet: str | None = free(None, f"--data: {SHEET_HELP}", metavar="NAME")
-    file_encoding: str | None = free(None, f"--data: {ENCODING_HELP}", metavar="NAME")
+    sheet: str | None = sheet_of("--data")
+    file_encoding: str | None = encoding_of("--data")
     target_cols: tuple[str, ...] | None = free(
         None, "columns of codes (default: the model's)", metavar="COL"
     )
@@ -200,8 +200,8 @@ class AuditFlags(CodedTableFlags):
         is_required=True,
         flags=("--dataset", "--input"),
     )
-    sheet: str | None = free(None, f"--dataset: {SHEET_HELP}", metavar="NAME")
-    file_encoding: str | None = free(None, f"--dataset: {ENCODING_HELP}", metavar="NAME")
+    sheet: str | None = sheet_of("--dataset")
+    file_encoding: str | None = encoding_of("--dataset")
     output: str = free("audit.csv", "file of suspect labels to correct", metavar="FILE")
     budget: int = free(200, "number of labels to check", at_least=1)
     key: str | None = free(
@@ -255,7 +255,7 @@ class ReviewFlags(NamedModel):
         None, "column of languages (default: lang, or the run's)", metavar="COL"
     )
     overwrite: bool = free(False, "replace an existing --output")
-    sheet: str | None = free(None, f"--predictions: {SHEET_HELP}", metavar="NAME")
+    sheet: str | None = sheet_of("--predictions")
     raw: bool = free(False, RAW_HELP)
 
 
@@ -275,8 +275,8 @@ class ClassesFlags(ClassOptions):
         is_required=True,
     )
     output: str = free(None, OUTPUT_HELP, metavar="FILE", is_required=True)
-    sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
-    file_encoding: str | None = free(None, f"--input: {ENCODING_HELP}", metavar="NAME")
+    sheet: str | None = sheet_of("--input")
+    file_encoding: str | None = encoding_of("--input")
     code_cols: tuple[str, ...] | None = free(
         None,
         "columns of codes (default: hisco_1, hisco_2 and so on, or hisco; else occ1950's)",

@@ -20,7 +20,7 @@ _GRACE_SECONDS = 5.0
 
 
 class Ending(NamedTuple):
-    """How a program ends."""
+    """End of a program."""
 
     message: str
     status: int  # exit code
