@@ -1,7 +1,7 @@
 """The configuration of a model: its config.json."""
 
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -32,14 +32,17 @@ def check_max_len(max_len: int) -> None:
 
 def _fits(value: Any, kind: Any) -> bool:
     """Return whether a value of JSON is of the type that a field is annotated with."""
-    origin, args = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    args = get_args(kind)
     if origin is UnionType:
-        return any(_fits(value, one) for one in args)
+        return any(_fits(value, alternative) for alternative in args)
     if origin is dict:
-        return isinstance(value, dict) and all(_fits(one, args[1]) for one in value.values())
+        return isinstance(value, dict) and all(_fits(item, args[1]) for item in value.values())
     if origin is tuple:
-        return isinstance(value, list | tuple) and all(_fits(one, args[0]) for one in value)
-    return kind is Any or isinstance(value, (int, float) if kind is float else kind)
+        return isinstance(value, list | tuple) and all(_fits(item, args[0]) for item in value)
+    if kind is float:
+        return isinstance(value, int | float)
+    return kind is Any or isinstance(value, kind)
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,9 @@ class ModelConfig:
         stems = {
             re.sub(rf"(_|(?<!\d)){i}$", "", name) for i, name in enumerate(self.target_cols, 1)
         }
-        return (stems.pop() if len(stems) == 1 else "") or str(self.formatter["name"])
+        if len(stems) == 1 and stems != {""}:
+            return stems.pop()
+        return str(self.formatter["name"])
 
     def code_columns(self, width: int) -> list[str]:
         """Return the names of so many columns of codes: the target columns', and hisco_3 and so on
@@ -176,17 +181,19 @@ class ModelConfig:
                 f"{FORMAT_VERSION}. Update histocoder."
             ),
         )
-        known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+
+        # fields of a later version that this one does not know are left out
+        known: dict[str, Any] = {}
         for name, kind in get_type_hints(cls).items():
-            require(
-                name not in known or _fits(known[name], kind),
-                f"config.json: {name!r} has an invalid value.",
-            )
+            if name in values:
+                known[name] = values[name]
+                require(_fits(known[name], kind), f"config.json: {name!r} has an invalid value.")
         for name in ("encoder", "formatter", "vocab_size"):
             require(name in known, f"config.json: {name!r} is missing.")
+
+        # JSON has lists in place of tuples
         for name in ("codes", "target_cols", "languages"):
             known[name] = tuple(known.get(name, ()))
-        known["attributes"] = {
-            name: tuple(labels) for name, labels in known.get("attributes", {}).items()
-        }
+        attributes = known.get("attributes", {})
+        known["attributes"] = {name: tuple(labels) for name, labels in attributes.items()}
         return cls(**known)

@@ -1,6 +1,7 @@
 """Settings of prediction, for descriptions and whole files."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from histocoder.config.settings import Settings, free, require
 
@@ -25,6 +26,16 @@ ENCODING_HELP = (
 OUTPUT_HELP = "output, by its suffix: .csv, .csv.gz, .tsv, .parquet, .xlsx or .dta"
 COLUMNS_HELP = "prefix of the names of the new columns (default: none)"
 RAW_HELP = "do not put an apostrophe before texts that a spreadsheet would run as formulas"
+
+
+def sheet_of(flag: str) -> Any:
+    """Declare the sheet of a workbook that a flag names."""
+    return free(None, f"{flag}: {SHEET_HELP}", metavar="NAME")
+
+
+def encoding_of(flag: str) -> Any:
+    """Declare the encoding of a text file that a flag names."""
+    return free(None, f"{flag}: {ENCODING_HELP}", metavar="NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +84,8 @@ class FileOptions(Settings):
 
     input: str = free("", f"table of descriptions: {TABLE_HELP}", metavar="FILE")
     output: str = free("", OUTPUT_HELP, metavar="FILE")
-    sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
-    file_encoding: str | None = free(None, f"--input: {ENCODING_HELP}", metavar="NAME")
+    sheet: str | None = sheet_of("--input")
+    file_encoding: str | None = encoding_of("--input")
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
     language: str = free(
         "unk",

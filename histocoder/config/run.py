@@ -24,10 +24,10 @@ forcing.
 RANK_TIMEOUT = 600.0  # seconds after which a collective fails, as by default in PyTorch
 MAX_WORKERS = 8 * (os.cpu_count() or 1)
 """Loader processes at most; more than one per processor is of no use, and each takes memory."""
-STEP_ROWS, MAX_GROWTH = 64, 4
-"""Rows of a step for which recipes have learning rates, and by how much `max_epoch_steps`
-multiplies them at most.
-"""
+STEP_ROWS = 64
+"""Rows of a step for which recipes have learning rates."""
+MAX_GROWTH = 4
+"""Factor by which `max_epoch_steps` multiplies them at most."""
 NO_COLUMN = "none"  # as --language-col
 NUM_CODES = {"hisco": 5, "occ1950": 2}  # columns of codes, by formatter that fixes their number
 _WANDB = Need("--log-wandb", lambda run, model: run.log_wandb)
@@ -50,10 +50,10 @@ def _block_size(text: str) -> int | None:
 
 def check_names(target_cols: Sequence[str]) -> None:
     for name in target_cols:
-        taken = "since prepared or coded tables use this name; rename it."
         require(
             not _TAKEN.fullmatch(name),
-            f"A column of codes or attributes can't be called {name}, {taken}",
+            f"A column of codes or attributes can't be called {name}, since prepared or coded "
+            "tables use this name; rename it.",
         )
 
 
@@ -143,13 +143,16 @@ class TableConfig(Settings):
         )
         require(len(set(columns)) == len(columns), "A column is specified twice in --target-cols.")
         check_names(columns)
-        has_one = self.language == "unk" or self.column_of_languages is None
-        require(has_one, "Give --language or --language-col, not both.")
-        check_target_len(len(columns), self.block_size or 1)
-        share = 0.1 if self.share_val is None else self.share_val
         require(
-            0 < share < 1, f"--share-val is {share:g}; it must lie between 0 and 1, as 0.1 does."
+            self.language == "unk" or self.column_of_languages is None,
+            "Give --language or --language-col, not both.",
         )
+        check_target_len(len(columns), self.block_size or 1)
+        if self.share_val is not None:
+            require(
+                0 < self.share_val < 1,
+                f"--share-val is {self.share_val:g}; it must lie between 0 and 1, as 0.1 does.",
+            )
 
     @property
     def column_of_languages(self) -> str | None:
@@ -211,17 +214,18 @@ class FilesConfig(Settings):
                 "[COL ...]."
             ),
         )
-        for flag, is_set in (
-            ("--block-size", self.block_size is not None),
-            ("--use-within-block-sep", self.use_within_block_sep),
-        ):
-            require(
-                not is_set or self.formatter not in NUM_CODES,
-                (
-                    f"{flag} is for --formatter general; codes of {self.formatter} have a form "
-                    "of their own. Omit it."
-                ),
-            )
+
+        # what a formatter with a form of its own does not need
+        flag = ""
+        if self.block_size is not None:
+            flag = "--block-size"
+        elif self.use_within_block_sep:
+            flag = "--use-within-block-sep"
+        require(
+            not flag or self.formatter not in NUM_CODES,
+            f"{flag} is for --formatter general; codes of {self.formatter} have a form of their "
+            "own. Omit it.",
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -381,11 +385,13 @@ class MachineConfig(Settings):
 
     def check(self) -> None:
         """Raise a UserError if settings exclude each other."""
-        for name in ("fsdp", "gradient_checkpointing"):
-            is_set = self.compile and getattr(self, name)
+        for flag, is_set in (
+            ("--fsdp", self.fsdp),
+            ("--gradient-checkpointing", self.gradient_checkpointing),
+        ):
             require(
-                not is_set,
-                f"--compile can't be used with --{name.replace('_', '-')}; omit one of them.",
+                not (self.compile and is_set),
+                f"--compile can't be used with {flag}; omit one of them.",
             )
 
 
@@ -424,10 +430,12 @@ class RunConfig(TrainConfig, StartConfig, DataConfig):
         Rates and stride follow from the rows of the data and of a step alone: how many processes
         and accumulated batches share a step does not matter, nor who has chosen the batch.
         """
+        # the more rows, the larger are steps, so that an epoch has not too many
         growth = 1
         while growth < MAX_GROWTH and 0 < self.max_epoch_steps * growth < num_rows / STEP_ROWS:
             growth *= 2
 
+        # the batch grows unless the user has chosen it
         batch_size = self.batch_size
         by_recipe = self.by_recipe or ()
         if growth > 1 and ("batch_size" in by_recipe or "max_epoch_steps" not in by_recipe):
@@ -454,17 +462,19 @@ class FinetuneConfig(RunConfig, PrepareConfig):
 
     GROUP = SavingConfig.GROUP
     MAIN = (
-        *(
-            "dataset",
-            "target_cols",
-            "attribute_cols",
-            "input_col",
-            "save_path",
-            "language",
-            "language_col",
-            "key",
-        ),
-        *("corrections", "encoder", "initial_checkpoint", "num_epochs", "batch_size"),
+        "dataset",
+        "target_cols",
+        "attribute_cols",
+        "input_col",
+        "save_path",
+        "language",
+        "language_col",
+        "key",
+        "corrections",
+        "encoder",
+        "initial_checkpoint",
+        "num_epochs",
+        "batch_size",
     )
 
     no_refit: bool = free(False, "do not train best/ on the validation data after the report")
@@ -475,8 +485,17 @@ class MixerConfig(RunConfig, FilesConfig):
     """Train a model that codes occupational descriptions, on prepared files."""
 
     MAIN = (
-        *("train_data", "val_data", "save_dir", "language_col", "formatter", "target_cols", "key"),
-        *("encoder", "initial_checkpoint", "num_epochs", "batch_size"),
+        "train_data",
+        "val_data",
+        "save_dir",
+        "language_col",
+        "formatter",
+        "target_cols",
+        "key",
+        "encoder",
+        "initial_checkpoint",
+        "num_epochs",
+        "batch_size",
     )
 
     # Prepared files are large: they have batches and passes of their own, whatever the recipe.

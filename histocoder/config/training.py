@@ -253,8 +253,13 @@ _REFERENCE: dict[str, Any] = {
     "text_normalization": "nfc",
 }
 _NEW_HEADS = _REFERENCE | {
-    **{"learning_rate": 1e-3, "batch_size": 64, "num_epochs": 8, "min_steps": 600},
-    **{"flat_loss": "softmax", "augmentation_prob": 0.0, "unk_lang_prob": 0.1},
+    "learning_rate": 1e-3,
+    "batch_size": 64,
+    "num_epochs": 8,
+    "min_steps": 600,
+    "flat_loss": "softmax",
+    "augmentation_prob": 0.0,
+    "unk_lang_prob": 0.1,
     "repeats": "once",
     "text_normalization": "nfc2",
 }
@@ -269,8 +274,14 @@ RECIPES = {
     },
     "scratch": _NEW_HEADS | {"num_epochs": 15, "min_steps": 1000, "augmentation_prob": 0.3},
     "pretrained": _NEW_HEADS
-    | {"learning_rate": 2e-3, "encoder_learning_rate": 1e-4, "warmup_pct": 0.1, "pooling": "mean"}
-    | {"flat_head": "cosine", "label_smoothing": 0.1},
+    | {
+        "learning_rate": 2e-3,
+        "encoder_learning_rate": 1e-4,
+        "warmup_pct": 0.1,
+        "pooling": "mean",
+        "flat_head": "cosine",
+        "label_smoothing": 0.1,
+    },
     "frozen": _NEW_HEADS
     | {"num_epochs": 30, "min_steps": 2000, "pooling": "mean", "unk_lang_prob": 0.0},
     "continued": _REFERENCE | {"learning_rate": 5e-5},
