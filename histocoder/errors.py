@@ -85,7 +85,7 @@ def readable(text: str) -> str:
     )
 
 
-def counted(number: int, one: str, many: str) -> str:
+def counted(number: int, singular: str, plural: str) -> str:
     """Return a number and what is counted, in the singular or the plural.
 
     Examples
@@ -93,7 +93,9 @@ def counted(number: int, one: str, many: str) -> str:
     >>> counted(1, "code is", "codes are"), counted(1200, "code is", "codes are")
     ('1 code is', '1,200 codes are')
     """
-    return f"{number:,} {one if number == 1 else many}"
+    if number == 1:
+        return f"{number:,} {singular}"
+    return f"{number:,} {plural}"
 
 
 def misfit(error: RuntimeError) -> str:

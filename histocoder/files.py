@@ -13,9 +13,8 @@ from pathlib import Path
 from histocoder.errors import UserError
 
 _OLD = ".replaced.tmp"  # end of the name of a folder that is being replaced
-_TEMPORARY = re.compile(
-    r"\..+\.(\d+|replaced|old)\.tmp"
-)  # names that this module and `delete_checkpoint` give
+# names that this module and `delete_checkpoint` give
+_TEMPORARY = re.compile(r"\..+\.(\d+|replaced|old)\.tmp")
 
 
 @contextmanager
@@ -107,9 +106,10 @@ def remove_leftovers(folder: Path) -> None:
     for path in folder.glob(".*.tmp"):
         if not _TEMPORARY.fullmatch(path.name):
             continue
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(
-            missing_ok=True
-        )
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def existing(folder: Path, names: Iterable[str]) -> Iterator[Path]:
@@ -154,27 +154,32 @@ def make_folder(path: Path) -> None:
         ) from error
 
 
-def is_same_file(one: str | Path, other: str | Path) -> bool:
+def is_same_file(path: str | Path, second: str | Path) -> bool:
     """Return whether two paths, of which the first exists, lead to the same file or folder."""
-    return os.path.exists(other) and os.path.samefile(one, other)
+    return os.path.exists(second) and os.path.samefile(path, second)
 
 
 def from_here(path: str | Path) -> str:
     """Return an absolute path, or a relative one within the current folder."""
     absolute = Path(path).absolute()
-    return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else path)
+    if absolute.is_relative_to(Path.cwd()):
+        return str(absolute.relative_to(Path.cwd()))
+    return str(path)
 
 
 def finetune_command(words: Sequence[str]) -> str:
     """Return the line for a shell that trains with some words: `histocoder finetune` if the shell
     finds this one's.
     """
-    found = shutil.which("histocoder")
-    if found and is_same_file(Path(sys.executable).parent, Path(found).parent):
-        return shlex.join(["histocoder", "finetune", *words])
+    installed = shutil.which("histocoder")
     script = Path(__file__).parents[1] / "finetune.py"
-    program = [from_here(script)] if script.is_file() else ["-m", "histocoder.cli.finetune"]
-    return shlex.join([from_here(sys.executable), *program, *words])
+    if installed and is_same_file(Path(sys.executable).parent, Path(installed).parent):
+        command = ["histocoder", "finetune"]
+    elif script.is_file():
+        command = [from_here(sys.executable), from_here(script)]
+    else:
+        command = [from_here(sys.executable), "-m", "histocoder.cli.finetune"]
+    return shlex.join([*command, *words])
 
 
 def sha256(path: Path) -> str:

@@ -152,7 +152,7 @@ class Classes:
             for value, name in names.items():
                 new[name] = np.array([match.value for match in matches[value]], dtype=object)
                 if self._ends_of_numbers(value):
-                    ways = (match.how for match in matches[value])
+                    ways = (match.way for match in matches[value])
                     self._counts.setdefault(name, Counter()).update(ways)
         if self._expect:
             new |= self._expected_values(table, qualifiers, new)
@@ -176,7 +176,7 @@ class Classes:
         """Return the columns of numbers, each of shape (n,), for the n rows of a table; NaN where
         there is none.
         """
-        # what is predicted of a row, is likely with a probability of its own
+        # a predicted qualifier is likely with a probability of its own, one of the input is certain
         frame = _likely(table, CODE_COL)
         for name, cells in qualifiers.items():
             is_predicted = self._qualifier_cols.get(name) == f"{self._prefix}{name}"
@@ -196,12 +196,11 @@ class Classes:
         )
 
         keys = frame[[CODE_COL, *QUALIFIERS]].astype(object)
-        found = self._find_all(
-            list(keys.where(keys.notna(), None).itertuples(index=False, name=None))
-        )
+        keys = keys.where(keys.notna(), None)
+        matches = self._find_all(list(keys.itertuples(index=False, name=None)))
         columns: dict[str, np.ndarray] = {}
         for value, name in self._names[0].items():
-            values = np.array([match.value for match in found[value]], dtype=object)
+            values = np.array([match.value for match in matches[value]], dtype=object)
             if value in self.values.classes:
                 columns[f"{name}_prob"] = likely_codes.class_probability(values, written[name])
             if value in self.values.scales:
@@ -277,9 +276,12 @@ def classes_of(
 
     `codes` are all that may occur, if they are known; see `Classes` for `kwargs`.
     """
-    values: list[Crosswalk | Groups] = [Crosswalk(table, options)] if table else []
+    values: list[Crosswalk | Groups] = []
+    if table:
+        values.append(Crosswalk(table, options))
     if options.levels:
-        if (system := system_of(code_cols[0].removeprefix(kwargs["prefix"]), codes)) is None:
+        system = system_of(code_cols[0].removeprefix(kwargs["prefix"]), codes)
+        if system is None:
             raise UserError(
                 "--levels are of HISCO and OCC1950, and the model's codes are neither; omit it."
             )

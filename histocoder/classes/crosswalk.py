@@ -34,7 +34,7 @@ class Found(NamedTuple):
     """A value, None if there is none, and how it was found or why there is none."""
 
     value: str | None
-    how: str
+    way: str
 
 
 class CodeKey(NamedTuple):

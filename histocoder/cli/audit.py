@@ -226,11 +226,16 @@ def _as_first(second: pd.Series, first: pd.Series) -> pd.Series:
 
 
 def coded_rows(
-    config: CodedTableFlags, path: str, other: str | None, setting: str, *, has_blank: bool = False
+    config: CodedTableFlags,
+    path: str,
+    further_col: str | None,
+    setting: str,
+    *,
+    has_blank: bool = False,
 ) -> CodedRows:
     """Return the rows of a table that have codes; with `has_blank` also checked ones without.
 
-    `other` names a further column, and `setting` is the flag that does: in one of ids, rows with a
+    `further_col` is a further column, and `setting` the flag that names it: in one of ids, rows with a
     blank cell are left out.
     """
     values: dict[str, Any] = {}
@@ -251,11 +256,11 @@ def coded_rows(
     ]
     rows["text"] = examples.texts
     rows["line"] = examples.table["line"].to_numpy()
-    if other is None:
+    if further_col is None:
         return CodedRows(rows, files.formatter.system)
 
     cells = other_cells(
-        examples, path, other, setting=setting, sheet=files.sheet, encoding=files.encoding
+        examples, path, further_col, setting=setting, sheet=files.sheet, encoding=files.encoding
     )
     rows["other"] = cells.to_pandas()
     if setting == "id_col":

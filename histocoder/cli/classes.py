@@ -29,7 +29,7 @@ def run_classes(config: ClassesFlags) -> None:
     file = open_table(
         config.input, columns, optional=usual, sheet=config.sheet, encoding=config.file_encoding
     )
-    codes = [*map(file.column, config.code_cols or _code_columns(file))]
+    codes = list(map(file.column, config.code_cols or _code_columns(file)))
     added = classes_of(codes, config, config.table, codes=None, prefix=config.columns, expect=False)
     check_kept(file, output)
     names = [field.name for classes in added for field in classes.fields]
@@ -50,10 +50,10 @@ def run_classes(config: ClassesFlags) -> None:
 def _code_columns(file: TableFile) -> list[str]:
     """Return the columns of codes by their usual names: HISCO's, else OCC1950's."""
     for system in (CODE_COL, "occ1950"):
-        if found := [
-            name for name in file.header if re.fullmatch(rf"{system}(_[1-9])?", plain(name))
-        ]:
-            return found
+        pattern = re.compile(rf"{system}(_[1-9])?")
+        code_cols = [name for name in file.header if pattern.fullmatch(plain(name))]
+        if code_cols:
+            return code_cols
     raise UserError(
         f"{file.path} has no column {CODE_COL}_1. Name its columns of codes with --code-cols."
     )

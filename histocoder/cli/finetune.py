@@ -52,8 +52,8 @@ def _train_on_corrections(args: Namespace) -> None:
     """Set what follows where corrections are all that there is: they are the table, and the model
     in the box is the start.
     """
-    args.dataset, *others = args.corrections
-    args.corrections = others or None
+    args.dataset = args.corrections[0]
+    args.corrections = args.corrections[1:] or None
     if args.initial_checkpoint is None:
         args.initial_checkpoint = BOX
     if args.target_cols is None:

@@ -217,16 +217,16 @@ def shares(right: np.ndarray, texts: list[str]) -> Shares:
     return Shares(rows=float(right.mean()), texts=float(by_text.mean()))
 
 
-def difference_interval(right: np.ndarray, other: np.ndarray, texts: list[str]) -> Differences:
+def difference_interval(right: np.ndarray, reference: np.ndarray, texts: list[str]) -> Differences:
     """Return the difference of two methods' shares of right rows and of right distinct texts, with
     95 % intervals.
 
-    `right`, `other` and `texts`, the descriptions, are of shape (n,). Rows of one text are drawn
+    `right`, `reference` and `texts`, the descriptions, are of shape (n,). Rows of one text are drawn
     together: the intervals are the percentiles of a bootstrap over distinct texts (Efron and
     Tibshirani 1993, An Introduction to the Bootstrap), which fewer than `MIN_TEXTS_FOR_INTERVAL`
     distinct texts can't give.
     """
-    gain = pd.Series(right.astype(float) - other.astype(float))
+    gain = pd.Series(right.astype(float) - reference.astype(float))
     by_text = gain.groupby(description_keys(texts)).agg(["sum", "size", "mean"])
     total, size, mean = by_text.to_numpy().T
     num_texts = len(by_text)

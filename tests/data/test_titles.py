@@ -188,7 +188,7 @@ def test_groups_of_codes(system: str, code: str, expected: list[str | None]):
     assert [one.value for one in found[::2]] == expected
     assert [one.value is None for one in found[1::2]] == [group is None for group in expected]
     blanks = "no value in the table" if code == "-1" else "code not in the table"
-    assert {one.how for one in found} == {"exact" if one.value else blanks for one in found}
+    assert {one.way for one in found} == {"exact" if one.value else blanks for one in found}
 
 
 def test_codes_without_titles_have_their_groups():
