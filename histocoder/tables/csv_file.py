@@ -6,7 +6,6 @@ An apostrophe is before cells that a spreadsheet would run as formulas.
 import csv
 import gzip
 import io
-import itertools
 import re
 import zlib
 from collections.abc import Collection, Iterator
@@ -27,10 +26,9 @@ from histocoder.tables.text_file import MAX_LINE_BYTES, TextFile
 _DELIMITERS = ",;\t| "
 _DELIMITER_LINE = re.compile(rb'"?sep=(.)"?,*')  # Excel's first line
 _BREAK = r"\r\n|\n|\r"
-_FIRST = pa.array(
-    [*"'=+-@\t\r\n＝＋－＠"]
-)  # characters that begin cells which a spreadsheet would run
-_RUN = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"  # begin of such a cell
+# characters that begin cells which a spreadsheet would run, and such a cell
+_FORMULA_BEGINNINGS = pa.array(list("'=+-@\t\r\n＝＋－＠"))
+_RUN = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"
 # numbers, which it shows as they are: -1, -2 and -3 are codes
 _SHOWN = r"^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$"
 
@@ -42,7 +40,7 @@ class _CsvHeader(NamedTuple):
     names: list[str]
     end: int  # number of lines to its end
     notices: list[str]
-    num_found: int  # number of columns that are looked for
+    num_matches: int  # number of columns that are looked for and that it has
 
 
 @dataclass(frozen=True)
@@ -74,11 +72,17 @@ class CsvFile:
         self.path = path
         self._num_skipped = 0
         self._num_read = 0
+        # rows with line breaks in their cells, and how many; the empty arrays are for files with
+        # none, since nothing can't be concatenated
         self._breaks = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        # Arrow refuses rows of another length than the header; those that lose nothing by being
+        # cut or filled are here, by position
         self._uneven_rows: dict[int, list[str]] = {}
-        """Rows by position that have cells without content too many, and that Arrow would refuse."""
+
+        # only the header tells the separator: each is tried
         try:
             self._text = TextFile(path, encoding)
+            self._escape = "\\" if self._text.has_escapes else None
             headers = [
                 self._header(delimiter, columns, optional) for delimiter in self._delimiters()
             ]
@@ -88,28 +92,30 @@ class CsvFile:
             raise UserError(
                 f"{path} is damaged, or not a gzip file ({error}). Compress it again."
             ) from error
-        header = max(headers, key=lambda header: (header.num_found, len(header.names)))
+        header = max(headers, key=lambda header: (header.num_matches, len(header.names)))
         self.delimiter = header.delimiter
         self.header = as_meant(pa.array(header.names, pa.string())).to_pylist()
-        self.notices = self._text.notices + header.notices
+        self.schema = pa.schema([(name, pa.string()) for name in self.header])
         self._num_skipped = header.end
         self._as_written = header.names
+
+        # what is written beside the file looks like it, so that the same programs open both
         self.excel = self._text.has_mark
-        self._escape = "\\" if self._text.has_escapes else None
         self.quotes = self._quotes()
         self.line_break = self._text.line_break
         self.decimal = "," if self.delimiter == ";" else "."
-        self.schema = pa.schema([(name, pa.string()) for name in self.header])
-        if self._text.has_escapes:
+
+        self.notices = self._text.notices + header.notices
+        if self._escape:
             self.notices.append(
                 f"{path}: quotation marks are escaped with backslashes, as R writes them."
             )
         if self._repeats:
             lines = ", ".join(f"{line:,}" for line in self._text.repeated_lines[:5])
-            more = " and others" if self._text.repeated_lines[5:] else ""
+            if self._text.repeated_lines[5:]:
+                lines += " and others"
             self.notices.append(
-                f"{path}: the header is repeated in line {lines}{more}, as in files that "
-                "were joined; "
+                f"{path}: the header is repeated in line {lines}, as in files that were joined; "
                 "these rows are read as blank."
             )
 
@@ -117,66 +123,73 @@ class CsvFile:
         """Yield all columns as text, formulas without their apostrophe; raise a UserError where the
         form is broken.
         """
-        names = [str(i) for i in range(len(self.header))]
         num_passed = 0
-        last = ""
-        is_told = False
+        last_cell = ""
+        has_warned = False
         self._uneven_rows.clear()
-        parse = {
-            "delimiter": self.delimiter,
-            "escape_char": self._escape or False,
-            "newlines_in_values": True,
-        }
-        unchanged = {
-            "column_types": dict.fromkeys(names, pa.string()),
-            "strings_can_be_null": False,
-            "null_values": [],
-        }
         try:
-            for read in pa.csv.open_csv(
-                self._stream(),
-                pa.csv.ReadOptions(
-                    use_threads=False,
-                    block_size=MAX_LINE_BYTES,
-                    skip_rows=self._num_skipped,
-                    column_names=names,
-                ),
-                pa.csv.ParseOptions(
-                    ignore_empty_lines=False, invalid_row_handler=self._keep_uneven, **parse
-                ),
-                pa.csv.ConvertOptions(**unchanged),
-            ):
-                batch = self._with_uneven_rows(read, num_passed)
-                breaks = {
-                    name: num for name in names if (num := _line_breaks(batch[name])) is not None
-                }
+            for arrow_batch in self._arrow_reader():
+                batch = self._with_uneven_rows(arrow_batch, num_passed)
+
+                # a file may be read several times, but its line breaks are counted once
+                breaks = _line_breaks(batch)
                 if breaks and num_passed >= self._num_read:
-                    num_breaks = np.sum([*breaks.values()], axis=0)
+                    num_breaks = np.sum(list(breaks.values()), axis=0)
                     rows = np.flatnonzero(num_breaks)
                     self._breaks.append((rows + num_passed, num_breaks[rows]))
-                if not is_told:
-                    is_told = self._tell_rows_in_cell(batch, breaks, num_passed)
+                if not has_warned:
+                    has_warned = self._warn_of_rows_in_cell(batch, breaks, num_passed)
+
                 num_passed += len(batch)
                 self._num_read = max(num_passed, self._num_read)
-                last = batch.columns[-1][-1].as_py() if len(batch) else last
-                columns = self._without_repeats(batch.columns)
-                yield pa.RecordBatch.from_arrays(
-                    [as_meant(column) for column in columns], self.header
-                )
+                if len(batch):
+                    last_cell = batch.columns[-1][-1].as_py()
+                columns = map(as_meant, self._without_repeats(batch.columns))
+                yield pa.RecordBatch.from_arrays(list(columns), self.header)
         except pa.ArrowInvalid as error:
             if "Empty CSV" in str(error) or "Could not skip" in str(error):
                 raise UserError(f"{self.path} has a header but no rows.") from error
             raise self._first_fault(str(error)) from error
-        if re.search(_BREAK, last) and not self._text.ends_with_quote:
+
+        # Arrow takes all that follows an open quotation mark as one cell, and doesn't complain
+        if re.search(_BREAK, last_cell) and not self._text.ends_with_quote:
             raise self._first_fault("a quotation mark is not closed")
+
+    def _arrow_reader(self) -> pa.csv.CSVStreamingReader:
+        """Open the file behind the header with Arrow, which guesses neither types nor nulls.
+
+        Columns are named by position, since names of the header may repeat.
+        """
+        names = list(map(str, range(len(self.header))))
+        read_options = pa.csv.ReadOptions(
+            use_threads=False,
+            block_size=MAX_LINE_BYTES,
+            skip_rows=self._num_skipped,
+            column_names=names,
+        )
+        parse_options = pa.csv.ParseOptions(
+            delimiter=self.delimiter,
+            escape_char=self._escape or False,
+            newlines_in_values=True,
+            ignore_empty_lines=False,
+            invalid_row_handler=self._keep_uneven,
+        )
+        convert_options = pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            strings_can_be_null=False,
+            null_values=[],
+        )
+        return pa.csv.open_csv(self._stream(), read_options, parse_options, convert_options)
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
         """Return the first line of each of some rows that were read, which are counted from 0
         behind the header.
         """
         rows, num_breaks = map(np.concatenate, zip(*self._breaks, strict=True))
-        before = np.concatenate([[0], np.cumsum(num_breaks)])[np.searchsorted(rows, positions)]
-        return self._num_skipped + 1 + positions + before
+        num_breaks_above = np.concatenate([[0], np.cumsum(num_breaks)])
+        return (
+            self._num_skipped + 1 + positions + num_breaks_above[np.searchsorted(rows, positions)]
+        )
 
     @property
     def _repeats(self) -> bool:
@@ -187,31 +200,31 @@ class CsvFile:
         """Open the file for Arrow, which unpacks it and reads it in C if it is UTF-8."""
         if not self._text.is_plain:
             return pa.PythonFile(self._text.open(), mode="r")
-        return pa.input_stream(
-            self.path, compression="gzip" if self.path.suffix.lower() == ".gz" else None
-        )
+        is_packed = self.path.suffix.lower() == ".gz"
+        return pa.input_stream(self.path, compression="gzip" if is_packed else None)
 
     def _delimiters(self) -> str:
         """Return the separators that are possible: a blank only if texts are in quotation marks, as
         R writes them.
         """
-        first = self._text.first_lines[0] if self._text.first_lines else b""
+        first = b"".join(self._text.first_lines[:1])
         if match := _DELIMITER_LINE.fullmatch(first):
             return match[1].decode("latin-1")
-        return _DELIMITERS if first.startswith(b'"') else _DELIMITERS.rstrip()
+        if first.startswith(b'"'):
+            return _DELIMITERS
+        return _DELIMITERS.rstrip()
 
     @contextmanager
     def _reader(self, delimiter: str) -> Iterator[Any]:
         """Open Python's reader behind the header; cells may be as long as Arrow reads them."""
-        before = csv.field_size_limit(MAX_LINE_BYTES)
-        escape = "\\" if self._text.has_escapes else None
+        usual_limit = csv.field_size_limit(MAX_LINE_BYTES)
         try:
             with io.TextIOWrapper(self._text.open(), encoding="utf-8-sig", newline="") as text:
                 for _ in range(self._num_skipped):
                     text.readline()
-                yield csv.reader(text, delimiter=delimiter, escapechar=escape)
+                yield csv.reader(text, delimiter=delimiter, escapechar=self._escape)
         finally:
-            csv.field_size_limit(before)
+            csv.field_size_limit(usual_limit)
 
     def _header(
         self, delimiter: str, columns: Collection[str], optional: Collection[str]
@@ -219,52 +232,63 @@ class CsvFile:
         """Return the header that a separator finds; titles may precede it, and R's names of rows be
         behind it.
         """
-        rows: list[tuple[list[str], int]] = []
+        rows: list[list[str]] = []
+        ends: list[int] = []
         try:
             with self._reader(delimiter) as reader:
-                with_content = (
-                    (row, reader.line_num) for row in reader if any(map(str.strip, row))
-                )
-                rows.extend(itertools.islice(with_content, FIRST_ROWS))
-        except csv.Error:  # a cell is longer than a block, which may be behind the header
+                for row in reader:
+                    if any(map(str.strip, row)):
+                        rows.append(row)
+                        ends.append(reader.line_num)
+                    if len(rows) == FIRST_ROWS:
+                        break
+        except csv.Error:
+            # a cell is longer than a block, which may be behind the header
             if not rows:
                 raise
         if not rows:
             raise UserError(f"{self.path} is empty.")
-        at = header_row([row for row, _ in rows], columns)
-        names, end = rows[at]
+
+        index = header_row(rows, columns)
+        names = rows[index]
         check_number(self.path, len(names))
         notices = []
-        if at > (_DELIMITER_LINE.fullmatch(self._text.first_lines[0]) is not None):
-            notices.append(below_titles(self.path, "line", end))
-        below = [row for row, _ in rows[at + 1 :]]
-        if below and all(len(row) == len(names) + 1 for row in below):
-            if not any(row[-1].strip() for row in below):
-                names = [*names, ""]
-            elif self._have_names([row[0] for row in below]):
-                names = ["", *names]
+        has_delimiter_line = _DELIMITER_LINE.fullmatch(self._text.first_lines[0]) is not None
+        if index > has_delimiter_line:
+            notices.append(below_titles(self.path, "line", ends[index]))
+
+        # R writes names of rows below no name; other programs end each row with a separator
+        rows_below = rows[index + 1 :]
+        if {len(row) for row in rows_below} == {len(names) + 1}:
+            if not any(row[-1].strip() for row in rows_below):
+                names.append("")
+            elif self._have_names([row[0] for row in rows_below]):
+                names.insert(0, "")
                 notices.append(
-                    f"{self.path}: rows have one cell more than the header, as R writes "
-                    "names of rows; the first one "
-                    "is taken as a column without a name."
+                    f"{self.path}: rows have one cell more than the header, as R writes names of "
+                    "rows; the first one is taken as a column without a name."
                 )
-        num_found = sum(bool(named(name, names)) for name in {*columns, *optional})
-        return _CsvHeader(delimiter, names, end, notices, num_found)
+        num_matches = sum(bool(named(name, names)) for name in {*columns, *optional})
+        return _CsvHeader(delimiter, names, ends[index], notices, num_matches)
 
     def _have_names(self, cells: list[str]) -> bool:
         """Return whether the first cells of rows are names that R has given them: numbers, or all
         texts are quoted.
         """
+        if len(set(cells)) < len(cells):
+            return False
         are_quoted = all(line.startswith(b'"') for line in self._text.first_lines)
-        return len(set(cells)) == len(cells) and (are_quoted or all(map(str.isdecimal, cells)))
+        return are_quoted or all(map(str.isdecimal, cells))
 
     def _quotes(self) -> Quotes:
         """Return what is in quotation marks in the first lines, without a need of them.
 
         Cells without content, and lines that do not have a cell for each column, tell nothing.
         """
-        if self._text.has_escapes:
+        if self._escape:
             return Quotes()
+
+        # a cell in quotation marks may hold separators, and doubled marks
         mark = re.escape(self.delimiter).encode()
         cell = re.compile(rb'("(?:[^"]|"")*"|[^"' + mark + rb"]*)(?:" + mark + rb"|$)")
         needs_quotes = re.compile(rb'[\r\n"' + mark + rb"]")
@@ -274,8 +298,10 @@ class CsvFile:
             cells = cell.findall(line)[: len(self.header)]
             contents = [text.removeprefix(b'"').removesuffix(b'"') for text in cells]
             are_quoted = [content != text for content, text in zip(contents, cells, strict=True)]
+
+            # what is above the header are titles, whose quotation marks tell nothing of the rows
             if [content.decode("utf-8", "replace") for content in contents] == self._as_written:
-                in_header = {*are_quoted}
+                in_header = set(are_quoted)
                 in_columns = [set() for _ in self.header]
             elif len(cells) == len(self.header):
                 for column, content, is_quoted in zip(
@@ -298,42 +324,45 @@ class CsvFile:
         """Keep a row that has more cells than the header, or fewer, if these have no content; tell
         Arrow to skip it.
         """
+        reader = csv.reader(io.StringIO(row.text, newline=""), delimiter=self.delimiter)
         try:
-            cells = next(
-                csv.reader(io.StringIO(row.text, newline=""), delimiter=self.delimiter), []
-            )
+            cells = next(reader, [])
         except csv.Error:
             return "error"
         if not self._is_readable(cells):
             return "error"
+
         num_columns = len(self.header)
-        filled = [*cells[:num_columns], *[""] * (num_columns - len(cells))]
-        self._uneven_rows[row.number - self._num_skipped - 1] = filled
+        blanks = [""] * (num_columns - len(cells))
+        self._uneven_rows[row.number - self._num_skipped - 1] = cells[:num_columns] + blanks
         return "skip"
 
     def _is_readable(self, cells: list[str]) -> bool:
         """Return whether a row of another length than the header is blank, or blank behind the last
         column.
         """
-        has_columns = len(cells) >= len(self.header)
-        return not any(map(str.strip, cells[len(self.header) :] if has_columns else cells))
+        if len(cells) >= len(self.header):
+            cells = cells[len(self.header) :]
+        return not any(map(str.strip, cells))
 
     def _with_uneven_rows(self, batch: pa.RecordBatch, num_passed: int) -> pa.RecordBatch:
         """Return a batch behind some rows with the uneven ones that Arrow has skipped, where they
         were.
         """
+        # Arrow reads ahead: later rows belong to later batches
         positions: list[int] = []
         for position in sorted(self._uneven_rows):
             if position <= num_passed + len(batch) + len(positions):
                 positions.append(position)
         if not positions:
             return batch
+
         rows = [self._uneven_rows.pop(position) for position in positions]
-        uneven = pa.RecordBatch.from_arrays(
-            [pa.array(cells, pa.string()) for cells in zip(*rows, strict=True)], schema=batch.schema
-        )
-        places = np.array(positions) - num_passed - np.arange(len(positions))
-        order = np.insert(np.arange(len(batch)), places, len(batch) + np.arange(len(positions)))
+        columns = [pa.array(cells, pa.string()) for cells in zip(*rows, strict=True)]
+        uneven = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+        counter = np.arange(len(positions))
+        places = np.array(positions) - num_passed - counter
+        order = np.insert(np.arange(len(batch)), places, len(batch) + counter)
         return pa.Table.from_batches([batch, uneven]).take(order).combine_chunks().to_batches()[0]
 
     def _without_repeats(self, columns: list[pa.Array]) -> list[pa.Array]:
@@ -350,22 +379,25 @@ class CsvFile:
         """Return what is wrong with the first row of another length than the header, or the last;
         else the error.
         """
-        begin = passed = 0
         row: list[str] = []
+        begin = 0
+        end = 0
         with self._reader(self.delimiter) as reader:
             try:
                 for row in reader:
-                    begin, passed = passed, reader.line_num
+                    begin = end
+                    end = reader.line_num
                     if len(row) not in (0, len(self.header)) and not self._is_readable(row):
                         break
                 is_last = next(reader, None) is None
-                is_open = (
-                    is_last
-                    and re.search(_BREAK, "".join(row)) is not None
-                    and not self._text.ends_with_quote
-                )
-            except csv.Error:  # the row is longer than a block
-                begin, is_open = passed, True
+                has_breaks = re.search(_BREAK, "".join(row)) is not None
+                is_open = is_last and has_breaks and not self._text.ends_with_quote
+            except csv.Error:
+                # the row is longer than a block
+                begin = end
+                is_open = True
+
+        # an open quotation mark takes in all that follows, so the numbers of fields mislead there
         where = f"{self.path}, line {self._num_skipped + begin + 1}"
         if is_open:
             return UserError(
@@ -379,8 +411,8 @@ class CsvFile:
             "Quote a field that contains the separator, or fix the row."
         )
 
-    def _tell_rows_in_cell(
-        self, batch: pa.RecordBatch, breaks: dict[str, np.ndarray], passed: int
+    def _warn_of_rows_in_cell(
+        self, batch: pa.RecordBatch, breaks: dict[str, np.ndarray], num_passed: int
     ) -> bool:
         """Issue a notice on the first cell whose line breaks end as many separators as a row has,
         if there is one.
@@ -389,30 +421,37 @@ class CsvFile:
         """
         for name, num_breaks in breaks.items():
             num_marks = np.asarray(pc.count_substring(batch[name], self.delimiter))
-            found = np.flatnonzero(
-                (num_breaks > 0) & (num_marks == num_breaks * (batch.num_columns - 1))
-            )
-            if len(found):
-                line = self.lines(found[:1] + passed)[0]
-                number = counted(int(num_breaks[found[0]]), "line break", "line breaks")
+            is_like_rows = (num_breaks > 0) & (num_marks == num_breaks * (batch.num_columns - 1))
+            indices = np.flatnonzero(is_like_rows)[:1]
+            if len(indices):
+                line = self.lines(indices + num_passed)[0]
+                number = counted(int(num_breaks[indices[0]]), "line break", "line breaks")
                 notice = (
-                    f"{self.path}, line {line}: one cell holds {number} and looks like "
-                    "rows of the table. If there is "
-                    "a quotation mark too few or too many, these rows are lost: fix it, "
-                    "and start again."
+                    f"{self.path}, line {line}: one cell holds {number} and looks like rows of "
+                    "the table. If there is a quotation mark too few or too many, these rows are "
+                    "lost: fix it, and start again."
                 )
                 warn_user(Notice(notice))
                 return True
         return False
 
 
-def _line_breaks(column: pa.Array) -> np.ndarray | None:
-    """Return the number of line breaks in each cell; None if there are none, which is much faster
-    to find out.
+def content_of(column: pa.Array) -> bytes:
+    """Return the bytes of all cells of a column of text; a look at them is much faster than one at
+    each cell.
     """
-    content = column.buffers()[2].to_pybytes() if column.buffers()[2] else b""
-    has_breaks = b"\n" in content or b"\r" in content
-    return np.asarray(pc.count_substring_regex(column, _BREAK)) if has_breaks else None
+    buffer = column.buffers()[2]
+    return buffer.to_pybytes() if buffer else b""
+
+
+def _line_breaks(batch: pa.RecordBatch) -> dict[str, np.ndarray]:
+    """Return the number of line breaks in each cell of the columns that have any, by name."""
+    breaks: dict[str, np.ndarray] = {}
+    for name in batch.schema.names:
+        content = content_of(batch[name])
+        if b"\n" in content or b"\r" in content:
+            breaks[name] = np.asarray(pc.count_substring_regex(batch[name], _BREAK))
+    return breaks
 
 
 def are_formulas(cells: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
@@ -421,7 +460,10 @@ def are_formulas(cells: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Arra
     A transcribed "=1+1" or "-daughter of the above" is text here, and a formula in Excel; a
     malicious one can run programs. See https://owasp.org/www-community/attacks/CSV_Injection.
     """
-    is_run = pc.is_in(pc.utf8_slice_codeunits(cells, 0, 1), value_set=_FIRST.cast(cells.type))
+    beginnings = pc.utf8_slice_codeunits(cells, 0, 1)
+    is_run = pc.is_in(beginnings, value_set=_FORMULA_BEGINNINGS.cast(cells.type))
+
+    # regular expressions are slow, and most columns need none
     if pc.any(is_run, min_count=0).as_py():
         is_run = pc.and_not(
             pc.match_substring_regex(cells, _RUN), pc.match_substring_regex(cells, _SHOWN)
@@ -431,16 +473,20 @@ def are_formulas(cells: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Arra
 
 def without_formulas(cells: pa.ChunkedArray | pa.Array) -> tuple[pa.ChunkedArray | pa.Array, int]:
     """Put an apostrophe before each text that a spreadsheet would run; return how many have one."""
-    found = are_formulas(cells)
-    if not (number := pc.sum(found, min_count=0).as_py()):
+    is_formula = are_formulas(cells)
+    number = pc.sum(is_formula, min_count=0).as_py()
+    if not number:
         return cells, 0
-    quote, nothing = (pa.scalar(text, cells.type) for text in ("'", ""))
-    return pc.if_else(found, pc.binary_join_element_wise(quote, cells, nothing), cells), number
+    quoted = pc.binary_join_element_wise(
+        pa.scalar("'", cells.type), cells, pa.scalar("", cells.type)
+    )
+    return pc.if_else(is_formula, quoted, cells), number
 
 
 def as_meant(cells: pa.Array) -> pa.Array:
     """Undo `without_formulas`."""
-    if not pc.any(pc.starts_with(cells, "'"), min_count=0).as_py():
+    has_apostrophe = pc.starts_with(cells, "'")
+    if not pc.any(has_apostrophe, min_count=0).as_py():
         return cells
-    rest = pc.utf8_slice_codeunits(cells, 1)
-    return pc.if_else(pc.and_(pc.starts_with(cells, "'"), are_formulas(rest)), rest, cells)
+    formulas = pc.utf8_slice_codeunits(cells, 1)
+    return pc.if_else(pc.and_(has_apostrophe, are_formulas(formulas)), formulas, cells)
