@@ -30,9 +30,8 @@ MAX_ROWS = 1_048_575  # largest number of rows of a sheet, below its header
 MOST_DIGITS = 2**53  # largest integer up to which its numbers, doubles, tell all integers apart
 _MAX_CHARACTERS = 32_767  # largest number of characters of a cell
 _MAX_BYTES = 2 << 30  # largest unpacked size of a workbook
-_MAX_RATIO = (
-    200  # largest ratio of the unpacked size to the packed one, of more than `_SMALL_BYTES`
-)
+# largest ratio of the unpacked size to the packed one, of more than `_SMALL_BYTES`
+_MAX_RATIO = 200
 _SMALL_BYTES = 64 << 20
 # largest number of cells, blank ones included, of a sheet that is mostly blank
 _MAX_AREA = 20_000_000
@@ -78,9 +77,8 @@ class _SheetParser(WorkSheetParser):
     def parse_cell(self, element: Any) -> dict[str, Any]:
         cell: dict[str, Any] = super().parse_cell(element)
         has_no_value = cell["value"] is None and cell["data_type"] != "str"
-        if (has_no_value or (self.is_uncomputed and cell["value"] == 0)) and element.find(
-            FORMULA_TAG
-        ) is not None:
+        may_be_uncomputed = has_no_value or (self.is_uncomputed and cell["value"] == 0)
+        if may_be_uncomputed and element.find(FORMULA_TAG) is not None:
             cell["value"] = NO_VALUE
         return cell
 
@@ -100,18 +98,17 @@ class _Sheet:
         book = self._sheet.parent
         formats: dict[int, str] = {}
         with self._sheet._get_source() as source:
-            formats_of_times = {
-                "date_formats": book._date_formats,
-                "timedelta_formats": book._timedelta_formats,
-            }
             parser = _SheetParser(
                 source,
                 self._sheet._shared_strings,
                 data_only=True,
                 epoch=book.epoch,
-                **formats_of_times,
+                date_formats=book._date_formats,
+                timedelta_formats=book._timedelta_formats,
             )
             parser.is_uncomputed = getattr(book.calculation, "fullCalcOnLoad", False)
+
+            # a cell's format is looked up once a style, since that takes longer than its value
             for number, cells in parser.parse():
                 shown_cells: dict[int, Any] = {}
                 for cell in cells:
@@ -123,7 +120,10 @@ class _Sheet:
                         shown_cells[cell["column"]] = value
                 if shown_cells:
                     yield _Row(number, shown_cells)
-            self.merged = parser.merged_cells.mergeCell if parser.merged_cells else []
+
+            # merged cells are listed behind the rows
+            if parser.merged_cells:
+                self.merged = parser.merged_cells.mergeCell
 
 
 class _OldSheet:
@@ -134,22 +134,22 @@ class _OldSheet:
         self._sheet = sheet
         self.title: str = sheet.name
         self.is_hidden = is_hidden
-        ranges = sheet.merged_cell_ranges or []
-        self.merged = [
-            CellRange(min_row=top + 1, min_col=left + 1, max_row=bottom + 1, max_col=right + 1)
-            for (top, left), (bottom, right) in ranges
-        ]
-        self.merged += _merged_ranges(content)  # of .ods, of which calamine gives none
+
+        # calamine gives those of .xls, counted from 0, and none of .ods
+        self.merged = _merged_ranges(content)
+        for (top, left), (bottom, right) in sheet.merged_cell_ranges or []:
+            self.merged.append(CellRange(None, left + 1, top + 1, right + 1, bottom + 1))
 
     def rows(self) -> Iterator[_Row]:
         """Yield the rows with content."""
         for number, values in enumerate(self._sheet.to_python(skip_empty_area=False), start=1):
-            cells = {column: _value(value, "") for column, value in enumerate(values, start=1)}
-            with_content = {
-                column: value for column, value in cells.items() if value not in (None, "")
-            }
-            if with_content:
-                yield _Row(number, with_content)
+            cells: dict[int, Any] = {}
+            for column, content in enumerate(values, start=1):
+                value = _value(content, "")
+                if value not in (None, ""):
+                    cells[column] = value
+            if cells:
+                yield _Row(number, cells)
 
 
 def read_workbook(
@@ -170,9 +170,11 @@ def read_workbook(
         headers = {sheet: _header(sheet, columns) for sheet in _sheets(path, stack)}
         sheet = _choose(path, headers, name, columns)
         book = _read(path, sheet, headers[sheet], {*columns, *optional})
-    unread = [item for item in headers if headers[item].names and item is not sheet]
+
+    # nobody would notice from the output that rows of other sheets are missing
+    unread = [item.title for item in headers if headers[item].names and item is not sheet]
     if unread and name is None:
-        titles = ", ".join(shown(item.title) for item in unread)
+        titles = ", ".join(map(shown, unread))
         book.notices.append(
             f"{path}: the sheet {shown(sheet.title)} is read, and others are not: {titles}."
         )
@@ -188,9 +190,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise UserError(
-            f"{path} can't be read as a workbook: it is damaged, protected by a password "
-            "or of another kind. "
-            "Save it again as .xlsx without a password."
+            f"{path} can't be read as a workbook: it is damaged, protected by a password or of "
+            "another kind. Save it again as .xlsx without a password."
         ) from error
 
 
@@ -222,11 +223,11 @@ def _num_columns(
     with_content = [sheet for sheet in headers if headers[sheet].names]
     if not with_content:
         raise UserError(f"{path} is empty.")
-    visible = [sheet for sheet in with_content if not sheet.is_hidden] or with_content
-    return {
-        sheet: sum(bool(named(n, headers[sheet].names.values())) for n in columns)
-        for sheet in visible
-    }
+    num_columns: dict[Any, int] = {}
+    for sheet in [sheet for sheet in with_content if not sheet.is_hidden] or with_content:
+        names = headers[sheet].names.values()
+        num_columns[sheet] = sum(bool(named(column, names)) for column in columns)
+    return num_columns
 
 
 def _likeliest(num_columns: Mapping[Any, int], headers: Mapping[Any, "_SheetHeader"]) -> Any:
@@ -325,14 +326,18 @@ def _choose(
         matches = named(name, titles)
         if len(matches) == 1:
             return titles[matches[0]]
+        message = f"{path} has no sheet {shown(name)}; it has: {names}."
         near = nearest(name, titles)
-        settings = {"sheet": near} if near else {}
-        raise UserError(f"{path} has no sheet {shown(name)}; it has: {names}.", **settings)
+        if near:
+            raise UserError(message, sheet=near)
+        raise UserError(message)
 
     # a flag can name a sheet where it can name columns: then only one with all of them will do
     num_columns = _num_columns(path, headers, columns)
     has_flag = isinstance(columns, Mapping)
-    num_wanted = len(columns) if has_flag else max(num_columns.values())
+    num_wanted = max(num_columns.values())
+    if has_flag:
+        num_wanted = len(columns)
     matches = [sheet for sheet in num_columns if num_columns[sheet] == num_wanted]
     if len(matches) == 1:
         return matches[0]
@@ -361,7 +366,7 @@ def _header(sheet: Any, columns: Collection[str]) -> _SheetHeader:
     names = [{column: str(_text(value)) for column, value in row.cells.items()} for row in rows]
 
     # a blank first cell counts, since programs write numbers of rows below one
-    texts = [[row.get(1), *(row[column] for column in row if column > 1)] for row in names]
+    texts = [list(({1: None} | row).values()) for row in names]
     index = header_row(texts, columns)
     header = _SheetHeader(rows[index].number, names[index], [])
     if index:
@@ -369,71 +374,112 @@ def _header(sheet: Any, columns: Collection[str]) -> _SheetHeader:
     return header
 
 
+class _Cells(NamedTuple):
+    """The cells below a header, of the rows with content, which alone are in memory."""
+
+    values: dict[int, list[Any]]  # by column; lists end with the last cell that has content
+    formulas: dict[int, list[int]]  # numbers of rows that have formulas without values, by column
+    row_numbers: list[int]
+
+
 def _read(path: Path, sheet: Any, header: _SheetHeader, wanted: Collection[str]) -> Workbook:
     """Read the cells below the header; a blank row stays one unless most of them are blank."""
     if not header.names:
         raise UserError(f"{path} is empty.")
-    cells: dict[int, list[Any]] = {column: [] for column in header.names}
-    formulas: dict[int, list[int]] = {}  # rows of formulas without values
-    numbers: list[int] = []  # of rows with content, which alone are in memory
-    num_cells = 0
-    for row in itertools.dropwhile(lambda row: row.number <= header.number, sheet.rows()):
-        for column, value in row.cells.items():
-            values = cells.setdefault(column, [])
-            values.extend([None] * (len(numbers) - len(values)))
-            values.append(None if value is NO_VALUE else value)
-            if value is NO_VALUE:
-                formulas.setdefault(column, []).append(row.number)
-        numbers.append(row.number)
-        num_cells += len(row.cells)
-        if len(numbers) * len(cells) > max(_MAX_AREA, _MAX_BLANKS_PER_CELL * num_cells):
-            raise UserError(
-                f"{path}, sheet {shown(sheet.title)}: the first {len(numbers):,} rows and "
-                f"{len(cells):,} columns have "
-                f"only {num_cells:,} cells with content. Delete columns, or save the table "
-                "as CSV (UTF-8)."
-            )
-    letters = {column: get_column_letter(column) for column in sorted(cells)}
-    taken = {*header.names.values()}
-    names = {
-        column: header.names.get(column) or (f"column {letter}" if letter in taken else letter)
-        for column, letter in letters.items()
-    }
-    notices = [*header.notices]
-    for column, rows in formulas.items():
-        number = counted(len(rows), "formula", "formulas")
-        notice = (
-            f"{path}: the column {shown(names[column])} has {number} without a stored "
-            "value, as programs write them, "
-            f"the first in {letters[column]}{rows[0]}. Open the file in Excel and save it, "
-            "to have the values."
-        )
-        if any(names[column] in named(name, names.values()) for name in wanted):
-            raise UserError(notice)
-        notices.append(notice)
-    if ranges := _fill_merged(sheet.merged, header.number, cells, numbers):
-        more = f" and {len(ranges) - 1:,} more" if ranges[1:] else ""
+    cells = _read_cells(path, sheet, header)
+    names = _column_names(header, sorted(cells.values))
+    notices = header.notices + _notices_of_formulas(path, cells.formulas, names, wanted)
+
+    # ranges are known only once all rows are read
+    ranges = _fill_merged(sheet.merged, header.number, cells.values, cells.row_numbers)
+    if ranges:
+        addresses = ranges[0]
+        if ranges[1:]:
+            addresses += f" and {len(ranges) - 1:,} more"
         notices.append(
-            f"{path}: cells are merged ({ranges[0]}{more}); each is read in all rows and "
-            "the first column of its range."
+            f"{path}: cells are merged ({addresses}); each is read in all rows and the first "
+            "column of its range."
         )
 
     # blank rows are kept, so that rows stay beside those of the file, unless the last ones are far
     # below
-    last = numbers[-1] if numbers else header.number
-    all_numbers = np.array(numbers, np.int64)
-    index = np.arange(len(numbers))
+    numbers = np.array(cells.row_numbers, np.int64)
+    counter = np.arange(len(numbers))
+    last = cells.row_numbers[-1] if cells.row_numbers else header.number
     if last - header.number <= 2 * len(numbers) + _MAX_BLANK_ROWS:
         all_numbers = np.arange(header.number + 1, last + 1)
         index = np.full(len(all_numbers), -1)
-        index[np.array(numbers, np.int64) - header.number - 1] = np.arange(len(numbers))
+        index[numbers - header.number - 1] = counter
     else:
+        all_numbers = numbers
+        index = counter
         notices.append(f"{path}: blank rows are left out; the last row with content is {last:,}.")
+
     rows_or_null = pa.array(index, mask=index < 0)
-    for values in cells.values():
+    arrays: list[pa.Array] = []
+    for column in names:
+        values = cells.values[column]
         values.extend([None] * (len(numbers) - len(values)))
-    arrays = [_array(cells[column]).take(rows_or_null) for column in names]
-    return Workbook(pa.Table.from_arrays(arrays, [*names.values()]), notices, all_numbers)
+        arrays.append(_array(values).take(rows_or_null))
+    return Workbook(pa.Table.from_arrays(arrays, list(names.values())), notices, all_numbers)
+
+
+def _read_cells(path: Path, sheet: Any, header: _SheetHeader) -> _Cells:
+    """Read the cells below the header; raise a UserError if blank ones would fill memory."""
+    cells = _Cells({column: [] for column in header.names}, {}, [])
+    num_cells = 0
+    for row in itertools.dropwhile(lambda row: row.number <= header.number, sheet.rows()):
+        for column, value in row.cells.items():
+            values = cells.values.setdefault(column, [])
+            values.extend([None] * (len(cells.row_numbers) - len(values)))
+            values.append(None if value is NO_VALUE else value)
+            if value is NO_VALUE:
+                cells.formulas.setdefault(column, []).append(row.number)
+        cells.row_numbers.append(row.number)
+        num_cells += len(row.cells)
+
+        # a few cells far to the right, in a file of some kilobytes, make columns of blanks
+        num_rows = len(cells.row_numbers)
+        num_columns = len(cells.values)
+        if num_rows * num_columns > max(_MAX_AREA, _MAX_BLANKS_PER_CELL * num_cells):
+            raise UserError(
+                f"{path}, sheet {shown(sheet.title)}: the first {num_rows:,} rows and "
+                f"{num_columns:,} columns have only {num_cells:,} cells with content. "
+                "Delete columns, or save the table as CSV (UTF-8)."
+            )
+    return cells
+
+
+def _column_names(header: _SheetHeader, columns: Iterable[int]) -> dict[int, str]:
+    """Return the names of columns; those without one are named by their letter."""
+    names: dict[int, str] = {}
+    taken = set(header.names.values())
+    for column in columns:
+        letter = get_column_letter(column)
+        if letter in taken:
+            letter = f"column {letter}"
+        names[column] = header.names.get(column) or letter
+    return names
+
+
+def _notices_of_formulas(
+    path: Path, formulas: Mapping[int, list[int]], names: Mapping[int, str], wanted: Collection[str]
+) -> list[str]:
+    """Return notices on formulas without values; raise a UserError if a column that is wanted has
+    any.
+    """
+    notices: list[str] = []
+    for column, rows in formulas.items():
+        number = counted(len(rows), "formula", "formulas")
+        notice = (
+            f"{path}: the column {shown(names[column])} has {number} without a stored value, as "
+            f"programs write them, the first in {get_column_letter(column)}{rows[0]}. "
+            "Open the file in Excel and save it, to have the values."
+        )
+        if any(names[column] in named(name, names.values()) for name in wanted):
+            raise UserError(notice)
+        notices.append(notice)
+    return notices
 
 
 def _fill_merged(
@@ -443,23 +489,18 @@ def _fill_merged(
     by address.
     """
     addresses: list[str] = []
-    ends: Counter[int] = (
-        Counter()
-    )  # last row of a range in each column, since ranges of a damaged file may overlap
+    # last row of a range in each column, since ranges of a damaged file may overlap
+    ends: Counter[int] = Counter()
     for merged in sorted(ranges, key=lambda merged: (merged.min_row, merged.min_col)):
+        if merged.min_row <= max(header, ends[merged.min_col]):
+            continue
         values = cells.get(merged.min_col, [])
         start = bisect_left(numbers, merged.min_row)
         end = bisect_right(numbers, merged.max_row)
-        if (
-            merged.min_row <= max(header, ends[merged.min_col])
-            or start >= len(values)
-            or values[start] is None
-        ):
-            continue
-        ends[merged.min_col] = merged.max_row
-        values.extend([None] * (end - len(values)))
-        values[start + 1 : end] = [values[start]] * (end - start - 1)
-        addresses.append(merged.coord)
+        if start < len(values) and values[start] is not None:
+            ends[merged.min_col] = merged.max_row
+            values[start:end] = [values[start]] * (end - start)
+            addresses.append(merged.coord)
     return addresses
 
 
@@ -475,22 +516,20 @@ def _value(value: Any, number_format: str) -> Any:
         return unescape(value) if value.strip() else None
     if isinstance(value, datetime) and not (value.hour or value.minute or value.second):
         return str(value.date())
-    return (
-        value
-        if value is None or value is NO_VALUE or isinstance(value, int | float)
-        else str(value)
-    )
+    if value is None or value is NO_VALUE or isinstance(value, int | float):
+        return value
+    return str(value)
 
 
 def _array(values: list[Any]) -> pa.Array:
     """Return a column of numbers if all cells are such; else of text."""
-    kinds = {type(value) for value in values if value is not None}
-    if (
-        kinds
-        and kinds <= {int, float}
-        and all(value is None or abs(value) < MOST_DIGITS for value in values)
-    ):
-        return pa.array(values, pa.int64() if kinds == {int} else pa.float64())
+    with_content = [value for value in values if value is not None]
+    types = set(map(type, with_content))
+    are_numbers = bool(types) and types <= {int, float}
+
+    # larger numbers, such as long identifiers, lose digits as doubles
+    if are_numbers and all(abs(number) < MOST_DIGITS for number in with_content):
+        return pa.array(values, pa.int64() if types == {int} else pa.float64())
     return pa.array(map(_text, values), pa.string())
 
 
@@ -515,14 +554,18 @@ def write_workbook(path: Path, names: list[str], tables: Iterable[pa.Table]) -> 
 
     def cell_of(value: Any) -> Any:
         """Return a cell of text, or another value, which is None for NaN."""
+        if value != value:  # noqa: PLR0124
+            return None
         if not isinstance(value, str):
-            return None if value != value else value  # noqa: PLR0124
+            return value
         cell: Any = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub("", value)[:_MAX_CHARACTERS])
-        cell._style, cell.data_type = model._style, "s"  # whatever it begins with
+        cell._style = model._style
+        cell.data_type = "s"  # whatever it begins with
         return cell
 
-    sheet.append([*map(cell_of, names)])
+    sheet.append(list(map(cell_of, names)))
     for table in tables:
-        for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            sheet.append([*map(cell_of, row)])
+        columns = [column.to_pylist() for column in table.columns]
+        for row in zip(*columns, strict=True):
+            sheet.append(list(map(cell_of, row)))
     book.save(path)

@@ -211,7 +211,8 @@ def open_table(
         from histocoder.tables.excel import read_workbook
 
         wanted = columns if isinstance(columns, Mapping) else columns or optional
-        file = TableFile(path, *read_workbook(path, sheet, wanted, optional))
+        book = read_workbook(path, sheet, wanted, optional)
+        file = TableFile(path, book.table, book.notices, book.row_numbers)
     elif kind in STATA:
         stata = StataFile(path)
         file = TableFile(path, stata, stata.notices)

@@ -7,6 +7,7 @@ import gzip
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -25,12 +26,42 @@ _CHUNK_BYTES = 1 << 24
 _NUM_GUESS_WORDS = 5_000  # number of distinct words by which an encoding is guessed
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # as Python decodes such bytes
 _WORD = re.compile(rb"[^\s,;|\"]*[\x80-\xff][^\s,;|\"]*")
-_ESCAPED = re.compile(
-    rb'[,;\t\n]"[^"\n]*\\"[^",;\t\r\n]'
-)  # a quotation mark with a backslash before it, not doubled
+# a quotation mark with a backslash before it, not doubled
+_ESCAPED = re.compile(rb'[,;\t\n]"[^"\n]*\\"[^",;\t\r\n]')
 _END_MARK = b"\x1a"  # Ctrl-Z, which ends files of DOS
 _BREAKS = (b"", b"\r", b"\n")
-_TAIL_BYTES, _HEAD_BYTES = 4096, 65_536
+_TAIL_BYTES = 4096
+_HEAD_BYTES = 65_536
+
+
+@dataclass
+class _NonAscii:
+    """Counts what is not ASCII in a text, to tell whether its bytes are UTF-8."""
+
+    num_good: int = 0  # number of characters that are UTF-8
+    num_bad: int = 0  # number of bytes that are not
+    first_bad: str = ""  # which the first of these is, and where
+    words: set[bytes] = field(default_factory=set)  # words with such bytes
+    twice: TwiceEncoded = field(default_factory=TwiceEncoded)
+
+    def add(self, chunk: bytes, num_lines: int) -> None:
+        """Count a chunk of whole lines, behind a number of lines."""
+        # strict decoding is much faster than a search for bytes that are not UTF-8
+        bad: list[str] = []
+        try:
+            text = chunk.decode("utf-8")
+        except UnicodeDecodeError:
+            text = chunk.decode("utf-8", "surrogateescape")
+            bad = _NOT_UTF8.findall(text)
+            if not self.first_bad:
+                line = num_lines + text.count("\n", 0, text.index(bad[0])) + 1
+                self.first_bad = f"line {line}: the byte 0x{ord(bad[0]) - 0xDC00:02X}"
+            if len(self.words) < _NUM_GUESS_WORDS:
+                self.words.update(_WORD.findall(chunk))
+        else:
+            self.twice.add(text)
+        self.num_bad += len(bad)
+        self.num_good += len(text) - len(text.encode("ascii", "ignore")) - len(bad)
 
 
 class TextFile:
@@ -49,14 +80,15 @@ class TextFile:
         self.notices: list[str] = []
         self.readings: list[Reading] = []  # in encodings that it may have, if that is a guess
         self.first_lines: list[bytes] = []  # which are not blank
-        self.repeated_lines: list[
-            int
-        ] = []  # lines that are the first one again: a header, in files that were joined
+        # lines that are the first one again: a header, in files that were joined
+        self.repeated_lines: list[int] = []
         self.has_escapes = False
         self.ends_with_quote = False
         self.line_break = "\n"  # that most lines end with; a return alone is written as "\n"
         self._returns_twice = False
         self._has_end_mark = False
+
+        # the first bytes tell UTF-16, whose text needs to be decoded before anything else is known
         with opened(path) as file:
             head = file.read(4096)
         self._encoding = _checked(encoding) if encoding else wide_encoding(head)
@@ -70,11 +102,9 @@ class TextFile:
 
     def open(self) -> BinaryIO:
         """Open the file to read its text as UTF-8."""
-        return (
-            opened(self.path)
-            if self.is_plain
-            else io.BufferedReader(_Stream(self._chunks()), _CHUNK_BYTES)
-        )
+        if self.is_plain:
+            return opened(self.path)
+        return io.BufferedReader(_Stream(self._chunks()), _CHUNK_BYTES)
 
     def _chunks(self) -> Iterator[bytes]:
         """Yield the text as UTF-8, with one return at the end of each line, to the mark that ends
@@ -86,10 +116,13 @@ class TextFile:
             chunk = end + part
             content = chunk.rstrip(b"\r\n \x1a")
             end = chunk[len(content) :]
-            yield content.replace(b"\r\r\n", b"\r\n") if self._returns_twice else content
+            yield self._with_single_returns(content)
         if self._has_end_mark:
             end = end.partition(_END_MARK)[0]
-        yield end.replace(b"\r\r\n", b"\r\n") if self._returns_twice else end
+        yield self._with_single_returns(end)
+
+    def _with_single_returns(self, content: bytes) -> bytes:
+        return content.replace(b"\r\r\n", b"\r\n") if self._returns_twice else content
 
     def _decoded(self) -> Iterator[bytes]:
         """Yield the text as UTF-8; as it is if its encoding is not known."""
@@ -103,11 +136,11 @@ class TextFile:
                 try:
                     chunk = decode(content).encode()
                 except UnicodeDecodeError as error:
-                    line = num_lines + error.object[: error.start].count(b"\n") + 1
+                    line = num_lines + error.object.count(b"\n", 0, error.start) + 1
                     raise UserError(
                         f"{self.path}, line {line}, is not text in the encoding "
-                        f"{self._encoding}: {error.reason}. Name "
-                        "another one with --file-encoding, or save it as UTF-8."
+                        f"{self._encoding}: {error.reason}. Name another one with "
+                        "--file-encoding, or save it as UTF-8."
                     ) from error
                 num_lines += chunk.count(b"\n")
                 yield chunk
@@ -120,6 +153,8 @@ class TextFile:
         line = b""
         for content in self._decoded():
             chunk = line + content
+
+            # a line that is too long may begin anywhere in a chunk
             start = 0
             while len(chunk) - start > MAX_LINE_BYTES:
                 begin = start
@@ -127,10 +162,11 @@ class TextFile:
                 if not start:
                     line_number = num_lines + chunk.count(b"\n", 0, begin) + 1
                     raise UserError(
-                        f"{self.path}, line {line_number:,}: {MAX_LINE_BYTES >> 20} MB "
-                        "without a line break, which "
-                        "is no row of a table. Check the file."
+                        f"{self.path}, line {line_number:,}: {MAX_LINE_BYTES >> 20} MB without a "
+                        "line break, which is no row of a table. Check the file."
                     )
+
+            # the last line waits for its end, in the next chunk
             end = _last_break(chunk, 0, len(chunk))
             num_lines += chunk.count(b"\n")
             line = chunk[end:]
@@ -141,65 +177,58 @@ class TextFile:
 
     def _scan(self) -> None:
         """Read all lines; raise a UserError unless they are text."""
-        num_lines = num_good = num_bad = num_breaks = num_returns = 0
-        first_bad, tail = "", b""
-        words = set[bytes]()
-        twice = TwiceEncoded()
+        num_lines = 0
+        num_breaks = 0
+        num_returns = 0
+        tail = b""
+        non_ascii = _NonAscii()
         for chunk in self._lines():
             if b"\0" in chunk:
-                line = num_lines + chunk[: chunk.index(b"\0")].count(b"\n") + 1
+                line = num_lines + chunk.count(b"\n", 0, chunk.index(b"\0")) + 1
                 raise UserError(
-                    f"{self.path} has a NUL byte in line {line}: it is damaged, or a "
-                    "workbook. Save it as UTF-8 CSV "
-                    "(in Excel: 'CSV UTF-8')."
+                    f"{self.path} has a NUL byte in line {line}: it is damaged, or a workbook. "
+                    "Save it as UTF-8 CSV (in Excel: 'CSV UTF-8')."
                 )
             if not chunk.isascii():
-                try:
-                    text = chunk.decode("utf-8")
-                    bad = []
-                except UnicodeDecodeError:
-                    text = chunk.decode("utf-8", "surrogateescape")
-                    bad = _NOT_UTF8.findall(text)
-                if bad and not first_bad:
-                    line = num_lines + text[: text.index(bad[0])].count("\n") + 1
-                    first_bad = f"line {line}: the byte 0x{ord(bad[0]) - 0xDC00:02X}"
-                if bad and len(words) < _NUM_GUESS_WORDS:
-                    words.update(_WORD.findall(chunk))
-                if not bad:
-                    twice.add(text)
-                num_bad += len(bad)
-                num_good += len(text) - len(text.encode("ascii", "ignore")) - len(bad)
-            self.has_escapes = self.has_escapes or (
-                b'\\"' in chunk and _ESCAPED.search(chunk) is not None
-            )
+                non_ascii.add(chunk, num_lines)
+
+            # the regular expression is slow, and most files have no backslash at all
+            if not self.has_escapes and b'\\"' in chunk:
+                self.has_escapes = _ESCAPED.search(chunk) is not None
             self._find_repeated(chunk, num_lines)
             num_breaks += chunk.count(b"\r\n")
             num_returns += chunk.count(b"\r\r\n")
             num_lines += chunk.count(b"\n")
             tail = chunk[-_TAIL_BYTES:]
+
         content = tail.rstrip(b"\r\n \x1a")
         self.ends_with_quote = content.endswith(b'"')
         self._has_end_mark = _END_MARK in tail[len(content) :]
         self._returns_twice = 2 * num_returns > num_lines
         if 2 * num_breaks > num_lines:
             self.line_break = "\r\n"
-        self.notices += twice.notices(self.path)
-        if num_bad and (self.has_mark or num_good > num_bad):
+        self.notices += non_ascii.twice.notices(self.path)
+
+        # a few bad bytes in UTF-8 are damage; many are another encoding
+        if not non_ascii.num_bad:
+            return
+        if self.has_mark or non_ascii.num_good > non_ascii.num_bad:
             raise UserError(
-                f"{self.path}, {first_bad} is not UTF-8, unlike most of the file. Fix it, "
-                "or save as UTF-8."
+                f"{self.path}, {non_ascii.first_bad} is not UTF-8, unlike most of the file. "
+                "Fix it, or save as UTF-8."
             )
-        if num_bad:
-            self._guess(words)
+        self._guess(non_ascii.words)
 
     def _find_repeated(self, chunk: bytes, num_lines: int) -> None:
         """Find the lines that repeat the first one, in a chunk behind a number of lines."""
         if not self.first_lines:
-            lines = (
-                line.removeprefix(codecs.BOM_UTF8) for line in chunk[:_HEAD_BYTES].splitlines()
-            )
-            self.first_lines = [line for line in lines if line.strip()]
-        first = self.first_lines[0] if self.first_lines else b""
+            for line in chunk[:_HEAD_BYTES].splitlines():
+                content = line.removeprefix(codecs.BOM_UTF8)
+                if content.strip():
+                    self.first_lines.append(content)
+
+        # a single word may be a header, but is more likely to be a description, which may repeat
+        first = b"".join(self.first_lines[:1])
         if not re.search(rb"[,;\t| ]", first):
             return
         start = 0
@@ -214,17 +243,15 @@ class TextFile:
         encoding = guess(words)
         if encoding is None:
             raise UserError(
-                f"{self.path} is not UTF-8 text, nor in another usual encoding. Name its "
-                "encoding with "
-                "--file-encoding, or save it as UTF-8."
+                f"{self.path} is not UTF-8 text, nor in another usual encoding. Name its encoding "
+                "with --file-encoding, or save it as UTF-8."
             )
         self._encoding = encoding
         self.readings = readings(words, encoding)
         examples = ", ".join(map(shown, self.readings[0].examples))
         self.notices.append(
-            f"{self.path} is not UTF-8; it is read as {ENCODINGS[encoding]} "
-            f"({encoding}), for example "
-            f"{examples}. If these are wrong, name its encoding with --file-encoding."
+            f"{self.path} is not UTF-8; it is read as {ENCODINGS[encoding]} ({encoding}), for "
+            f"example {examples}. If these are wrong, name its encoding with --file-encoding."
         )
 
 
@@ -259,9 +286,9 @@ def readings_of(path: Path) -> list[Reading]:
 
 def opened(path: Path) -> BinaryIO:
     """Open a file to read its bytes, unpacked if its name ends in .gz."""
-    return (
-        cast(BinaryIO, gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
-    )
+    if path.suffix.lower() == ".gz":
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    return path.open("rb")
 
 
 def _last_break(chunk: bytes, start: int, end: int) -> int:
