@@ -162,7 +162,9 @@ def _training_curves(log: pd.DataFrame) -> Figure:
                 axes.plot(
                     known["step"], known[column], style, label=label, linewidth=1.8, markersize=4
                 )
-        axes.set(xlabel="step", title=title, xlim=(0, 1.03 * log["step"].max()), ylim=(0, None))
+        axes.set(
+            xlabel="step", title=title, xlim=(0, max(1.0, 1.03 * log["step"].max())), ylim=(0, None)
+        )
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         _legend(axes, loc="upper left", bbox_to_anchor=(0, -0.16))
     panels[1].set(ylim=(0, 100))

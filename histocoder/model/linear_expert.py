@@ -92,6 +92,26 @@ class LinearExpert(nn.Module):
         N-grams are counted where the texts are; if that is the CPU, the host does not wait for a
         GPU to count them.
         """
+        return SHARPNESS * self.margins(characters)
+
+    @torch.no_grad()
+    def margins(self, characters: Tensor) -> Tensor:
+        """Return the decisions (B, num_classes) of the machines on texts (B, S)."""
+        index = self._feature_index(characters.device)
+        device = self.values.device
+        row, feature, shares = self.tfidf(characters)
+
+        sum_weights = _sum_weights
+        if kernels.supports(self.bias) and characters.device == device:
+            sum_weights = kernels.sum_weights
+        weights = (index.starts, self.classes, index.values)
+        sums = sum_weights(
+            row, feature, shares, weights, num_rows=len(characters), num_classes=len(self.bias)
+        )
+        return sums + self.bias
+
+    def tfidf(self, characters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the text, the index and the TF-IDF of the known n-grams in texts (B, S), all (n,)."""
         index = self._feature_index(characters.device)
         num_features = len(self.buckets)
         row, bucket = ngram_rows(characters)
@@ -111,15 +131,7 @@ class LinearExpert(nn.Module):
         squares = torch.zeros(len(characters), device=device)
         norm = squares.index_add_(0, row_there, tfidf.square()).sqrt()
         shares = tfidf / norm[row_there]
-
-        sum_weights = _sum_weights
-        if kernels.supports(self.bias) and characters.device == device:
-            sum_weights = kernels.sum_weights
-        weights = (index.starts, self.classes, index.values)
-        sums = sum_weights(
-            row, feature, shares, weights, num_rows=len(characters), num_classes=len(self.bias)
-        )
-        return SHARPNESS * (sums + self.bias)
+        return row, feature, shares
 
     def _feature_index(self, device: torch.device) -> "_FeatureIndex":
         """Return where n-grams and their weights are, on a device."""

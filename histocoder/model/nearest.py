@@ -61,13 +61,33 @@ class NearestExpert(nn.Module):
         centred = F.normalize(unit - expert.mean, dim=-1)
         directions = torch.linalg.eigh((centred.T @ centred).cpu())[1]  # by ascending variance
         expert.components.copy_(directions[:, -expert.components.shape[1] :])
-        class_ids, order = class_ids.sort(stable=True)
-        expert.rows.copy_(expert.project(encodings[order]))
-        expert.ends.copy_(ends[order])
-        expert.first.copy_(
-            torch.searchsorted(class_ids, torch.arange(num_classes + 1, device=class_ids.device))
-        )
+        expert._remember(expert.project(encodings), ends, class_ids)
         return expert
+
+    @torch.no_grad()
+    def with_rows(self, encodings: Tensor, ends: Tensor, class_ids: Tensor) -> NearestExpert:
+        """Return an expert that remembers more rows, of the same shapes as for `of`, by the
+        components that it has.
+        """
+        num_classes = len(self.first) - 1
+        old_class_ids = torch.arange(num_classes, device=class_ids.device)
+        old_class_ids = old_class_ids.repeat_interleave(self.first.diff())
+        rows = torch.cat([self.rows.float(), self.project(encodings)])
+
+        expert = NearestExpert(len(rows), len(self.mean), num_classes).to(rows.device)
+        expert.mean.copy_(self.mean)
+        expert.components.copy_(self.components)
+        all_ends = torch.cat([self.ends, ends])
+        expert._remember(rows, all_ends, torch.cat([old_class_ids, class_ids]))
+        return expert
+
+    def _remember(self, rows: Tensor, ends: Tensor, class_ids: Tensor) -> None:
+        """Set the rows, sorted by their classes."""
+        class_ids, order = class_ids.sort(stable=True)
+        self.rows.copy_(rows[order])
+        self.ends.copy_(ends[order])
+        classes = torch.arange(len(self.first), device=class_ids.device)
+        self.first.copy_(torch.searchsorted(class_ids, classes))
 
     def project(self, encodings: Tensor) -> Tensor:
         """Return encodings (n, dim) as they are compared, in fp32 of shape (n, num_components)."""

@@ -138,6 +138,11 @@ def log_banner(
         "batch": _batch(trainer, step_size),
         "steps": f"{trainer.total_steps:,} in {counted(num_epochs, 'epoch', 'epochs')}",
     }
+    if trainer.total_steps == 0:
+        lines["steps"] = (
+            "none: these rows are few, and the initial model's word parts and nearest rows learn "
+            "them; its network is kept (--num-epochs N to train it)"
+        )
     for name, text in lines.items():
         log.info(f"{name:12}{text}")
 

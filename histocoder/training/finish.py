@@ -22,12 +22,13 @@ from histocoder.checkpoints.model_files import (
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig
 from histocoder.data.dataset import Batch
-from histocoder.data.examples import HELD_OUT, SEEN, TRAIN
+from histocoder.data.examples import HELD_OUT, SEEN, TITLES, TRAIN, Examples
 from histocoder.data.hashes import hashes_of
 from histocoder.log import log
 from histocoder.model.devices import fast_products
 from histocoder.training.data import RunData, augmenter_of
 from histocoder.training.encoded_rows import frozen_outputs
+from histocoder.training.start import Start
 from histocoder.training.tracking import Progress
 from histocoder.training.trainer import Trainer, batched
 
@@ -37,15 +38,30 @@ _LEAST_STEPS, _MOST_STEPS = (
     50,
     200,
 )  # bounds of the steps of two epochs; one epoch is trained but for --max-steps
+_LEARNED_ALL = "\nAfter this evaluation it was trained on the validation data as well.\n"
 _RATE = 0.3  # share of the peak learning rate at the start
 
 
-def finish(config: FinetuneConfig | MixerConfig, trainer: Trainer, data: RunData) -> None:
-    """Fit the experts of a trained model, report on it, and refit the best one; a collective
-    call.
+def finish(
+    config: FinetuneConfig | MixerConfig,
+    trainer: Trainer,
+    data: RunData,
+    *,
+    initial: Start | None = None,
+) -> None:
+    """Fit the experts of a trained model, report on it, and refit the best one; a collective call.
+
+    A run that adapts its `initial` model adapts it instead, to the training data and then to all.
     """
     folder = trainer.run.path
-    if not config.no_experts:
+    if initial is not None:
+        log.info("The experts of the initial model learn the rows.")
+        folders = [folder, trainer.run.best]
+        distributed.run_on_primary(
+            lambda: adapt_to(initial, trainer, data.open(TRAIN), folders),
+            doing="adapting the model",
+        )
+    elif not config.no_experts:
         log.info("Training finished. Fitting the model of word parts and choosing how to predict.")
         from histocoder.training.experts import (
             fit_experts,
@@ -69,13 +85,47 @@ def finish(config: FinetuneConfig | MixerConfig, trainer: Trainer, data: RunData
         and is_asked
         and not read_model_config(trainer.run.best).fitted_to_validation
     ):
-        refit(config, trainer, data)
+        if initial is None:
+            refit(config, trainer, data)
+        else:
+            readapt(initial, trainer, data)
 
     end = partial(trainer.run.end, keep_checkpoints=config.keep_checkpoints != 0)
     distributed.run_on_primary(end, doing="ending the run")
     log.info(
         f"Saved in {folder}: the last model ({CONFIG_FILE} and model.safetensors) and the "
         "best in validation (best/)."
+    )
+
+
+def adapt_to(
+    initial: Start, trainer: Trainer, examples: Examples, folders: list[Path], *, remark: str = ""
+) -> None:
+    """Adapt a run's initial model to some rows, and write it into folders; for rank 0."""
+    from histocoder.training.adapting import adapt
+
+    rows = trainer.train_data.of(examples, augmenter=None)
+    adapt(
+        initial,
+        rows,
+        folders,
+        config=trainer.model.config,
+        device=trainer.device,
+        remark=remark,
+    )
+
+
+def readapt(initial: Start, trainer: Trainer, rows: RunData) -> None:
+    """Adapt a run's initial model to the validation data as well, in `best/`; a collective call."""
+    examples = rows.open(*(split for split in rows.splits if split != TITLES))
+    best = trainer.run.best
+    distributed.run_on_primary(
+        lambda: adapt_to(initial, trainer, examples, [best], remark=_LEARNED_ALL),
+        doing="adapting the model",
+    )
+    log.info(
+        f"{BEST_FOLDER}/ has now learned all {len(examples):,} rows, including the "
+        f"{len(trainer.val_data):,} validation rows."
     )
 
 
@@ -190,8 +240,7 @@ def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
         nearest = fit_nearest_expert(model, data) if "nearest" in votes else None
         set_experts(model, linear, of_attributes, nearest)
         model.config = replace(model.config, fitted_to_validation=True)
-        remark = "\nAfter this evaluation it was trained on the validation data as well.\n"
-        rewrite_model(run.best, model, remark=remark)
+        rewrite_model(run.best, model, remark=_LEARNED_ALL)
 
     distributed.run_on_primary(save, doing="saving the model")
     held_out = " and the held-out corrections" if HELD_OUT in rows.splits else ""

@@ -22,6 +22,7 @@ from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically, computing_dtype
 from histocoder.text.languages import own_languages
+from histocoder.training.adapting import is_adapted
 from histocoder.training.banner import codes_not_learned, log_banner, notices
 from histocoder.training.building import seeded_model
 from histocoder.training.data import (
@@ -140,7 +141,7 @@ def fit(
     # the data, and what a model learns from them
     data = open_data(config, files, run, start)
     task = task_of(data)
-    log_notices_on_data(config, data)
+    log_notices_on_data(config, data, start)
 
     # settings are compared before a model is built
     scaled = config.for_rows(data.num_examples(config.repeats), distributed.world_size())
@@ -155,8 +156,19 @@ def fit(
         begin_model(model, train_data, start, device)
     else:
         start_step = checkpoint.state.step
+    num_rows = len(train_data) - train_data.num_titles
+    keeps_weights = checkpoint is None and is_adapted(
+        config, start, model.config, num_rows=num_rows
+    )
     trainer = Trainer(
-        model, train_data, val_data, scaled, device=device, run=run, settings=settings
+        model,
+        train_data,
+        val_data,
+        scaled,
+        device=device,
+        run=run,
+        settings=settings,
+        keeps_weights=keeps_weights,
     )
     check_steps(start_step, trainer.total_steps, run.path)
 
@@ -179,13 +191,15 @@ def fit(
         trainer.fit(tracker)
     finally:
         tracker.close()
-    finish(config, trainer, data)
+    finish(config, trainer, data, initial=start if keeps_weights else None)
 
 
-def log_notices_on_data(config: FinetuneConfig | MixerConfig, data: RunData) -> None:
+def log_notices_on_data(config: FinetuneConfig | MixerConfig, data: RunData, start: Start) -> None:
     """Log what a person should know of the codes and languages of the data."""
     train_rows = data.to_train_on()
-    sentences = [codes_not_learned(train_rows, data.to_validate_on())]
+    sentences = []
+    if not start.keeps_heads:
+        sentences.append(codes_not_learned(train_rows, data.to_validate_on()))
     # `prepare` has printed the notice on languages of a user's own table
     if isinstance(config, MixerConfig):
         sentences.append(own_languages(sorted(train_rows.languages)))

@@ -39,7 +39,8 @@ class Trainer:
     """Fits a model, on this process or together with others, and saves it.
 
     The model is on the CPU, with its frozen weights marked. Every rank has all rows; rank 0 writes
-    to the run's folder, from `fit` on. `settings` is what a resumed run must agree on.
+    to the run's folder, from `fit` on. `settings` is what a resumed run must agree on. If it
+    `keeps_weights`, no step is taken: the model is validated and saved.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Trainer:
         device: torch.device,
         run: RunFolder,
         settings: dict[str, Any],
+        keeps_weights: bool = False,
     ) -> None:
         self.model = model
         self.config = config
@@ -65,7 +67,7 @@ class Trainer:
         # by default a run is as long as its epochs, and is validated once an epoch
         epoch_steps = self.sampler.num_batches
         usual_steps = max(config.num_epochs * epoch_steps, config.min_steps)
-        self.total_steps = config.max_steps or usual_steps
+        self.total_steps = 0 if keeps_weights else config.max_steps or usual_steps
         self.eval_interval = config.eval_interval or min(max(epoch_steps, 100), 1000)
 
         self.learner = _build_learner(model, config, device, total_steps=self.total_steps)

@@ -89,3 +89,17 @@ def test_descriptions_are_remembered_with_their_usual_codes(tmp_path: Path):
     assert torch.allclose(
         pooled_encodings(model, data, np.arange(len(data)))[2], alone[0], atol=1e-5
     )
+
+
+def test_rows_that_are_added_are_remembered_beside_the_others():
+    generator = torch.Generator().manual_seed(0)
+    encodings = torch.randn(9, 8, generator=generator)
+    ends = torch.randint(97, 122, (9, 2), generator=generator, dtype=torch.int32)
+    class_ids = torch.tensor([2, 0, 1, 2, 2, 0, 1, 1, 0])
+    first = NearestExpert.of(encodings[:6], ends[:6], class_ids[:6], num_classes=3)
+    both = first.with_rows(encodings[6:], ends[6:], class_ids[6:])
+    assert both.first.tolist() == [0, 3, 6, 9]
+    before = first(encodings, ends, class_ids[:, None])
+    after = both(encodings, ends, class_ids[:, None])
+    torch.testing.assert_close(after["nearest"][:6], before["nearest"][:6])
+    assert (after["nearest"][6:] > -0.1).all()

@@ -47,6 +47,10 @@ def test_several_codes_runs(tmp_path: Path):
     assert '"different": 0' in printed
 
 
+def test_own_model_runs():
+    assert '"right_own_elsewhere"' in run("benchmarks/own_model.py", "--decisions", 10).stdout
+
+
 @pytest.fixture
 def folder_of_data(tmp_path: Path) -> Path:
     """Rows in the form of the tables that people have outside the project, some of the same
