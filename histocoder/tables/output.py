@@ -18,7 +18,7 @@ import pyarrow.parquet
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, replacing
 from histocoder.log import log
-from histocoder.tables.csv_file import Quotes, without_formulas
+from histocoder.tables.csv_file import Quotes, content_of, without_formulas
 from histocoder.tables.stata import write_stata
 from histocoder.tables.table import EXCEL, PARQUET, STATA, TableFile, kind_of, open_table, strings
 
@@ -35,12 +35,18 @@ class Form:
     line_break: str = "\n"
 
     @classmethod
-    def like(cls, file: TableFile, **form: Any) -> "Form":
-        """Return the form of a table that was read."""
+    def like(cls, file: TableFile, **changes: Any) -> "Form":
+        """Return the form of a table that was read, with some changes."""
+        form = cls()
         if file.csv is not None:
-            for name in ("delimiter", "decimal", "excel", "quotes", "line_break"):
-                form.setdefault(name, getattr(file.csv, name))
-        return cls(**form)
+            form = cls(
+                delimiter=file.csv.delimiter,
+                decimal=file.csv.decimal,
+                excel=file.csv.excel,
+                quotes=file.csv.quotes,
+                line_break=file.csv.line_break,
+            )
+        return replace(form, **changes)
 
 
 _HEADER_BYTES = 1 << 16
@@ -63,30 +69,34 @@ def check_output(
     None, that this has been looked at before.
     """
     kind = kind_of(path, doing="written")
-    if path.exists() and (own := [one for one in inputs if one and is_same_file(path, str(one))]):
-        raise UserError(f"--output is the input itself, {own[0]}; choose another.")
+    for source in inputs:
+        if source and path.exists() and is_same_file(path, str(source)):
+            raise UserError(f"--output is the input itself, {source}; choose another.")
+
+    # marks are hours of work, which no flag may delete
     if overwrite is not None and path.is_file() and (number := num_marked(path)):
+        rows = counted(number, "row that a person has marked", "rows that a person has marked")
         raise UserError(
-            f"{path} holds "
-            f"{counted(number, 'row that a person has marked', 'rows that a person has marked')} in the "
-            f"column {MARK_COL!r}, and is not replaced, also with --overwrite. Add "
-            f"--output {free_path(path)}."
+            f"{path} holds {rows} in the column {MARK_COL!r}, and is not replaced, also with "
+            f"--overwrite. Add --output {free_path(path)}."
         )
     if path.exists() and overwrite is False:
         raise UserError(
             f"{path} already exists. Add --overwrite to replace it, or choose another --output."
         )
-    if excel and kind in (*PARQUET, *EXCEL, *STATA):
+    if excel and kind in PARQUET + EXCEL + STATA:
         raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is a folder or a device; name a file to write to.")
+
+    # better now than after hours, when the rows are written
     if kind in EXCEL:
         from histocoder.tables.excel import MAX_ROWS
 
         if num_rows > MAX_ROWS:
             raise UserError(
-                f"{path}: {num_rows:,} rows are more than Excel's {MAX_ROWS:,}; choose "
-                ".csv or .parquet."
+                f"{path}: {num_rows:,} rows are more than Excel's {MAX_ROWS:,}; choose .csv or "
+                ".parquet."
             )
 
 
@@ -98,9 +108,13 @@ def num_marked(path: Path) -> int:
         file = open_table(path, (), optional=(MARK_COL,))
         if not file.has(MARK_COL):
             return 0
-        marks = (table.columns[MARK_COL] for table in file.tables((MARK_COL,)))
-        return sum(len(column) - column.null_count for column in marks)
-    except UserError:  # a table that somebody has spoilt while marking it is kept, too
+        number = 0
+        for table in file.tables((MARK_COL,)):
+            marks = table.columns[MARK_COL]
+            number += len(marks) - marks.null_count
+        return number
+    except UserError:
+        # a table that somebody has spoilt while marking it is kept, too
         with path.open("rb") as content:
             return int(MARK_COL.encode() in content.readline(_HEADER_BYTES))
 
@@ -109,10 +123,14 @@ def free_path(path: Path) -> Path:
     """Return the next path that is free: `review-2.csv` for `review.csv`, `review-3.csv` for
     `review-2.csv`.
     """
-    suffix = "".join(path.suffixes[-2:]) if path.suffix.lower() == ".gz" else path.suffix
+    suffix = path.suffix
+    if suffix.lower() == ".gz":
+        suffix = "".join(path.suffixes[-2:])
     stem = re.sub(r"-\d+$", "", path.name.removesuffix(suffix))
-    names = (path.with_name(f"{stem}-{number}{suffix}") for number in itertools.count(2))
-    return next(name for name in names if not name.exists())
+    number = 2
+    while path.with_name(f"{stem}-{number}{suffix}").exists():
+        number += 1
+    return path.with_name(f"{stem}-{number}{suffix}")
 
 
 def check_new_columns(
@@ -121,21 +139,25 @@ def check_new_columns(
     """Raise a UserError, which suggests a prefix, if new columns of the table at a path are among
     those `taken`.
     """
-    if clash := [name for name in names if name in taken]:
-        raise UserError(
-            f"{path} already has a column {clash[0]!r}. Choose a prefix for new ones: "
-            f"--columns {prefix}."
-        )
+    for name in names:
+        if name in taken:
+            raise UserError(
+                f"{path} already has a column {name!r}. Choose a prefix for new ones: "
+                f"--columns {prefix}."
+            )
 
 
 def check_kept(file: TableFile, output: Path) -> None:
     """Raise a UserError if a table can't be written to `output` with its columns."""
-    kind, repeated = kind_of(output), [name for name in file.header if file.header.count(name) > 1]
-    if repeated and kind in (*PARQUET, *STATA):
+    kind = kind_of(output)
+    repeated = [name for name in file.header if file.header.count(name) > 1]
+    if repeated and kind in PARQUET + STATA:
         raise UserError(
-            f"{file.path} has several columns {repeated[0]!r}; rename them, or let "
-            "--output end in .csv."
+            f"{file.path} has several columns {repeated[0]!r}; rename them, or let --output end in "
+            ".csv."
         )
+
+    # what CSV can't hold, such as cells of several values, other formats than Parquet can't either
     try:
         if kind not in PARQUET:
             pa.csv.write_csv(file.schema.empty_table(), pa.BufferOutputStream())
@@ -161,50 +183,70 @@ def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> 
     In CSV, texts that a spreadsheet would run as formulas get an apostrophe, unless `form.raw`; in
     other formats text is never run.
     """
-    kind, rest = path.suffix.lower(), iter(tables)
-    first = next(rest)
-    tables, num_formulas = itertools.chain([first], rest), 0
-    with replacing(path) as temporary, ExitStack() as stack:
+    kind = path.suffix.lower()
+    iterator = iter(tables)
+    first = next(iterator)
+    tables = itertools.chain([first], iterator)
+    num_formulas = 0
+    is_renamed = False
+    with replacing(path) as temporary:
         if kind in PARQUET:
-            parquet = stack.enter_context(pa.parquet.ParquetWriter(temporary, first.schema))
-            for table in tables:
-                parquet.write_table(table)
-            return []
-        if kind in EXCEL:
+            with pa.parquet.ParquetWriter(temporary, first.schema) as parquet:
+                for table in tables:
+                    parquet.write_table(table)
+        elif kind in EXCEL:
             from histocoder.tables.excel import write_workbook
 
             write_workbook(temporary, first.column_names, map(_as_doubles_hold, tables))
-            return []
-        if kind in STATA:
+        elif kind in STATA:
             is_renamed = write_stata(temporary, _as_doubles_hold(pa.concat_tables(tables)))
-            return (
-                [f"{path}: names of columns that Stata does not allow are changed."]
-                if is_renamed
-                else []
-            )
-        if ".tsv" in path.suffixes[-2:]:
-            form = replace(form, delimiter="\t")
-        file = stack.enter_context(temporary.open("wb"))
-        if kind == ".gz":
+        else:
+            if ".tsv" in path.suffixes[-2:]:
+                form = replace(form, delimiter="\t")
+            num_formulas = _write_csv(temporary, first, tables, form, is_packed=kind == ".gz")
+
+    notices: list[str] = []
+    if is_renamed:
+        notices.append(f"{path}: names of columns that Stata does not allow are changed.")
+    if num_formulas:
+        cells = counted(
+            num_formulas, "cell begins like a formula and was", "cells begin like formulas and were"
+        )
+        notices.append(
+            f"{path}: {cells} written with a leading apostrophe, which histocoder removes when it "
+            "reads the file."
+        )
+    return notices
+
+
+def _write_csv(
+    path: Path, first: pa.Table, tables: Iterable[pa.Table], form: Form, *, is_packed: bool
+) -> int:
+    """Write tables, of which `first` has the header, as CSV; return how many cells were formulas."""
+    num_formulas = 0
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("wb"))
+        if is_packed:
             file = stack.enter_context(pa.CompressedOutputStream(file, "gzip"))
-        file.write(codecs.BOM_UTF8 if form.excel else b"")
+        if form.excel:
+            file.write(codecs.BOM_UTF8)
         header, _ = _as_csv(first.slice(0, 0), form)
         labels = [pa.array([name], pa.large_string()) for name in header.column_names]
         file.write(_lines(labels, [form.quotes.header] * len(labels), form))
+
+        # whether a column is text is asked before its numbers become text, with a decimal comma
         for table in tables:
-            written, number = _as_csv(table, form)
+            are_quoted = _are_quoted(table, form.quotes)
+            texts, number = _as_csv(table, form)
             num_formulas += number
-            for batch in written.to_batches():
-                texts = [column.cast(pa.large_string()) for column in batch.columns]
-                file.write(_lines(texts, _are_quoted(table, form.quotes), form))
-    cells = counted(
-        num_formulas, "cell begins like a formula and was", "cells begin like formulas and were"
-    )
-    mark = (
-        f"{path}: {cells} written with a leading apostrophe, which histocoder removes when "
-        "it reads the file."
-    )
-    return [mark] if num_formulas else []
+            for batch in texts.to_batches():
+                columns = [column.cast(pa.large_string()) for column in batch.columns]
+                file.write(_lines(columns, are_quoted, form))
+    return num_formulas
+
+
+def _is_text(column: pa.Field) -> bool:
+    return pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
 
 
 def write_frame(path: Path, frame: pd.DataFrame, form: Form = Form()) -> None:
@@ -217,59 +259,58 @@ def _are_quoted(table: pa.Table, quotes: Quotes) -> list[bool]:
     """Return which columns have quotation marks around all of their cells."""
     are_quoted: list[bool] = []
     for column in table.schema:
-        is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-        are_quoted.append(
-            quotes.text and column.name not in quotes.bare if is_text else quotes.numbers
-        )
+        is_quoted = quotes.numbers
+        if _is_text(column):
+            is_quoted = quotes.text and column.name not in quotes.bare
+        are_quoted.append(is_quoted)
     return are_quoted
 
 
 def _lines(columns: list[pa.Array], are_quoted: list[bool], form: Form) -> bytes:
     """Return the lines of CSV that have some columns of text."""
-    mark, delimiter, line_break, nothing = (
-        pa.scalar(text, pa.large_string()) for text in ('"', form.delimiter, form.line_break, "")
-    )
+    mark = pa.scalar('"', pa.large_string())
+    nothing = pa.scalar("", pa.large_string())
+    needs_marks = f'["\r\n{re.escape(form.delimiter)}]'
+    special = [b'"', b"\r", b"\n", form.delimiter.encode()]
     cells: list[pa.Array] = []
     for column, is_quoted in zip(columns, are_quoted, strict=True):
-        # a look at all bytes is much faster than one at each cell
-        content = column.buffers()[2].to_pybytes() if column.buffers()[2] else b""
-        has_marks = b'"' in content
-        if (
-            not is_quoted
-            and not has_marks
-            and not any(character.encode() in content for character in (form.delimiter, *"\r\n"))
-        ):
+        content = content_of(column)
+        if not is_quoted and not any(character in content for character in special):
             cells.append(column)
             continue
-        doubled = pc.replace_substring(column, '"', '""') if has_marks else column
+        doubled = pc.replace_substring(column, '"', '""')
         quoted = pc.binary_join_element_wise(mark, doubled, mark, nothing)
         if not is_quoted:
-            needs_marks = f'["\r\n{re.escape(form.delimiter)}]'
             quoted = pc.if_else(pc.match_substring_regex(column, needs_marks), quoted, column)
         cells.append(quoted)
 
-    blanks = {"null_handling": "replace", "null_replacement": ""}
-    lines = pc.binary_join_element_wise(*cells, delimiter, **blanks)
-    return "".join(pc.binary_join_element_wise(lines, line_break, nothing).to_pylist()).encode()
+    delimiter = pa.scalar(form.delimiter, pa.large_string())
+    lines = pc.binary_join_element_wise(
+        *cells, delimiter, null_handling="replace", null_replacement=""
+    )
+    return form.line_break.join([*lines.to_pylist(), ""]).encode()
 
 
 def _as_csv(table: pa.Table, form: Form) -> tuple[pa.Table, int]:
     """Return a table with text in place of bytes, its decimal mark, and formulas quoted; and the
     number of these.
     """
-    table, num_formulas = _without_bytes(table), 0
-    for i, one in enumerate(table.schema):
-        if form.decimal != "." and pa.types.is_floating(one.type):
+    table = _without_bytes(table)
+    num_formulas = 0
+    for i, column in enumerate(table.schema):
+        if form.decimal != "." and pa.types.is_floating(column.type):
             texts = pc.replace_substring(table[i].cast(pa.string()), ".", form.decimal)
-            table = table.set_column(i, one.name, texts)
-        elif not form.raw and (pa.types.is_string(one.type) or pa.types.is_large_string(one.type)):
+            table = table.set_column(i, column.name, texts)
+        elif not form.raw and _is_text(column):
             texts, number = without_formulas(table[i])
-            table = table.set_column(i, one.name, texts)
+            table = table.set_column(i, column.name, texts)
             num_formulas += number
-    names = pa.array(table.column_names, pa.string())
-    return table.rename_columns(
-        (names if form.raw else without_formulas(names)[0]).to_pylist()
-    ), num_formulas
+    if form.raw:
+        return table, num_formulas
+
+    # a name of a column is a cell of the first line, and may be a formula as well
+    names, _ = without_formulas(pa.array(table.column_names, pa.string()))
+    return table.rename_columns(names.to_pylist()), num_formulas
 
 
 def _as_doubles_hold(table: pa.Table) -> pa.Table:
@@ -281,26 +322,25 @@ def _as_doubles_hold(table: pa.Table) -> pa.Table:
     from histocoder.tables.excel import MOST_DIGITS
 
     table = _without_bytes(table)
-    for i, one in enumerate(table.schema):
-        if pa.types.is_timestamp(one.type) or pa.types.is_date(one.type):
-            shown = (
-                pc.local_timestamp(table[i])
-                if getattr(one.type, "tz", None) is not None
-                else table[i]
-            )
-            texts = pc.replace_substring_regex(shown.cast(pa.string()), r" 00:00:00(\.0+)?$", "")
-            table = table.set_column(i, one.name, texts)
-        elif pa.types.is_integer(one.type):
-            ends = [end.as_py() or 0 for end in pc.min_max(table[i]).values()]
+    for i, column in enumerate(table.schema):
+        cells = table[i]
+        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+            if getattr(column.type, "tz", None) is not None:
+                cells = pc.local_timestamp(cells)
+            texts = pc.replace_substring_regex(cells.cast(pa.string()), r" 00:00:00(\.0+)?$", "")
+            table = table.set_column(i, column.name, texts)
+        elif pa.types.is_integer(column.type):
+            ends = [end.as_py() or 0 for end in pc.min_max(cells).values()]
             if max(map(abs, ends)) > MOST_DIGITS:
-                table = table.set_column(i, one.name, table[i].cast(pa.string()))
+                table = table.set_column(i, column.name, cells.cast(pa.string()))
     return table
 
 
 def _without_bytes(table: pa.Table) -> pa.Table:
     """Return a table with text in place of bytes, as which some programs write text to Parquet."""
-    is_bytes = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
-    for i, one in enumerate(table.schema):
-        if any(check(one.type) for check in is_bytes):
-            table = table.set_column(i, one.name, strings(table[i], f"The column {one.name!r}"))
+    checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    for i, column in enumerate(table.schema):
+        if any(is_bytes(column.type) for is_bytes in checks):
+            texts = strings(table[i], f"The column {column.name!r}")
+            table = table.set_column(i, column.name, texts)
     return table

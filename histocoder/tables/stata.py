@@ -25,30 +25,29 @@ class StataFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self.notices = path, list[str]()
-        if (first := next(self._frames(), None)) is None:
+        self._path = path
+        self.notices: list[str] = []
+        first = next(self._frames(), None)
+        if first is None:
             raise UserError(f"{path} has columns but no rows.")
-        types = {name: first.dtypes[name] for name in first}
-        floats = {
-            name: pa.float32() if kind == "float32" else pa.float64()
-            for name, kind in types.items()
-        }
-        is_number = pd.api.types.is_numeric_dtype
-        self.schema = pa.schema(
-            [(name, floats[name] if is_number(types[name]) else pa.string()) for name in first]
-        )
+
+        # whole numbers are floats, since a later block may have missing ones
+        fields: list[tuple[str, pa.DataType]] = []
+        for name, dtype in first.dtypes.items():
+            if not pd.api.types.is_numeric_dtype(dtype):
+                fields.append((name, pa.string()))
+            elif dtype == "float32":
+                fields.append((name, pa.float32()))
+            else:
+                fields.append((name, pa.float64()))
+        self.schema = pa.schema(fields)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all columns; raise a UserError if the file is damaged."""
+        texts = [field.name for field in self.schema if field.type == pa.string()]
         for frame in self._frames():
-            texts = {
-                col: frame[col].astype("string")
-                for col in frame
-                if self.schema.field(col).type == pa.string()
-            }
-            yield pa.RecordBatch.from_pandas(
-                frame.assign(**texts), schema=self.schema, preserve_index=False
-            )
+            typed = frame.astype(dict.fromkeys(texts, "string"))
+            yield pa.RecordBatch.from_pandas(typed, schema=self.schema, preserve_index=False)
 
     def _frames(self) -> Iterator[pd.DataFrame]:
         try:
@@ -57,48 +56,46 @@ class StataFile:
                     self._path, chunksize=_BLOCK_ROWS, convert_categoricals=False
                 ) as reader:
                     for frame in reader:
-                        self._tell_labels(
-                            bool(reader.value_labels())
-                        )  # behind texts, which a reader of labels skips
+                        # only once a block is read: a reader that has read labels skips texts
+                        self._note_labels(bool(reader.value_labels()))
                         yield frame
                 return
             import pyreadstat
 
-            _, settings = pyreadstat.read_sav(str(self._path), user_missing=True, metadataonly=True)
-            self._tell_user_missing([*settings.missing_ranges])
+            # only the metadata have the values that users call missing
+            _, metadata = pyreadstat.read_sav(str(self._path), user_missing=True, metadataonly=True)
+            if metadata.missing_ranges:
+                columns = ", ".join(map(shown, metadata.missing_ranges))
+                self._note(f"{self._path}: user-missing values are read as blank, in {columns}.")
             blocks = pyreadstat.read_file_in_chunks(
                 pyreadstat.read_sav, str(self._path), chunksize=_BLOCK_ROWS
             )
-            for frame, form in blocks:
-                self._tell_labels(bool(form.variable_value_labels))
+            for frame, metadata in blocks:
+                self._note_labels(bool(metadata.variable_value_labels))
                 yield frame
         except ImportError as error:
             raise UserError(
                 f"{self._path}: files of SPSS need the package pyreadstat (pip install "
                 "pyreadstat); or save it as CSV."
             ) from error
-        except Exception as error:  # readers raise errors of all types if a file is damaged
-            why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        except Exception as error:
+            # readers raise errors of all types if a file is damaged
+            why = (str(error) or type(error).__name__).splitlines()[0][:120]
             kind = self._path.suffix
             raise UserError(
                 f"{self._path} can't be read as a {kind} file ({why}). Save it again or as CSV."
             ) from error
 
-    def _tell_labels(self, has_labels: bool) -> None:
-        notice = (
-            f"{self._path}: value labels are not read, but the numbers. Save descriptions "
-            "and languages as "
-            "variables of text (in Stata: decode; in SPSS: VALUELABEL)."
-        )
-        if has_labels and notice not in self.notices:
-            self.notices.append(notice)
+    def _note_labels(self, has_labels: bool) -> None:
+        if has_labels:
+            self._note(
+                f"{self._path}: value labels are not read, but the numbers. Save descriptions and "
+                "languages as variables of text (in Stata: decode; in SPSS: VALUELABEL)."
+            )
 
-    def _tell_user_missing(self, columns: list[str]) -> None:
-        notice = (
-            f"{self._path}: user-missing values are read as blank, in "
-            f"{', '.join(map(shown, columns))}."
-        )
-        if columns and notice not in self.notices:
+    def _note(self, notice: str) -> None:
+        """Add a notice, once: the file is read at least twice."""
+        if notice not in self.notices:
             self.notices.append(notice)
 
 
@@ -106,21 +103,21 @@ def write_stata(path: Path, table: pa.Table) -> bool:
     """Write a table as a .dta file, all but numbers as text; return whether names of columns had to
     be changed.
     """
-    for i, one in enumerate(table.schema):
-        if pa.types.is_boolean(one.type) or pa.types.is_float16(one.type):
-            table = table.set_column(i, one.name, table[i].cast(pa.float32()))
-        elif not (pa.types.is_integer(one.type) or pa.types.is_floating(one.type)):
-            table = table.set_column(i, one.name, pc.fill_null(table[i].cast(pa.string()), ""))
-    texts = [one.name for one in table.schema if pa.types.is_string(one.type)]
-    long = [
-        name
-        for name in texts
-        if (pc.max(pc.binary_length(table[name])).as_py() or 0) > _LONGEST_TEXT
-    ]
+    texts: list[str] = []
+    long_texts: list[str] = []
+    for i, column in enumerate(table.schema):
+        if pa.types.is_boolean(column.type) or pa.types.is_float16(column.type):
+            table = table.set_column(i, column.name, table[i].cast(pa.float32()))
+        elif not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            cells = pc.fill_null(table[i].cast(pa.string()), "")
+            table = table.set_column(i, column.name, cells)
+            texts.append(column.name)
+            if (pc.max(pc.binary_length(cells)).as_py() or 0) > _LONGEST_TEXT:
+                long_texts.append(column.name)
+
+    # Stata has missing numbers, but no infinite ones; pandas changes names with a warning alone
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        frame = (
-            table.to_pandas().astype(dict.fromkeys(texts, object)).replace([inf, -inf], nan)
-        )  # which Stata lacks
-        frame.to_stata(path, version=118, write_index=False, convert_strl=long)
-    return any(issubclass(one.category, pd.errors.InvalidColumnName) for one in caught)
+        frame = table.to_pandas().astype(dict.fromkeys(texts, object)).replace([inf, -inf], nan)
+        frame.to_stata(path, version=118, write_index=False, convert_strl=long_texts)
+    return any(issubclass(warning.category, pd.errors.InvalidColumnName) for warning in caught)
