@@ -56,9 +56,8 @@ class TableFile:
     path: Path
     rows: CsvFile | StataFile | pa.Table | pa.dataset.Dataset
     notices: list[str]  # notices to the user on how the file is read
-    row_numbers: np.ndarray | None = (
-        None  # number of each row in messages; None: its line, or counted from 1
-    )
+    # number of each row in messages; None: its line, or counted from 1
+    row_numbers: np.ndarray | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -95,16 +94,18 @@ class TableFile:
         if matches:
             several = ", ".join(map(shown, matches))
             raise UserError(
-                f"{self.path} has several columns like {shown(name)} ({several}); rename "
-                "all but one."
+                f"{self.path} has several columns like {shown(name)} ({several}); rename all but "
+                "one."
             )
 
+        # a file with another separator may have a name that is a whole line
         names: list[str] = []
         for column in map(str.strip, self.header[:_MAX_NAMES_SHOWN]):
             is_short = column.isprintable() and len(column) <= 60
             names.append(column if is_short else shown(column))
         if self.header[_MAX_NAMES_SHOWN:]:
             names.append("…")
+
         message = f"{self.path} has no column {name!r}; it has: {', '.join(names)}."
         settings: dict[str, Any] = {}
         near = nearest(name, self.header)
@@ -158,7 +159,7 @@ class TableFile:
         """
         names = {column: self.column(column) for column in columns}
         num_passed = 0
-        for chunk in self.chunks(chunk_rows=CHUNK_ROWS, columns=[*names.values()]):
+        for chunk in self.chunks(chunk_rows=CHUNK_ROWS, columns=list(names.values())):
             texts: dict[str, pa.Array] = {}
             for column, name in names.items():
                 cells = strings(chunk[name], f"{self.path}, column {column!r},")
@@ -172,7 +173,9 @@ class TableFile:
         """
         if self.csv is not None:
             return self.csv.lines(positions)
-        return positions + 1 if self.row_numbers is None else self.row_numbers[positions]
+        if self.row_numbers is not None:
+            return self.row_numbers[positions]
+        return positions + 1
 
 
 def open_table(
@@ -198,8 +201,9 @@ def open_table(
     kind = kind_of(path)
     if sheet is not None and kind not in EXCEL:
         raise UserError(f"--sheet is for Excel workbooks; {path} is not one. Omit it.")
-    if encoding is not None and kind in (*PARQUET, *EXCEL, *STATA):
+    if encoding is not None and kind in PARQUET + EXCEL + STATA:
         raise UserError(f"--file-encoding is for text files; {path} is not one. Omit it.")
+
     if kind in PARQUET:
         try:
             file = TableFile(path, pa.dataset.dataset(path, format="parquet"), [])
@@ -210,6 +214,7 @@ def open_table(
     elif kind in EXCEL:
         from histocoder.tables.excel import read_workbook
 
+        # an empty mapping stays one, since it tells that flags can name a sheet
         wanted = columns if isinstance(columns, Mapping) else columns or optional
         book = read_workbook(path, sheet, wanted, optional)
         file = TableFile(path, book.table, book.notices, book.row_numbers)
@@ -219,8 +224,11 @@ def open_table(
     else:
         rows = CsvFile(path, columns, optional, encoding)
         file = TableFile(path, rows, rows.notices)
-    for name in columns:
-        file.column(name, columns[name] if isinstance(columns, Mapping) else "")
+
+    # a column that is missing is told before anything is computed
+    settings = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
+    for name, setting in settings.items():
+        file.column(name, setting)
     return file
 
 
@@ -229,11 +237,12 @@ def kind_of(path: Path, *, doing: str = "read") -> str:
     are no such tables.
     """
     kind = path.suffix.lower()
-    kinds = {"", *TEXT, *PARQUET, *EXCEL, *STATA}
+    kinds = {"", *(TEXT + PARQUET + EXCEL + STATA)}
     if doing == "written":
-        kinds -= {*READ_ONLY}
+        kinds -= set(READ_ONLY)
     if kind == ".gz":
-        kind, kinds = Path(path.stem).suffix.lower(), set(TEXT)
+        kind = Path(path.stem).suffix.lower()
+        kinds = set(TEXT)
     if kind in kinds:
         return kind
     forms = ".csv, .csv.gz, .tsv, .parquet, .xlsx or .dta"
@@ -256,14 +265,13 @@ def strings(array: _Cells, where: str = "A column") -> _Cells:
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if pa.types.is_floating(array.type):
-        array = pc.if_else(
-            pc.is_nan(array), None, array
-        )  # so pandas and others write missing values
+        # pandas and others write missing values as NaN
+        array = pc.if_else(pc.is_nan(array), None, array)
         doubles = array.cast(pa.float64())
         is_whole = pc.and_(pc.equal(pc.round(doubles), doubles), pc.less(pc.abs(doubles), 2.0**63))
-        integers = pc.if_else(is_whole, doubles, 0.0).cast(
-            pa.int64()
-        )  # which are not written as 1e+11
+
+        # as text, a large double would be 1e+11, and an integer is not
+        integers = pc.if_else(is_whole, doubles, 0.0).cast(pa.int64())
         return pc.if_else(is_whole, integers.cast(pa.string()), array.cast(pa.string()))
     try:
         return array.cast(pa.string())
@@ -273,9 +281,8 @@ def strings(array: _Cells, where: str = "A column") -> _Cells:
         ) from error
     except pa.ArrowNotImplementedError as error:
         raise UserError(
-            f"{where} holds cells of the type {array.type}, which can't be read as text. "
-            "Save them as columns with one "
-            "value in each cell."
+            f"{where} holds cells of the type {array.type}, which can't be read as text. Save them "
+            "as columns with one value in each cell."
         ) from error
 
 
@@ -296,9 +303,11 @@ def _check_readable(path: Path) -> None:
             f"{path} is a pipe or a device, which can't be read twice; save it to a file first."
         )
     if not path.exists():
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
-        hint = f" Did you mean {path.parent / near[0]}?" if near else ""
-        raise UserError(f"File not found: {path}.{hint}")
+        message = f"File not found: {path}."
+        names = [sibling.name for sibling in path.parent.glob("*")]
+        for near in difflib.get_close_matches(path.name, names, n=1):
+            message += f" Did you mean {path.parent / near}?"
+        raise UserError(message)
     try:
         path.open("rb").close()
     except PermissionError as error:
