@@ -47,6 +47,8 @@ def group_of(system: str, level: str, code: str) -> tuple[str | None, str | None
     """Return the number and the title of the group of a code on a level; None if there is none."""
     titles = _titles(system)
     group = None
+
+    # groups of OCC1950 are ranges of codes; those of HISCO are the first digits of codes
     if system == "occ1950" and code.isdecimal():
         for numbers in titles:
             if int(numbers[:3]) <= int(code) <= int(numbers[4:]):
@@ -73,6 +75,8 @@ def titles_of(codes: Collection[str]) -> dict[str, str]:
     titles_of_codes: dict[str, str] = {}
     if not are_hisco(codes):
         return titles_of_codes
+
+    # a title of the code itself says more than its group's
     hisco_titles = _titles("hisco")
     for code in codes:
         group, title = group_of("hisco", "unit", code)

@@ -62,6 +62,8 @@ class CodeSystem:
         self.vocab_size = FIRST_TOKEN + len(self.symbols)
         self._special = special
         self._form = form
+
+        # labels are numbers of as many digits as a block has tokens
         self._tokens = {symbol: FIRST_TOKEN + i for i, symbol in enumerate(self.symbols)}
         self._numbers = {label: f"{i:0{block_size}}" for i, label in enumerate(labels or ())}
         self._labels = {number: label for label, number in self._numbers.items()}
@@ -71,7 +73,9 @@ class CodeSystem:
         code = self._numbers.get(code, code)
         if code in self._special:
             return [code] * self.block_size
-        return code.split(self.separator) if self.separator else list(code)
+        if self.separator:
+            return code.split(self.separator)
+        return list(code)
 
     def problem(self, code: str) -> str | None:
         """Return why `code` does not fit, or None if it does, as every label does."""
@@ -79,6 +83,8 @@ class CodeSystem:
             return None
         symbols = self._split(code)
         unknown = next((symbol for symbol in symbols if symbol not in self._tokens), None)
+
+        # a form says more than what is wrong with a symbol
         if self._form:
             has_form = unknown is None and len(symbols) == self.block_size
             return None if has_form else f"is not {self._form}"
@@ -96,7 +102,9 @@ class CodeSystem:
 
     def length(self, code: str) -> int:
         """Return the number of tokens that `code` takes of its block."""
-        return self.block_size if self.labels is not None else len(self._split(code))
+        if self.labels is not None:
+            return self.block_size
+        return len(self._split(code))
 
     def to_block(self, code: str) -> list[int]:
         """Return the `block_size` tokens of a valid code."""
@@ -105,22 +113,28 @@ class CodeSystem:
 
     def from_block(self, block: Sequence[int]) -> str | None:
         """Return the code of a block of tokens; None if they are no code's, or a missing one's."""
-        first = self.symbols[block[0] - FIRST_TOKEN] if block[0] >= FIRST_TOKEN else ""
-        if first in self._special:
-            symbols = [first]
-        else:
-            tokens = list(block)
-            tokens = tokens[: tokens.index(EOS)] if EOS in tokens else tokens
-            if not tokens or min(tokens) < FIRST_TOKEN:
-                return None
-            symbols = [self.symbols[token - FIRST_TOKEN] for token in tokens]
-            if not self.separator and any(len(symbol) > 1 for symbol in symbols):
-                # Numbers of several digits are tokens only where a separator keeps them apart
-                return None
+        # a special code fills its block, and a model may get the tokens behind the first one wrong
+        tokens = list(block)
+        first = tokens[0] - FIRST_TOKEN
+        is_special = first >= 0 and self.symbols[first] in self._special
+        if is_special:
+            tokens = tokens[:1]
+        elif EOS in tokens:
+            tokens = tokens[: tokens.index(EOS)]
+        if not tokens or min(tokens) < FIRST_TOKEN:
+            return None
+
+        # numbers of several digits are tokens only where a separator keeps them apart
+        symbols = [self.symbols[token - FIRST_TOKEN] for token in tokens]
+        if not self.separator and not is_special and any(len(symbol) > 1 for symbol in symbols):
+            return None
+
         code = self.separator.join(symbols)
         if self.labels is not None:
             return self._labels.get(code)
-        return None if code == MISSING or (self._form and self.problem(code)) else code
+        if code == MISSING or (self._form and self.problem(code)):
+            return None
+        return code
 
 
 HISCO = CodeSystem(

@@ -91,9 +91,13 @@ class Formatter:
         targets = np.full((len(codes), self.target_len), PAD, dtype=np.int16)
         targets[:, 0] = BOS
         targets[:, -1] = EOS
-        nothing = [] if self.system.missing_block is None else [MISSING]
+
+        # a row without codes has a block that says so, or all blocks unused
+        missing_codes: list[str] = []
+        if self.system.missing_block is not None:
+            missing_codes = [MISSING]
         for row, text in enumerate(codes):
-            blocks = self.blocks(nothing if text is None else text.split(CODE_SEP))
+            blocks = self.blocks(missing_codes if text is None else text.split(CODE_SEP))
             if len(blocks) > self.num_blocks:
                 raise ValueError(
                     f"a description has {len(blocks)} codes, more than the {self.num_blocks} blocks"
@@ -118,11 +122,14 @@ class Formatter:
 
         A code is None for an unused block, a missing code, and tokens of no code.
         """
-        flat = np.asarray(targets)[:, 1 : 1 + self.num_blocks * self.block_size].reshape(
-            -1, self.block_size
-        )
-        flat = np.where(flat < self.vocab_size, flat, UNK)  # a model may have tokens to spare
-        distinct, index = np.unique(flat, axis=0, return_inverse=True)
+        without_ends = np.asarray(targets)[:, 1 : 1 + self.num_blocks * self.block_size]
+        blocks = without_ends.reshape(-1, self.block_size)
+
+        # a model may have tokens to spare
+        blocks = np.where(blocks < self.vocab_size, blocks, UNK)
+
+        # many descriptions have the same code, and each is read once
+        distinct, index = np.unique(blocks, axis=0, return_inverse=True)
         codes = np.empty(len(distinct), dtype=object)
         codes[:] = [self.system.from_block(block) for block in distinct.tolist()]
         return codes[index.ravel()].reshape(-1, self.num_blocks)
@@ -146,9 +153,12 @@ def build_formatter(
     """
     if name not in ("hisco", "occ1950", "general", "gpf"):
         raise ValueError(f"no formatter {name!r}; there are hisco, occ1950 and general")
-    if name in ("hisco", "occ1950"):
-        system = HISCO if name == "hisco" else OCC1950
+    if name == "hisco":
+        system = HISCO
+    elif name == "occ1950":
+        system = OCC1950
     elif labels is not None:
+        # a model's block can't grow, but new labels can be added to it
         block_size = block_size or len(str(2 * len(labels)))
         if len(labels) > 10**block_size:
             raise ValueError(f"{len(labels)} labels can't be numbered with {block_size} digits")

@@ -237,7 +237,7 @@ def kind_of(path: Path, *, doing: str = "read") -> str:
     are no such tables.
     """
     kind = path.suffix.lower()
-    kinds = {"", *(TEXT + PARQUET + EXCEL + STATA)}
+    kinds = {""}.union(TEXT, PARQUET, EXCEL, STATA)
     if doing == "written":
         kinds -= set(READ_ONLY)
     if kind == ".gz":
@@ -305,8 +305,9 @@ def _check_readable(path: Path) -> None:
     if not path.exists():
         message = f"File not found: {path}."
         names = [sibling.name for sibling in path.parent.glob("*")]
-        for near in difflib.get_close_matches(path.name, names, n=1):
-            message += f" Did you mean {path.parent / near}?"
+        near = difflib.get_close_matches(path.name, names, n=1)
+        if near:
+            message += f" Did you mean {path.parent / near[0]}?"
         raise UserError(message)
     try:
         path.open("rb").close()

@@ -26,7 +26,8 @@ are left out.
 """
 _LONG_CODES = {code: row["code"] for row in _ROWS for code in row["iso3"].split()}
 """ISO 639-2 and 639-3 code -> ISO 639-1 code."""
-_SAMPLE = "ca da en es fr de el is it nl no pt sv".split()  # languages of OccCANINE
+# languages of OccCANINE, which messages list as examples
+_SAMPLE = "ca da en es fr de el is it nl no pt sv".split()
 _NAMED = [f"{code} (or {_OCCCANINE[code]})" if code in _OCCCANINE else code for code in _SAMPLE]
 HELP = (
     f"Languages: {', '.join(f'{code} {NAMES[iso]}' for code, iso in zip(_NAMED, _SAMPLE, strict=True))}"
@@ -57,11 +58,15 @@ class Language(str):
         text = text.strip()
         if not text or is_missing(text):
             return super().__new__(cls, UNKNOWN)
+
+        # a name, a code or a locale, such as en-GB
         word = text.casefold()
         code = _BY_NAME.get(word) or _OTHER_NAMES.get(word) or re.split("[-_]", word)[0]
         code = _LONG_CODES.get(code, code)
-        code = super().__new__(cls, _OCCCANINE.get(code, code))
-        return code if code.is_known else super().__new__(cls, text)
+        language = super().__new__(cls, _OCCCANINE.get(code, code))
+        if language.is_known:
+            return language
+        return super().__new__(cls, text)
 
     @property
     def iso(self) -> str:
@@ -86,7 +91,10 @@ class Language(str):
         """
         if not languages:
             return self
-        return next((code for code in languages if Language(code) == self), UNKNOWN)
+        for code in languages:
+            if Language(code) == self:
+                return code
+        return UNKNOWN
 
 
 def chosen_language(text: str, known: Collection[str] = ()) -> Language:
@@ -121,8 +129,10 @@ def own_languages(languages: Collection[str]) -> str:
     """Return a notice on languages of training data that are not in the table; nothing if all
     are.
     """
-    strange = [language for language in languages if not Language(language).is_known]
-    return f"{not_in_table(strange)} They are trained as languages of their own." if strange else ""
+    unknown = [language for language in languages if not Language(language).is_known]
+    if not unknown:
+        return ""
+    return f"{not_in_table(unknown)} They are trained as languages of their own."
 
 
 def with_nearest(text: str) -> str:

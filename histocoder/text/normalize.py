@@ -46,16 +46,13 @@ def normalize(texts: Sequence[str], form: str) -> list[str]:
     if form == "none":
         return texts
     if form == "nfc":
-        return [text if text.isascii() else unicodedata.normalize("NFC", text) for text in texts]
+        return [unicodedata.normalize("NFC", text) for text in texts]
     if form == "lower":
-        return [
-            " ".join((text if text.isascii() else _lower(text)).lower().split()) for text in texts
-        ]
+        return [" ".join(_lower(text).lower().split()) for text in texts]
     if form == "lower_ascii":
-        return [
-            text if text.isascii() else text.translate(_ASCII)
-            for text in (text.lower() for text in texts)
-        ]
+        # most texts are ASCII, and `str.translate` looks up each character in Python
+        lower = [text.lower() for text in texts]
+        return [text if text.isascii() else text.translate(_ASCII) for text in lower]
     raise UserError(
         f"Unknown text normalisation {form!r}; choose one of {', '.join(NORMALIZATIONS)}."
     )
@@ -68,19 +65,17 @@ def normalize_column(texts: pa.Array, form: str) -> pa.Array:
     import pyarrow as pa  # here, since exported models run without it
     import pyarrow.compute as pc
 
+    # each form leaves most texts as they are, or changes their case alone, which Arrow can do
     needs_python = pc.match_substring(texts, "&")
     if form != "none":
         needs_python = pc.or_(needs_python, pc.invert(pc.string_is_ascii(texts)))
     if form in _OF_PLAIN_LETTERS:
         needs_python = pc.or_(needs_python, pc.invert(pc.ascii_is_printable(texts)))
     if form in ("lower", "lower2"):
-        trimmed = pc.equal(
-            pc.binary_length(pc.ascii_trim_whitespace(texts)), pc.binary_length(texts)
-        )
-        is_tidy = pc.and_not(
-            pc.and_(trimmed, pc.ascii_is_printable(texts)), pc.match_substring(texts, "  ")
-        )
-        needs_python = pc.or_(needs_python, pc.invert(is_tidy))
+        needs_python = pc.or_(needs_python, pc.not_equal(pc.ascii_trim_whitespace(texts), texts))
+        needs_python = pc.or_(needs_python, pc.invert(pc.ascii_is_printable(texts)))
+        needs_python = pc.or_(needs_python, pc.match_substring(texts, "  "))
+
     needs_python = pc.fill_null(needs_python, False)
     changed = normalize(texts.filter(needs_python).to_pylist(), form)
     plain = texts if form in ("none", "nfc", "nfc2") else pc.ascii_lower(texts)
@@ -112,8 +107,10 @@ def decode_entities(column: pa.Array) -> pa.Array:
 
 
 def _decoded(match: re.Match[str]) -> str:
-    is_entity = match[1].startswith("#") or match[1] in html5
-    return unescape(match[0]) if is_entity else match[0]
+    # `unescape` alone would also decode names that merely begin like an entity
+    if match[1].startswith("#") or match[1] in html5:
+        return unescape(match[0])
+    return match[0]
 
 
 def description_keys(texts: Sequence[str]) -> np.ndarray:
@@ -154,11 +151,11 @@ def spellings(texts: Sequence[str]) -> np.ndarray:
     import pyarrow.compute as pc
 
     lower = normalize_column(pa.array(texts, pa.string()), "lower2")
-    changed = np.flatnonzero(pc.invert(pc.ascii_is_printable(lower)))
+    rows = np.flatnonzero(pc.invert(pc.ascii_is_printable(lower)))
     spelt = lower.to_numpy(zero_copy_only=False)
-    for row in (
-        changed.tolist()
-    ):  # a text of which ASCII has nothing, such as one of emojis, stays as it is
+
+    # a text of which ASCII has nothing, such as one of emojis, stays as it is
+    for row in rows.tolist():
         spelt[row] = " ".join(spelt[row].translate(_ASCII).lower().split()) or spelt[row]
     return spelt
 

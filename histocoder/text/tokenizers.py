@@ -50,10 +50,8 @@ def trimmed_length(length: int, max_len: int) -> int:
 
 def join_language(descriptions: Sequence[str], langs: Sequence[str]) -> list[str]:
     """Return the inputs of a model: language, separator, description."""
-    return [
-        f"{lang}{LANG_SEP}{description}"
-        for description, lang in zip(descriptions, langs, strict=True)
-    ]
+    pairs = zip(langs, descriptions, strict=True)
+    return [f"{lang}{LANG_SEP}{description}" for lang, description in pairs]
 
 
 class CharacterTokenizer:
@@ -77,10 +75,14 @@ class CharacterTokenizer:
         text, int64 of shape (n,); and the number of texts that were cut.
         """
         lengths = 2 + np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
-        if num_cut := int((lengths > max_len).sum()):
+        num_cut = int((lengths > max_len).sum())
+        if num_cut:
             texts = [text[: max_len - 2] for text in texts]
-        cls, sep = chr(CLS_ID), chr(SEP_ID)
-        marked = f"{cls}{f'{sep}{cls}'.join(texts)}{sep}" if texts else ""
+
+        # in UTF-32, each four bytes of a string are a code point, which is CANINE's token id
+        cls = chr(CLS_ID)
+        sep = chr(SEP_ID)
+        marked = "".join(f"{cls}{text}{sep}" for text in texts)
         ids = np.frombuffer(marked.encode("utf-32-le", "surrogatepass"), dtype="<i4")
         return ids, np.minimum(lengths, max_len), num_cut
 
@@ -94,7 +96,10 @@ class CharacterTokenizer:
         >>> CHARACTERS.num_encoded(28, 128), CHARACTERS.num_encoded(128, 128)
         (22, 128)
         """
-        return num_positions if num_positions == max_len else num_positions - 6
+        # `trimmed_length` adds two characters and a molecule, but not to rows of full length
+        if num_positions == max_len:
+            return num_positions
+        return num_positions - 6
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files, if it has any, into a folder of their own, whole or not at
@@ -140,7 +145,9 @@ class PretrainedTokenizer:
         tokenizer = self._tokenizer
         special = set(tokenizer.all_special_ids)
         added = special | set(tokenizer.get_added_vocab().values())
-        if len(tokenizer) - len(added) <= 1:  # some have one token without any file
+
+        # some have one token without any file
+        if len(tokenizer) - len(added) <= 1:
             raise ValueError("its tokenizer has no vocabulary; files are missing")
         tokenizer.model_max_length = 10**9  # texts are cut by `token_ids`
 
@@ -177,6 +184,8 @@ class PretrainedTokenizer:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0
         langs, _, descriptions = zip(*(text.partition(LANG_SEP) for text in texts), strict=True)
         rows = self._read(list(langs), list(descriptions))
+
+        # the mark at the end stays, since encoders have never read a text without it
         num_cut = 0
         for row in rows:
             if len(row) > max_len:
@@ -187,6 +196,7 @@ class PretrainedTokenizer:
                     row[-1] = last
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         ids = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
+
         # some read padding from the literal characters
         ids[ids == self.pad_id] = self._instead_of_padding
         return ids, lengths, num_cut
@@ -215,9 +225,14 @@ class PretrainedTokenizer:
         return self
 
     def _read(self, langs: list[str], descriptions: list[str]) -> list[list[int]]:
-        texts = (langs, descriptions) if self._reads_language else (descriptions,)
+        texts = langs
+        pairs: list[str] | None = descriptions
+        if not self._reads_language:
+            texts = descriptions
+            pairs = None
         ids: list[list[int]] = self._tokenizer(
-            *texts,
+            texts,
+            pairs,
             split_special_tokens=True,
             return_attention_mask=False,
             return_token_type_ids=False,
@@ -235,7 +250,8 @@ def auto_tokenizer(name: str, options: dict[str, Any]) -> Any:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
     except Interrupted:
         raise
-    except Exception as error:  # of any type, depending on the damage
+    except Exception as error:
+        # of any type, depending on the damage
         raise ValueError(f"its tokenizer: {str(error).strip().splitlines()[0]}") from error
 
 
