@@ -72,9 +72,9 @@ class CsvFile:
         self.path = path
         self._num_skipped = 0
         self._num_read = 0
-        # rows with line breaks in their cells, and how many; the empty arrays are for files with
-        # none, since nothing can't be concatenated
-        self._breaks = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        # the row of each line break within cells; the first array is for files without any, since
+        # an empty list can't be concatenated
+        self._rows_of_breaks = [np.zeros(0, np.int64)]
         # Arrow refuses rows of another length than the header; those that lose nothing by being
         # cut or filled are here, by position
         self._uneven_rows: dict[int, list[str]] = {}
@@ -135,8 +135,8 @@ class CsvFile:
                 breaks = _line_breaks(batch)
                 if breaks and num_passed >= self._num_read:
                     num_breaks = np.sum(list(breaks.values()), axis=0)
-                    rows = np.flatnonzero(num_breaks)
-                    self._breaks.append((rows + num_passed, num_breaks[rows]))
+                    rows = np.arange(num_passed, num_passed + len(batch))
+                    self._rows_of_breaks.append(np.repeat(rows, num_breaks))
                 if not has_warned:
                     has_warned = self._warn_of_rows_in_cell(batch, breaks, num_passed)
 
@@ -185,11 +185,8 @@ class CsvFile:
         """Return the first line of each of some rows that were read, which are counted from 0
         behind the header.
         """
-        rows, num_breaks = map(np.concatenate, zip(*self._breaks, strict=True))
-        num_breaks_above = np.concatenate([[0], np.cumsum(num_breaks)])
-        return (
-            self._num_skipped + 1 + positions + num_breaks_above[np.searchsorted(rows, positions)]
-        )
+        num_breaks_above = np.searchsorted(np.concatenate(self._rows_of_breaks), positions)
+        return self._num_skipped + 1 + positions + num_breaks_above
 
     @property
     def _repeats(self) -> bool:

@@ -246,9 +246,8 @@ def _sheets(path: Path, stack: ExitStack) -> list[Any]:
     if suffix != ".xls":
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
-            is_large = size > _MAX_BYTES or size > max(
-                _SMALL_BYTES, _MAX_RATIO * path.stat().st_size
-            )
+            max_size = min(_MAX_BYTES, max(_SMALL_BYTES, _MAX_RATIO * path.stat().st_size))
+            is_large = size > max_size
             if suffix == ".ods" and not is_large:
                 content = archive.read("content.xml")
         if is_large or _area(content) > _MAX_AREA:
@@ -256,6 +255,7 @@ def _sheets(path: Path, stack: ExitStack) -> list[Any]:
                 f"{path} would unpack to more than memory may hold; save the sheet as CSV (UTF-8)."
             )
 
+    # `data_only` gives the values of formulas in place of their text
     if suffix not in (".xls", ".ods"):
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         stack.callback(book.close)

@@ -226,9 +226,8 @@ def open_table(
         file = TableFile(path, rows, rows.notices)
 
     # a column that is missing is told before anything is computed
-    settings = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
-    for name, setting in settings.items():
-        file.column(name, setting)
+    for name in columns:
+        file.column(name, columns[name] if isinstance(columns, Mapping) else "")
     return file
 
 

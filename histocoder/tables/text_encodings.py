@@ -48,6 +48,7 @@ def oddness(words: Iterable[str]) -> float:
     All words are taken to be of the language that fits best. Symbols within words, and capitals
     behind small letters, are odder than letters of other languages.
     """
+    # symbols and case are odd in any language, and letters only in some
     odd = 0.0
     letters: list[str] = []
     for word in words:
@@ -64,6 +65,8 @@ def oddness(words: Iterable[str]) -> float:
                 odd += 2 if before.isalpha() and after.isalpha() else 0.5
             else:
                 odd += 3
+
+    # a word may have letters of one language alone
     western = min(sum(letter not in alphabet for letter in letters) for alphabet in _WESTERN)
     central = min(sum(letter not in alphabet for letter in letters) for alphabet in _CENTRAL)
     return odd + min(western, central + _COST_CENTRAL * len(letters))
@@ -82,6 +85,8 @@ def guess(words: Collection[bytes]) -> str | None:
             scores[encoding] = oddness(word.decode(encoding) for word in words)
         except UnicodeDecodeError:
             continue
+
+    # Windows-1252 has nearly all bytes, and is so usual that odd words are taken for its own
     best = min(scores, key=lambda encoding: scores[encoding])
     num_characters = sum(byte >= 0x80 for word in words for byte in word)
     return best if "cp1252" in scores or scores[best] <= num_characters / 2 else None
@@ -100,7 +105,7 @@ def readings(words: Collection[bytes], first: str) -> list[Reading]:
     """Return how a few words read in each encoding that has their bytes; `first` is the first."""
     texts: list[Reading] = []
     examples = sorted(words, key=lambda word: (len(word), word))[-3:]
-    for encoding in [first, *(name for name in ENCODINGS if name != first)]:
+    for encoding in dict.fromkeys([first, *ENCODINGS]):
         try:
             decoded = [word.decode(encoding) for word in examples]
         except UnicodeDecodeError:
@@ -118,6 +123,8 @@ def wide_encoding(head: bytes) -> str | None:
         return "utf-32"
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
+
+    # the file may end in the middle of a character
     num_characters = len(head) // 2
     for encoding, high, low in (
         ("utf-16-le", head[1::2], head[::2]),

@@ -34,6 +34,8 @@ class PackedTexts:
         for chunk in column.chunks:
             _, offsets, content = chunk.buffers()
             bounds = np.frombuffer(offsets, np.int32)[chunk.offset :][: len(chunk)]
+
+            # a chunk of empty texts alone may have no content
             first = content.address - buffer.address if content is not None else 0
             starts.append(first + bounds.astype(np.int64))
         return cls(
@@ -55,7 +57,9 @@ class PackedTexts:
         """
         points = self._bytes(rows)
         lengths = self.lengths[rows].astype(np.int64)
-        if len(points) != lengths.sum():  # not ASCII
+
+        # ASCII has a byte for each character
+        if len(points) != lengths.sum():
             points = np.frombuffer(points.tobytes().decode().encode("utf-32-le"), "<u4")
         if lengths.max() <= max_length:
             return points, lengths

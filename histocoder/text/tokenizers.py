@@ -288,6 +288,8 @@ class TokenizedTexts:
         lengths = self.lengths[rows]
         num_positions = num_positions or self.tokenizer.num_positions(int(lengths.max()), max_len)
         padded = np.full((len(rows), num_positions), self.tokenizer.pad_id, dtype=np.int32)
+
+        # a mask takes its values row by row, as the tokens of texts lie
         index = ragged(self.offsets[rows], lengths)
         padded[np.arange(num_positions) < lengths[:, None]] = self.ids[index]
         return padded
