@@ -119,31 +119,46 @@ class OccupationDataset(Dataset):
     """Whether each description is an example once, with its codes by their share of its rows."""
 
     def __post_init__(self) -> None:
-        # the blocks and the class of each code; the first is an unused block's
+        self._index_codes()
+        self._index_attributes()
+        self._measure_inputs()
+        self._weigh_rows()
+
+    def _index_codes(self) -> None:
+        """Set the blocks and the class of each distinct code, and the codes of each row."""
         codes = self.examples.code_table
-        blocks = self.formatter.blocks(codes).astype(np.int64)
-        self._blocks = np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)
-        class_of = {MISSING: -1} | {code: i for i, code in enumerate(self.classes)}
+        class_of = {MISSING: -1}
+        for i, code in enumerate(self.classes):
+            class_of[code] = i
+        class_ids = [-1]
         for code in codes:
             if code not in class_of:
                 raise ValueError(f"the code {code!r} is not in the key")
-        self._class_ids = np.array([-1, *(class_of[code] for code in codes)], dtype=np.int64)
+            class_ids.append(class_of[code])
+        self._class_ids = np.array(class_ids, dtype=np.int64)
+
+        # code 0 is none, whose block is padding
+        blocks = self.formatter.blocks(codes).astype(np.int64)
+        self._blocks = np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)
+
         # a model that is trained further may write more codes than these data have columns of
         code_index = self.examples.code_index
         num_missing = self.formatter.num_blocks - code_index.shape[1]
         self._code_index = np.pad(code_index, ((0, 0), (0, num_missing)))  # (n, num_blocks)
         self.num_target_blocks = (self._code_index > 0).sum(1, dtype=np.uint8)
         """Number of codes of each row, of shape (n,)."""
-        attribute_ids = [
-            category_ids(self.examples.attributes[name], categories)
-            for name, categories in self.attributes.items()
-        ]
-        shape = (len(attribute_ids), len(self))
-        self._attribute_ids = np.array(attribute_ids, dtype=np.int32).reshape(shape).T  # (n, A)
 
-        # the number of tokens of each row
+    def _index_attributes(self) -> None:
+        shape = (len(self), len(self.attributes))
+        self._attribute_ids = np.empty(shape, dtype=np.int32, order="F")  # (n, A)
+        for i, (name, categories) in enumerate(self.attributes.items()):
+            self._attribute_ids[:, i] = category_ids(self.examples.attributes[name], categories)
+
+    def _measure_inputs(self) -> None:
+        """Set the number of tokens of each row, and the number of rows that are cut."""
         self._prefix_lengths = np.array([len(lang + LANG_SEP) for lang in self.examples.languages])
         if self.tokenizer.reads_characters:
+            # two more for the first and the last token
             lengths = self.examples.inputs.lengths.astype(np.int64) + 2
             self.num_cut = int((lengths > self.max_len).sum())
             lengths = np.minimum(lengths, self.max_len)
@@ -157,7 +172,8 @@ class OccupationDataset(Dataset):
             lengths = np.concatenate(parts)
         self._lengths = lengths.astype(np.min_scalar_type(self.max_len))
 
-        # the rows to train on, and their weights
+    def _weigh_rows(self) -> None:
+        """Set the rows to train on, and their weights."""
         self.rows = np.arange(len(self), dtype=np.int32)
         """Rows that are examples to train on, of shape (m,)."""
         self.weights = np.broadcast_to(np.float32(1.0), len(self))
@@ -166,16 +182,18 @@ class OccupationDataset(Dataset):
             is_title = pc.equal(self.examples.table["split"].cast(pa.string()), TITLES).to_numpy()
             self.weights = np.where(is_title, WEIGHT, np.float32(1.0))
         self.num_titles = int((self.weights < 1).sum())
-        if self.once:
-            # the first row of each text, codes and attributes counts, by their share of the text's
-            # rows
-            _, text = self.distinct_texts()
-            pairs = np.column_stack([text, self._code_index, self._attribute_ids])
-            _, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
-            shares = np.zeros(len(self), dtype=np.float32)
-            shares[first] = counts / np.bincount(text)[text[first]]
-            self.rows = np.sort(first).astype(np.int32)
-            self.weights = self.weights * shares
+        if not self.once:
+            return
+
+        # the first row of each text, codes and attributes stands for all of them, and weighs their
+        # share of the text's rows
+        _, text = self.distinct_texts()
+        pairs = np.column_stack([text, self._code_index, self._attribute_ids])
+        _, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
+        shares = np.zeros(len(self), dtype=np.float32)
+        shares[first] = counts / np.bincount(text)[text[first]]
+        self.rows = np.sort(first).astype(np.int32)
+        self.weights = self.weights * shares
 
     def _texts(self) -> Iterator[list[str]]:
         """Yield the inputs of all rows, some at a time."""

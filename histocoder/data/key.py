@@ -1,7 +1,7 @@
 """The key: the codes that the classes of the flat head stand for."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import pyarrow as pa
 from histocoder.data.cells import bare
 from histocoder.errors import UserError, shown
 from histocoder.tables.output import write_table
-from histocoder.tables.table import open_table
+from histocoder.tables.table import Table, open_table
 from histocoder.text.characters import is_missing
 
 _INDEX_COLUMNS = ("code", "index")
@@ -65,50 +65,74 @@ def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
     not 0, 1, 2, …
     """
     file = open_table(path, (), optional=(*_CODE_COLUMNS, *_INDEX_COLUMNS, *_DESC_COLUMNS))
-    code_col, index_col, desc_col = (
-        next(filter(file.has, names), None)
-        for names in (_CODE_COLUMNS, _INDEX_COLUMNS, _DESC_COLUMNS)
-    )
+    code_col = next(filter(file.has, _CODE_COLUMNS), None)
+    index_col = next(filter(file.has, _INDEX_COLUMNS), None)
+    desc_col = next(filter(file.has, _DESC_COLUMNS), None)
     if code_col is None or index_col is None:
         raise UserError(
             f"The key {path} needs the columns system_code and code (its index from 0); it has: "
             f"{', '.join(file.header)}."
         )
-    table = file.read([name for name in (code_col, index_col, desc_col) if name is not None])
+    columns = [code_col, index_col]
+    if desc_col is not None:
+        columns.append(desc_col)
+    table = file.read(columns)
+
+    # a row with only one of both is a mistake, and stays to be reported
     is_blank = [
         _is_blank(row[code_col]) and _is_blank(row[index_col])
         for row in pa.table(table.columns).to_pylist()
     ]
     table = table.filter(~np.array(is_blank, dtype=bool))
 
-    # codes with their leading zeros
-    codes = [bare(cell or "") for cell in table.columns[code_col].to_pylist()]
+    # spreadsheets drop leading zeros
+    codes = _bare_cells(table, code_col)
     if num_digits is None:
         num_digits = max((len(code) for code in codes if code.isdigit()), default=0)
     num_digits = _NUM_DIGITS.get(code_col, num_digits)
     codes = [code.zfill(num_digits) if code.isdigit() else code for code in codes]
 
-    # indices 0, 1, 2, …, each once
-    indices = [bare(cell or "") for cell in table.columns[index_col].to_pylist()]
-    numbers = pd.Series(
-        [int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1 for text in indices], dtype=int
-    )
+    # the order of the rows is free; that of the indices is the classes'
+    indices = _bare_cells(table, index_col)
+    numbers = pd.Series(map(_index_in, indices), dtype=int)
     is_odd = numbers.duplicated() | ~numbers.between(0, len(numbers) - 1)
+    _check_column(
+        table,
+        index_col,
+        indices,
+        is_odd,
+        rule=f"{path} must number its codes 0, 1, 2, …, each once,",
+    )
     is_repeated = pd.Series(codes, dtype=object).duplicated()
-    for column, cells, is_wrong, rule in (
-        (index_col, indices, is_odd, "number its codes 0, 1, 2, …, each once,"),
-        (code_col, codes, is_repeated, "have each code, and a blank, once"),
-    ):
-        if is_wrong.any():
-            row = np.flatnonzero(is_wrong)[:1]
-            has = f"{table.file.unit} {table.lines(row)[0]} has {shown(cells[row[0]])}"
-            raise UserError(f"The key {path} must {rule} in the column {column!r}; {has}.")
+    _check_column(
+        table, code_col, codes, is_repeated, rule=f"{path} must have each code, and a blank, once"
+    )
 
     descriptions = {}
     if desc_col is not None:
         texts = table.columns[desc_col].to_pylist()
         descriptions = {code: text for code, text in zip(codes, texts, strict=True) if text}
     return Key(tuple(codes[i] for i in np.argsort(numbers.to_numpy())), descriptions)
+
+
+def _bare_cells(table: Table, column: str) -> list[str]:
+    return [bare(cell or "") for cell in table.columns[column].to_pylist()]
+
+
+def _index_in(text: str) -> int:
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1
+
+
+def _check_column(
+    table: Table, column: str, cells: Sequence[str], is_wrong: pd.Series, *, rule: str
+) -> None:
+    """Raise a UserError if some cells are wrong, and name the first of them; `rule` is the path and
+    what the key must do.
+    """
+    if is_wrong.any():
+        row = np.flatnonzero(is_wrong)[:1]
+        has = f"{table.file.unit} {table.lines(row)[0]} has {shown(cells[row[0]])}"
+        raise UserError(f"The key {rule} in the column {column!r}; {has}.")
 
 
 def _is_blank(cell: str | None) -> bool:

@@ -29,7 +29,7 @@ CHECKED_COL = MARK_COL
 """Column in which a person marks the rows that are right; of a file that has one, these count
 alone.
 """
-_YES = {*"x ✓ ✔ 1 1.0 true y yes ok j ja já jo s sí si sì sim oui ναι kyllä tak".split()}
+_YES = set("x ✓ ✔ 1 1.0 true y yes ok j ja já jo s sí si sì sim oui ναι kyllä tak".split())
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class LabelledFiles:
         """Count the cells of codes of each text in all files, for `column_of`."""
         counts: Counter[str] = Counter()
         for file in map(self._open, self.paths):
-            columns = [*self._code_columns(file).values()]
+            columns = list(self._code_columns(file).values())
             counts += count_cells(checked_tables(file, columns, lambda _: None), columns)
         return counts
 
@@ -161,11 +161,13 @@ class LabelledFiles:
         file = self._open(path)
         for notice in file.notices:
             say(notice)
+
+        # columns that the file lacks are null in the checked rows
         code_columns = self._code_columns(file)
-        attribute_cols = [name for name in self.attribute_cols if file.has(name)]
-        has_language = self.language is None and file.has(self.language_col)
-        columns = [self.input_col, *code_columns.values(), *attribute_cols]
-        if has_language:
+        columns = [self.input_col]
+        columns.extend(code_columns.values())
+        columns.extend(filter(file.has, self.attribute_cols))
+        if self._has_languages(file):
             columns.append(self.language_col)
         checker = LabelChecker(
             file,
@@ -177,43 +179,21 @@ class LabelledFiles:
             column=self.column,
             is_checked=_checked_column(file) is not None,
         )
-        num_dropped = num_decoded = 0
+
+        # a chunk at a time, since tables may be larger than memory
+        num_dropped = 0
+        num_decoded = 0
         for table in checked_tables(file, columns, say):
-            nothing = pa.nulls(len(table), pa.string())
             for target, column in code_columns.items():
                 if target != column:
                     table.columns[target] = _codes_of(table, column, self.key)
+            rows = self._checked_rows(table, checker)
+            num_dropped += len(rows) - rows["reason"].null_count
+            is_decoded = pc.not_equal(rows["text"], table.columns[self.input_col])
+            num_decoded += pc.sum(is_decoded, min_count=0).as_py()
+            yield rows
 
-            # a row without a description or a code that fits is dropped
-            cells = table.columns[self.input_col]
-            texts = decode_entities(cells)
-            num_decoded += pc.sum(pc.not_equal(texts, cells), min_count=0).as_py()
-            codes, reasons = checker.check(table)
-            reasons[np.asarray(texts.is_null())] = "no description"
-            reason = pa.array(reasons, pa.string())
-            num_dropped += len(reason) - reason.null_count
-
-            langs = pa.repeat(self.language or "", len(table))
-            if has_language:
-                langs = table.columns[self.language_col]
-            rows = {
-                "row": table.rows,
-                "line": file.lines(table.rows),
-                "text": texts,
-                "lang": map_distinct(langs, Language),
-                "reason": reason,
-            }
-            for name in self.target_cols:
-                # what a dropped row holds is kept for people to read
-                as_read = table.columns.get(name, nothing)
-                checked = pa.array(codes[name], pa.string())
-                rows[f"{CODES}{name}"] = pc.if_else(reason.is_null(), checked, as_read)
-            for name in self.attribute_cols:
-                is_there = name in attribute_cols
-                categories = map_distinct(table.columns[name], read_code) if is_there else nothing
-                rows[f"{ATTRIBUTES}{name}"] = categories
-            yield pa.RecordBatch.from_pydict(rows, schema=self.schema)
-
+        # labels that do not fit are an error, beside which the counts say nothing
         checker.finish(say)
         if num_dropped:
             number = counted(num_dropped, "row is", "rows are")
@@ -221,11 +201,45 @@ class LabelledFiles:
         if num_decoded:
             number = counted(num_decoded, "description has", "descriptions have")
             say(f"{path}: {number} HTML entities, such as &amp;, which are decoded.")
-        if self.language is None and not has_language:
+        if self.language is None and not self._has_languages(file):
             say(
                 f"{path} has no column {self.language_col!r}; its language is treated as "
                 "unknown (unk)."
             )
+
+    def _has_languages(self, file: TableFile) -> bool:
+        """Return whether the languages of rows are those in a column of the file."""
+        return self.language is None and file.has(self.language_col)
+
+    def _checked_rows(self, table: Table, checker: LabelChecker) -> pa.RecordBatch:
+        """Return a chunk with the columns of `row_schema`, dropped rows with the reasons."""
+        nothing = pa.nulls(len(table), pa.string())
+        texts = decode_entities(table.columns[self.input_col])
+        codes, reasons = checker.check(table)
+        reasons[np.asarray(texts.is_null())] = "no description"
+        reason = pa.array(reasons, pa.string())
+        langs = pa.repeat(self.language or "", len(table))
+        if self._has_languages(table.file):
+            langs = table.columns[self.language_col]
+        rows = {
+            "row": table.rows,
+            "line": table.file.lines(table.rows),
+            "text": texts,
+            "lang": map_distinct(langs, Language),
+            "reason": reason,
+        }
+
+        # what a dropped row holds is kept for people to read
+        for name in self.target_cols:
+            cells = table.columns.get(name, nothing)
+            checked = pa.array(codes[name], pa.string())
+            rows[f"{CODES}{name}"] = pc.if_else(reason.is_null(), checked, cells)
+        for name in self.attribute_cols:
+            categories = nothing
+            if table.file.has(name):
+                categories = map_distinct(table.columns[name], read_code)
+            rows[f"{ATTRIBUTES}{name}"] = categories
+        return pa.RecordBatch.from_pydict(rows, schema=self.schema)
 
 
 def other_cells(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -267,48 +267,34 @@ def _prepare(
     record.
     """
     _refuse_to_replace(config, folder)
-
-    # the form of the codes: by the key, a model that is trained further, or the table itself
-    num_digits = config.block_size if config.zero_pad_codes else 0
-    key = read_key(config.key, num_digits=num_digits) if config.key else None
-    known_codes = [*(key.codes if key else ()), *(known.codes if known else ())]
-    files = table_files(config, key, known, known_codes)
-    record["settings"]["block_size"] = files.formatter.block_size
-    if files.formatter.system.labels is not None:
-        record["settings"]["block_size"] = None
-        log.info(
-            f"{config.dataset}: {', '.join(config.target_cols)} holds labels, each of "
-            "which is a class as written."
-        )
-    corrections = read_corrections(config, files, known_codes) if config.corrections else None
+    inputs = _read_inputs(config, known)
+    files = inputs.files
+    corrections = inputs.corrections
+    has_labels = files.formatter.system.labels is not None
+    record["settings"]["block_size"] = None if has_labels else files.formatter.block_size
 
     with temporary_folder(folder / "prepared") as scratch:
-        # each row is checked once, and what is noticed is said once
+        # each row is checked once, so that what is noticed is said once
         rows = _check_rows(files, config, scratch / _ROWS_FILE)
         _log_spellings(rows)
-        codes = _codes_of(rows)
-        if len(codes) < 2:
-            raise UserError(
-                f"{config.dataset} has only one code ({''.join(codes) or 'none'}) in "
-                f"{', '.join(config.target_cols)}; there is nothing to learn. Check --target-cols."
-            )
+        codes = _codes_of(rows, config)
 
-        # the key has all codes that occur, titles' among them
+        # the model learns from titles as well, so that the key needs their codes
         corrected_keys = corrections.keys if corrections else ()
-        titles = titles_to_learn(config, rows, files, key=key, beside=corrected_keys)
+        titles = titles_to_learn(config, rows, files, key=inputs.key, beside=corrected_keys)
         if titles is not None:
             codes |= set(titles[f"{CODES}{config.target_cols[0]}"].to_pylist())
-        key = _complete_key(key or Key.from_codes(codes), known, codes, corrections)
+        key = _complete_key(inputs.key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
 
-        # the rows as the model reads them, and the tables that people read
+        # the examples come first: the tables that people read are made from them
+        is_val = _to_validate_on(rows, config, trained_on)
+        num_held_out = corrections.hold_out(config.seed) if corrections else 0
         examples_path = scratch / EXAMPLES_FILE
         writer = ExampleWriter(
             examples_path, files, text_normalization=text_normalization, trained_on=trained_on
         )
-        is_val = _to_validate_on(rows, config, trained_on)
         with closing(writer):
-            num_held_out = corrections.hold_out(config.seed) if corrections else 0
             _write_rows(writer, rows, is_val, corrections)
             if titles is not None:
                 writer.write(titles, np.full(len(titles), SPLITS.index(TITLES)))
@@ -317,14 +303,8 @@ def _prepare(
         num_rows = _write_split_tables(scratch, examples_path)
         if corrections is not None and num_held_out:
             num_rows["held_out"] = num_held_out
-            log.info(
-                f"{num_held_out:,} of {len(corrections):,} corrections, chosen at random, are held "
-                f"out ({SPLIT_FILES[HELD_OUT]}) to compare the new model with the old one; "
-                "training leaves out their rows."
-            )
-        checked_tables = [rows] if corrections is None else [rows, corrections.rejected]
-        num_rows["rejected"] = sum(len(part) - part["reason"].null_count for part in checked_tables)
-        write_table(scratch / REJECTED_FILE, rejected_rows(checked_tables, config))
+            _log_held_out(num_held_out, corrections)
+        num_rows["rejected"] = _write_rejected(scratch / REJECTED_FILE, rows, config, corrections)
         _write_conflicts(scratch / CONFLICTS_FILE, rows, config, folder)
 
         # the record, by which later runs know what was prepared
@@ -333,8 +313,60 @@ def _prepare(
         record["examples"] = examples_record(examples_path, source)
 
         # only now is anything in the folder replaced
-        del rows, checked_tables  # which keep their file open
+        del rows  # which keep their file open
         _replace_tables(scratch, folder)
+
+
+class _Inputs(NamedTuple):
+    """Files that data are prepared from."""
+
+    files: LabelledFiles
+    key: Key | None
+    corrections: Corrections | None
+
+
+def _read_inputs(config: PrepareConfig, known: Key | None) -> _Inputs:
+    """Return the table with the form of its codes, the user's key and the corrections."""
+    key = None
+    if config.key:
+        num_digits = config.block_size if config.zero_pad_codes else 0
+        key = read_key(config.key, num_digits=num_digits)
+
+    # a key, or a model that is trained further, decides the form before the table does
+    known_codes: list[str] = []
+    for known_key in (key, known):
+        if known_key is not None:
+            known_codes.extend(known_key.codes)
+    files = table_files(config, key, known, known_codes)
+    if files.formatter.system.labels is not None:
+        log.info(
+            f"{config.dataset}: {', '.join(config.target_cols)} holds labels, each of "
+            "which is a class as written."
+        )
+
+    corrections = None
+    if config.corrections:
+        corrections = read_corrections(config, files, known_codes)
+    return _Inputs(files, key, corrections)
+
+
+def _log_held_out(num_held_out: int, corrections: Corrections) -> None:
+    log.info(
+        f"{num_held_out:,} of {len(corrections):,} corrections, chosen at random, are held "
+        f"out ({SPLIT_FILES[HELD_OUT]}) to compare the new model with the old one; "
+        "training leaves out their rows."
+    )
+
+
+def _write_rejected(
+    path: Path, rows: pa.Table, config: PrepareConfig, corrections: Corrections | None
+) -> int:
+    """Write the rows and corrections that are left out; return their number."""
+    tables = [rows]
+    if corrections is not None:
+        tables.append(corrections.rejected)
+    write_table(path, rejected_rows(tables, config))
+    return sum(len(table) - table["reason"].null_count for table in tables)
 
 
 def _replace_tables(scratch: Path, folder: Path) -> None:
@@ -372,8 +404,11 @@ def _write_conflicts(path: Path, rows: pa.Table, config: PrepareConfig, folder: 
         )
 
 
-def _codes_of(rows: pa.Table) -> set[str]:
-    """Return the codes of checked rows, and say which columns of them seem to number the rows."""
+def _codes_of(rows: pa.Table, config: PrepareConfig) -> set[str]:
+    """Return the codes of checked rows, and say which columns of them seem to number the rows.
+
+    Raises UserError if there are fewer than two codes.
+    """
     is_kept = rows["reason"].is_null()
     codes = set[str]()
     for name in filter(is_codes, rows.column_names):
@@ -383,6 +418,11 @@ def _codes_of(rows: pa.Table) -> set[str]:
         num_rows = len(cells) - cells.null_count
         if notice := identifiers_notice(len(codes_of_column), num_rows, name.removeprefix(CODES)):
             log.info(notice)
+    if len(codes) < 2:
+        raise UserError(
+            f"{config.dataset} has only one code ({''.join(codes) or 'none'}) in "
+            f"{', '.join(config.target_cols)}; there is nothing to learn. Check --target-cols."
+        )
     return codes
 
 
