@@ -148,6 +148,8 @@ class Augmenter:
 
     def noise(self, rows: np.ndarray, epoch: int) -> Noise:
         """Draw the noise of some rows in an epoch."""
+        # three draws for each row: whether its language is withheld, whether it is altered, and by
+        # how many edits
         max_edits = self.num_transformations
         # pandas hashes integers by the mixing function of SplitMix64
         parts = pd.util.hash_array(np.array([self.seed % 2**64, epoch], dtype=np.uint64))

@@ -154,7 +154,9 @@ def number_in(text: str) -> str | None:
         return None
     number = match[1].replace("- ", "-")
     forms = (WHOLE_NUMBER, _THOUSANDS, _PRINTED_HISCO, _LOOSE_HISCO, _FRACTION)
-    return number if any(form.fullmatch(number) for form in forms) else None
+    if any(form.fullmatch(number) for form in forms):
+        return number
+    return None
 
 
 def has_own_decimals(number: str) -> bool:
@@ -171,7 +173,9 @@ def loose_hisco(number: str) -> str | None:
     for others.
     """
     match = _LOOSE_HISCO.fullmatch(number)
-    return "".join(match.groups()) if match is not None else None
+    if match is None:
+        return None
+    return "".join(match.groups())
 
 
 def has_thousands(number: str) -> bool:
@@ -263,14 +267,20 @@ class CodeColumn:
         text = cell.strip()
         if text in self.known:
             return Cell((text,))
+
+        # what a program has put around a known code is not the code's
         plain = bare(text)
         if plain in self.known:
             return Cell((plain,), FORMATTED)
         if self.separator and self.separator in plain:
             parts = [self._single(part.strip()) for part in plain.split(self.separator)]
             codes = tuple(dict.fromkeys(code for part in parts for code in part.codes))
-            wrong = next((part for part in parts if part.problem), None)
-            return wrong or Cell(codes, SPLIT if len(codes) > 1 else FORMATTED)
+
+            # one damaged code is the problem of the whole cell
+            for part in parts:
+                if part.problem:
+                    return part
+            return Cell(codes, SPLIT if len(codes) > 1 else FORMATTED)
         return self._single(plain, text)
 
     def spelling_key(self, code: str) -> str:
@@ -284,7 +294,9 @@ class CodeColumn:
         """
         folded = " ".join(code.casefold().split())
         has_zeros = folded.isdecimal() and self.num_digits < FEWEST_DIGITS
-        return (folded.lstrip("0") or "0") if has_zeros else folded
+        if not has_zeros:
+            return folded
+        return folded.lstrip("0") or "0"
 
     def _single(self, plain: str, text: str | None = None) -> Cell:
         """Return what a bare text without separators holds, of a cell with `text`, which may be the
@@ -300,6 +312,8 @@ class CodeColumn:
         if text is not None and is_word and not _QUOTED.fullmatch(with_ascii_marks(text)):
             code = _visible(text)
         change = FORMATTED if text is not None and code != text else ""
+
+        # of several changes the last one is said, since it matters most
         spelling = self.spellings.get(self.spelling_key(code), code)
         if spelling != code:
             code = spelling
@@ -310,6 +324,7 @@ class CodeColumn:
         if not change and means_blank_among_numbers(code) and code not in self.known:
             change = MAYBE_BLANK
 
+        # a code that may have lost zeros is kept, so that an error can suggest to restore them
         problem = self._problem(code, plain)
         if problem is None:
             return Cell((code,), change)
@@ -378,6 +393,7 @@ class CodeColumn:
                 "as text"
             )
 
+        # several codes without the separator of the column
         if _SEVERAL_CODES.fullmatch(plain):
             return (
                 "holds several codes; put each in a column of its own, or name what separates them "
@@ -405,4 +421,6 @@ def read_code(cell: str, column: CodeColumn = _ANY_COLUMN) -> str:
     ['02000', '02000', '61110', '61110', '']
     """
     read = column.read(cell)
-    return bare(cell) if read.problem else "".join(read.codes)
+    if read.problem:
+        return bare(cell)
+    return "".join(read.codes)

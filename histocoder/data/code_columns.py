@@ -77,7 +77,7 @@ def column_of(
     form = None if system is None or system.name == "general" else system
     texts = _texts(counts, known)
 
-    # several codes in one cell are counted each
+    # several codes in one cell are counted each, since each has its own form
     num_digits = _usual_num_digits(Counter(known) or texts)
     separator = code_sep or _separator(texts, known, num_digits, has_commas=has_commas)
     parts: Counter[str] = Counter()
@@ -86,6 +86,7 @@ def column_of(
         for part in texts_of_codes:
             parts[part.strip()] += count
 
+    # digits come first: what marks mean depends on them, and spellings on both
     column = CodeColumn(known=known, has_commas=has_commas, separator=separator)
     column = _with_digits(column, Counter(known) or parts, form)
     column = _with_marks(column, parts, may_be_hisco=form is not None)
@@ -143,6 +144,8 @@ def _with_digits(
             if number is not None:
                 num_numbers += count
             has_decimals |= has_own_decimals(number or text)
+
+    # a few words among codes with digits, or a few marks among numbers, are mistakes
     has_digits = num_with_digits > 0 and num_with_digits >= MIN_SHARE_WITH_DIGITS * num_codes
     is_numeric = has_digits and num_numbers >= SHARE_OF_NEARLY_ALL * num_with_digits
     return replace(
@@ -214,6 +217,15 @@ def _usual_length(counts: Counter[int]) -> int:
     return 0
 
 
+def _usual_code_length(codes: Iterable[str], counts: Mapping[str, int], system: CodeSystem) -> int:
+    """Return the length that nearly all codes have at most, but for -1 and the like."""
+    lengths: Counter[int] = Counter()
+    for code in codes:
+        if not code.startswith("-"):
+            lengths[system.length(code)] += counts[code]
+    return _usual_length(lengths)
+
+
 def _spellings(column: CodeColumn, counts: Mapping[str, int]) -> dict[str, str]:
     """Return the spelling to use of each code that is written in several ways: the known one, or
     the most frequent.
@@ -274,6 +286,7 @@ def fit_codes(
     if num_codes < least_share * sum(counts.values()):
         return FittedCodes(build(labels=sorted(counts)), allow_short)
 
+    # words among numbers are mistakes, whose lengths do not count
     numbers = [code for code in codes if WHOLE_NUMBER.fullmatch(code)]
     num_numbers = sum(counts[code] for code in numbers)
     is_numeric = not use_within_block_sep and num_numbers >= SHARE_OF_NEARLY_ALL * num_codes
@@ -282,11 +295,7 @@ def fit_codes(
 
     # a block holds the longest code; among numbers that have lost zeros, the usual one
     block_size = max(map(system.length, codes), default=HISCO_DIGITS)
-    lengths: Counter[int] = Counter()
-    for code in codes:
-        if not code.startswith("-"):
-            lengths[system.length(code)] += counts[code]
-    usual_length = _usual_length(lengths)
+    usual_length = _usual_code_length(codes, counts, system)
     may_lack_zeros = is_numeric and usual_length >= FEWEST_DIGITS
     if may_lack_zeros and not (are_right or allow_short):
         block_size = usual_length

@@ -48,6 +48,8 @@ class Corrections:
         """Number of rows to which `apply` has given other codes, but for those that are held out."""
         self._schema = rows.schema
         self._default_language = default_language
+
+        # a correction that says the same again replaces none
         code_cols = filter(is_codes, rows.column_names)
         distinct = rows.to_pandas().drop_duplicates(["key", "lang", *code_cols], keep="last")
         self._rows = distinct.drop_duplicates(["key", "lang"], keep="last", ignore_index=True)
@@ -68,7 +70,7 @@ class Corrections:
     @property
     def keys(self) -> set[str]:
         """Keys of all descriptions."""
-        return {*self._rows["key"]}
+        return set(self._rows["key"])
 
     @property
     def codes(self) -> set[str]:
@@ -85,6 +87,8 @@ class Corrections:
         """
         if len(self) < MIN_TO_HOLD_OUT:
             return 0
+
+        # the descriptions with the lowest hashes, whatever else is corrected
         units = {}
         for key in self._rows["key"]:
             digest = hashlib.sha256(f"{seed} {key}".encode()).digest()
@@ -101,9 +105,10 @@ class Corrections:
         Rows whose description has a correction, in whatever language, are to train on; if that
         correction is held out, they are in no split. Dropped rows stay as they are.
         """
+        # a description that a person has decided on is no test of the model
         frame = rows.select(["key", "lang"]).to_pandas()
         is_kept = np.asarray(rows["reason"].is_null())
-        held_out = {*self._rows["key"][self._is_held_out]}
+        held_out = set(self._rows["key"][self._is_held_out])
         is_held_out = frame["key"].isin(held_out).to_numpy() & is_kept
         is_known = frame["key"].isin(self.keys).to_numpy() & is_kept
         split = np.where(is_known, SPLITS.index(TRAIN), split)
@@ -118,6 +123,8 @@ class Corrections:
         self.num_corrected += int((is_corrected & ~is_held_out).sum())
         if not is_corrected.any():
             return rows, split
+
+        # rows without a correction take null, and stay as they are
         index = pa.array(correction, mask=~is_corrected)
         for i, name in enumerate(rows.schema.names):
             if is_codes(name) or name.startswith(ATTRIBUTES):
@@ -172,6 +179,7 @@ def read_corrections(
         reasons = pc.binary_join_element_wise(str(path), rows["reason"], ": ")
         parts.append(_with_column(rows, "reason", reasons))
 
+    # a correction that states no language counts for every one
     rows = pa.concat_tables(parts)
     keys = description_keys(rows["text"].fill_null("").to_pylist())
     rows = rows.append_column("key", pa.array(keys, pa.string()))

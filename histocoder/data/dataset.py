@@ -74,6 +74,8 @@ class Batch:
         dropped = np.flatnonzero(is_repeat)[max(num_rows - len(first), 0) :]
         if not len(dropped):
             return self
+
+        # a row that is dropped counts with the first of its group
         counts = self.counts.numpy().copy()
         np.add.at(counts, first[group[dropped]], counts[dropped])
         rows = torch.from_numpy(np.setdiff1d(np.arange(len(table)), dropped))
@@ -230,6 +232,8 @@ class OccupationDataset(Dataset):
         """
         if self.augmenter is None or not self.tokenizer.reads_characters:
             return self._lengths
+
+        # noise changes the length of a text, and that of its language if this is withheld
         lengths = np.empty_like(self._lengths)
         for start in range(0, len(self), _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(self)))
@@ -262,6 +266,7 @@ class OccupationDataset(Dataset):
         return [text.partition(LANG_SEP)[2] for text in self.examples.inputs.texts(rows)]
 
     def __getitem__(self, share: BatchIndices) -> Batch:
+        # missing codes are index 0: a block of padding, and class -1
         rows = share.rows
         codes = self._code_index[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
@@ -283,6 +288,8 @@ class OccupationDataset(Dataset):
         augmenter = self.augmenter
         if augmenter is None and self.tokenizer.reads_characters:
             return self._characters(share.rows)
+
+        # noise alters the descriptions, and withholds languages, before they are joined
         texts = self.examples.inputs.texts(share.rows)
         if augmenter is not None:
             noise = augmenter.noise(share.rows, share.epoch)
@@ -301,6 +308,8 @@ class OccupationDataset(Dataset):
         num_positions = self.pad_to
         if num_positions is None:
             num_positions = self.tokenizer.num_positions(int(lengths.max()) + 2, self.max_len)
+
+        # a row is its first token, its characters, its last token and padding
         ids = np.zeros((len(rows), num_positions), dtype=np.int32)
         ids[:, 0] = CLS_ID
         ids[:, 1:][np.arange(num_positions - 1) < lengths[:, None]] = characters

@@ -72,6 +72,8 @@ class ExampleWriter:
     def write(self, rows: pa.RecordBatch, split: np.ndarray) -> None:
         """Write a chunk; `split` has an index into `SPLITS` for each row, or `NO_SPLIT`."""
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+
+        # rows of a table that is prepared have keys, by which they were split
         if "key" not in columns:
             keys = description_keys(rows["text"].fill_null(""))
             columns["key"] = pa.array(keys, pa.string())
@@ -93,10 +95,13 @@ class ExampleWriter:
         """Return the splits of a chunk with `SEEN` in place of `VAL` where a description was
         learned from.
         """
+        # rows to train on come first, so that all of them are known before any to validate on
         hashes = key_hashes(keys)
         is_train = split == SPLITS.index(TRAIN)
         if self._compares_splits and is_train.any():
             self._learned.append(np.unique(hashes[is_train]))
+
+        # the hashes of all chunks are joined once, with the first rows to validate on
         is_val = split == SPLITS.index(VAL)
         if not is_val.any():
             return split
@@ -177,10 +182,11 @@ def store_examples(
     if is_same and path.is_file() and sha256(path) == record["sha256"]:
         return record
 
+    # the record is written without the examples first, so that half of them are never used
     make_folder(folder)
     if sets_aside:
         set_aside(folder, (EXAMPLES_FILE, PREPARED_FILE))
-    write_record(folder, {"format_version": PREPARED_VERSION, **prepared})
+    write_record(folder, {"format_version": PREPARED_VERSION} | prepared)
     with replacing(path) as temporary:
         writer = ExampleWriter(
             temporary,
@@ -190,17 +196,21 @@ def store_examples(
             compares_splits=compares_splits,
         )
         with closing(writer):
-            for split, files in splits.items():
-                for rows in files.rows(say=log.info):
-                    is_kept = rows["reason"].is_null()
-                    writer.write(rows, np.where(is_kept, SPLITS.index(split), NO_SPLIT))
+            _write_splits(writer, splits)
         record = examples_record(temporary, source)
-    write_record(folder, {**read_prepared(folder), "examples": record})
+    write_record(folder, read_prepared(folder) | {"examples": record})
     names = ", ".join(path.name for files in splits.values() for path in files.paths)
     log.info(f"Read {names} into {path} ({path.stat().st_size / 1e6:,.1f} MB).")
     return record
 
 
-def _is_same(before: Mapping[str, Any], source: Mapping[str, Any]) -> bool:
+def _write_splits(writer: ExampleWriter, splits: Mapping[str, LabelledFiles]) -> None:
+    for split, files in splits.items():
+        for rows in files.rows(say=log.info):
+            is_kept = rows["reason"].is_null()
+            writer.write(rows, np.where(is_kept, SPLITS.index(split), NO_SPLIT))
+
+
+def _is_same(before: dict[str, Any], source: Mapping[str, Any]) -> bool:
     """Return whether examples were made from a source; earlier versions knew no `trained_on`."""
-    return {"trained_on": source["trained_on"], **before} == source
+    return {"trained_on": source["trained_on"]} | before == source

@@ -48,7 +48,9 @@ def row_schema(target_cols: Sequence[str], attribute_cols: Sequence[str] = ()) -
     """Return the columns of checked rows."""
     names = [f"{CODES}{name}" for name in target_cols]
     names += [f"{ATTRIBUTES}{name}" for name in attribute_cols]
-    return pa.schema([*ROW, *((name, pa.string()) for name in names)])
+    fields = list(ROW)
+    fields.extend(pa.field(name, pa.string()) for name in names)
+    return pa.schema(fields)
 
 
 def is_codes(name: str) -> bool:
@@ -79,6 +81,8 @@ class Examples:
         """
         content = pa.memory_map(str(path)).read_buffer()
         file = pa.ipc.open_file(content)
+
+        # a batch is of one split, so that its first row tells
         batches = []
         for split in splits:
             for i in range(file.num_record_batches):
@@ -209,6 +213,8 @@ def _index(columns: Sequence[pa.ChunkedArray]) -> tuple[np.ndarray, tuple[str, .
     The index is of shape (n, number of columns).
     """
     joined = pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
+
+    # chunks share one dictionary, and the smallest type that holds its indices
     coded = joined.dictionary_encode().unify_dictionaries()
     values = coded.chunk(0).dictionary
     kind = np.min_scalar_type(len(values))

@@ -48,7 +48,7 @@ class Key:
         """
         return Key(
             (*self.codes, *sorted(set(codes) - set(self.codes))),
-            {**descriptions, **self.descriptions},
+            dict(descriptions) | self.descriptions,
         )
 
 

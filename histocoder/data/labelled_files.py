@@ -115,12 +115,15 @@ class LabelledFiles:
 
         `codes` are those of the key, and of a model that is trained further.
         """
+        # how cells are written decides which codes they hold
         cells = self.count_cells()
         has_commas = bool(self.formatter.system.separator)
         column = column_of(cells, known=codes, code_sep=self.rules.code_sep, has_commas=has_commas)
         counts = Counter(codes)
         if self.key is None:
             counts += count_codes(cells, column)
+
+        # the codes of a key are right; those of a table may be mistakes
         fit = fit_codes(
             counts,
             num_blocks=self.formatter.num_blocks,
@@ -135,7 +138,7 @@ class LabelledFiles:
         if path not in self.opened:
             self.opened[path] = open_table(
                 path,
-                {self.input_col: "input_col", **self.needed},
+                {self.input_col: "input_col"} | dict(self.needed),
                 optional=[
                     self.language_col,
                     *self.target_cols,
@@ -272,6 +275,8 @@ def checked_tables(
     if name is None:
         yield from file.tables(columns)
         return
+
+    # marks differ between people, and are compared whatever their case
     num_rows = num_checked = 0
     for table in file.tables([*columns, name]):
         coded = table.columns[name].fill_null("").dictionary_encode()
@@ -280,6 +285,8 @@ def checked_tables(
         num_rows += len(table)
         num_checked += int(is_checked.sum())
         yield table.filter(is_checked)
+
+    # a file without any mark was not filled in yet
     if not num_checked:
         raise UserError(
             f"{file.path}: no row is checked. Write x in the column {name!r} of each row "

@@ -179,6 +179,7 @@ class LabelChecker:
         rows = [self._check_row(columns, row) for row in index.to_numpy()[first_rows]]
         self._count(table, rows, row_index, counts)
 
+        # each row gets what was found for its cells
         codes = {}
         for i, name in enumerate(self._target_cols):
             distinct = [row.codes[i] if i < len(row.codes) else None for row in rows]
@@ -254,20 +255,23 @@ class LabelChecker:
         # the text of a damaged cell stands for its code, so that the row has one
         codes: list[str | None] = []
         for text, cell in zip(texts, cells, strict=True):
-            code = text if cell.problem else None
-            codes.append(cell.codes[0] if cell.codes else code)
+            if cell.codes:
+                codes.append(cell.codes[0])
+            else:
+                codes.append(text if cell.problem else None)
 
         # the codes of a cell that has several are codes of the row
         if any(len(cell.codes) > 1 for cell in cells):
-            distinct = list(dict.fromkeys(code for cell in cells for code in cell.codes))
-            if len(distinct) > len(cells):
-                self._findings.max_codes = max(self._findings.max_codes, len(distinct))
+            codes = list(dict.fromkeys(code for cell in cells for code in cell.codes))
+            if len(codes) > len(cells):
+                self._findings.max_codes = max(self._findings.max_codes, len(codes))
                 content = ", ".join(shown(text) for text in texts if text)
                 num_columns = counted(len(cells), "column", "columns")
                 problems.append(
-                    f"{first_col}: {content} holds {len(distinct)} codes for {num_columns}"
+                    f"{first_col}: {content} holds {len(codes)} codes for {num_columns}"
                 )
-            codes = [*distinct, *(None for _ in cells)][: len(cells)]
+            codes.extend(None for _ in cells)
+            del codes[len(cells) :]
 
         # a row is read up to its first missing code
         codes_read: list[str] = []
@@ -294,7 +298,7 @@ class LabelChecker:
             problems.append(f"{first_col}: no code, but one in a later column")
         return CheckedRow(
             row_codes,
-            problem=problems[0] if problems else None,
+            problem=next(iter(problems), None),
             has_code=self._marks_missing or not is_blank,
             is_blank=is_blank,
             num_ignored=num_ignored,
@@ -309,10 +313,14 @@ class LabelChecker:
             findings.num_rows += count * row.has_code
             findings.num_bad += count * (row.problem is not None)
             findings.num_ignored += count * row.num_ignored
+
+        # the first bad rows of the file are shown as examples
         is_bad = np.array([row.problem is not None for row in rows], dtype=bool)
         positions = np.flatnonzero(is_bad[index])[: _NUM_EXAMPLES - len(findings.first_bad)]
         for line, i in zip(table.lines(positions).tolist(), index[positions], strict=True):
             findings.first_bad.append(f"{table.file.unit} {line}, {rows[i].problem}")
+
+        # a person who checked a blank row has decided that there is no occupation
         if self._is_checked:
             is_blank = np.array([row.is_blank for row in rows], dtype=bool)
             positions = np.flatnonzero(is_blank[index])
@@ -438,4 +446,7 @@ def _more_names(columns: Sequence[str], number: int) -> tuple[str, ...]:
     (('hisco_1', 'hisco_2'), ('code', 'code_2', 'code_3'))
     """
     stem = re.sub(r"_?[0-9]+$", "", columns[-1])
-    return (*columns, *(f"{stem}_{i + 1}" for i in range(len(columns), number)))
+    names = list(columns)
+    for i in range(len(columns), number):
+        names.append(f"{stem}_{i + 1}")
+    return tuple(names)

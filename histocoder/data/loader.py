@@ -143,7 +143,9 @@ def _collated(batch: Batch, *, ngrams: NgramConfig | None) -> Batch:
     merged = batch.merged()
     if ngrams is not None:
         merged = replace(merged, lookup=Lookup.of(merged.input_ids, ngrams))
-    return merged if get_worker_info() is None else merged.mapped(Tensor.share_memory_)
+    if get_worker_info() is None:
+        return merged
+    return merged.mapped(Tensor.share_memory_)
 
 
 def _expect_ends() -> None:

@@ -132,6 +132,8 @@ def with_language_column(config: _Config) -> _Config:
     if config.language_col is not None or config.language != "unk":
         return config
     record = {} if config.overwrite else prepared_folder.read_prepared(config.folder)
+
+    # a folder that is used again decides; else the first rows of the table
     settings = record.get("settings", {})
     if "language_col" in settings:
         return replace(config, language_col=settings["language_col"])
@@ -147,6 +149,7 @@ def with_language_column(config: _Config) -> _Config:
     except UserError:
         return config
 
+    # a column of that name may hold something else, or nothing
     languages = [Language(cell) for cell in first_rows.drop_null().unique().to_pylist()]
     num_known = sum(language.is_known for language in languages)
     has_languages = num_known >= MIN_SHARE_OF_LANGUAGES * len(languages)
@@ -185,6 +188,7 @@ def prepare(
 
     Raises UserError if the table or the settings can't be used; no half-prepared files are left.
     """
+    # data that were prepared with the same settings are used again
     record = prepared_folder.record_of(config)
     make_folder(folder)
     remove_leftovers(folder)  # of a run that was killed while it prepared
@@ -192,6 +196,8 @@ def prepare(
     if existing is not None:
         log.info(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing
+
+    # after a mistake the table is tried with it corrected, so that all of them are said at once
     try:
         _prepare(config, folder, record, known, text_normalization, trained_on)
     except UserError as error:
@@ -244,6 +250,8 @@ def _all_problems(
     # what follows wrong guesses at columns says nothing
     if num_guesses and not is_solved:
         problems = problems[:num_guesses]
+
+    # only settings by which the table was prepared are suggested
     message = problems[0]
     if len(problems) > 1:
         message = "\n- ".join([f"{config.dataset} has {len(problems)} problems:", *problems])
@@ -459,6 +467,8 @@ def _check_rows(files: LabelledFiles, config: PrepareConfig, path: Path) -> pa.T
             keys = pa.array(description_keys(texts), pa.string())
             columns = [*rows.columns, keys, pa.array(units)]
             writer.write(pa.RecordBatch.from_arrays(columns, schema=schema))
+
+    # mapped, since the rows may be larger than memory
     checked_rows = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     langs = checked_rows["lang"].filter(checked_rows["reason"].is_null())
     if notice := own_languages(langs.unique().to_pylist()):
@@ -483,6 +493,8 @@ def _to_validate_on(
         lowest = np.full(len(keys), np.iinfo(np.uint64).max)
         np.minimum.at(lowest, groups[may_be_val], units[may_be_val])
         units = lowest[groups]
+
+    # the share is that of descriptions, so that the split does not depend on how often each occurs
     distinct = np.sort(pd.unique(units[may_be_val]))  # several times as fast as `np.unique`
     if len(distinct) < 2:
         raise UserError(
@@ -541,6 +553,8 @@ def _write_other_corrections(writer: ExampleWriter, corrections: Corrections) ->
 def _write_split_tables(folder: Path, examples_path: Path) -> dict[str, int]:
     """Write a table of each split for people to read; return the numbers of rows."""
     examples = {split: Examples.open(examples_path, split) for split in SPLIT_FILES}
+
+    # to people, validation rows are one table, whether or not the model has seen them
     examples[VAL] = Examples.open(examples_path, VAL, SEEN)
     if not len(examples[VAL]):
         raise UserError(
@@ -599,9 +613,12 @@ def _complete_key(
 ) -> Key:
     """Return a key of the known codes, those of the user's key, and those that occur."""
     first = known or key
+    codes = codes.union(key.codes)
     if corrections is not None:
-        codes = codes | corrections.codes
-    complete = first.extended([*key.codes, *codes], key.descriptions)
+        codes |= corrections.codes
+    complete = first.extended(codes, key.descriptions)
+
+    # corrections may bring codes that the model does not know yet
     new = complete.codes[len(first.codes) :]
     if corrections and new:
         examples = list(new[:10])

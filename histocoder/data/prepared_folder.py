@@ -94,6 +94,8 @@ def record_of(config: PrepareConfig) -> dict[str, Any]:
     for setting in settings_of(PrepareConfig):
         if setting.name not in _NOT_OF_THE_DATA:
             settings[_NAMES.get(setting.name, setting.name)] = getattr(config, setting.name)
+
+    # what is recorded in another form than it is set
     settings["language_col"] = config.column_of_languages
     for name in ("target_cols", "attribute_cols"):
         settings[name] = list(getattr(config, name) or ()) or None
@@ -127,8 +129,8 @@ def prepared_before(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | No
         )
 
     # settings that an earlier version lacked, or that are not given now, are those of the data
-    old = {**record["settings"], "dataset": record["source"]["sha256"]}
-    new = {**wanted["settings"], "dataset": wanted["source"]["sha256"]}
+    old = record["settings"] | {"dataset": record["source"]["sha256"]}
+    new = wanted["settings"] | {"dataset": wanted["source"]["sha256"]}
     if "titles" not in old:
         new.pop("titles")
     for name in ("block_size", "share_val"):
@@ -136,7 +138,7 @@ def prepared_before(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | No
             new[name] = old[name]
 
     differences = []
-    for name in {**new, **old}:
+    for name in new | old:
         if old.get(name) == new.get(name):
             continue
         if name in _FILES:

@@ -72,6 +72,8 @@ class BucketSampler:
         """Yield the batches of an epoch, in order, without the first ones, which have `consumed`
         rows in total.
         """
+        # rows are shuffled before they are sorted, so that those of one length are mixed; the last
+        # batch, which is not full, has rows of all lengths
         rng = np.random.default_rng([self.seed, epoch])
         lengths = self.lengths(epoch)
         rows = self.rows.copy()
@@ -79,6 +81,8 @@ class BucketSampler:
         num_full = len(rows) - len(rows) % self.batch_size
         bounds = np.array([*range(0, len(rows), self.batch_size), len(rows)])
         rows[:num_full] = rows[:num_full][np.argsort(lengths[rows[:num_full]], kind="stable")]
+
+        # batches come in random order, so that lengths do not rise in an epoch
         order = rng.permutation(len(bounds) - 1)
         for i in order[np.cumsum(np.diff(bounds)[order]) > consumed]:
             yield rows[bounds[i] : bounds[i + 1]]

@@ -52,6 +52,8 @@ def titles_to_learn(
     """
     if config.titles == "none" or len(rows) > _MAX_ROWS:
         return None
+
+    # languages that the table lacks are not what the model is to learn
     titles = _read(config)
     kept_rows = rows.filter(rows["reason"].is_null())
     first_codes = kept_rows[next(filter(is_codes, rows.column_names))]
@@ -65,27 +67,33 @@ def titles_to_learn(
     fits = [files.formatter.system.problem(code) is None for code in titles["code"]]
     titles = titles[titles["lang"].isin(described["lang"].unique()) & np.array(fits)]
 
-    # whether the table is coded by HISCO
-    if config.titles == "auto":
-        has_title = described["code"].drop_duplicates().isin(titles["code"])
-        pairs = titles.merge(described.drop_duplicates(["key", "lang", "code"]), on=["key", "lang"])
-        agrees = pairs["code_x"] == pairs["code_y"]
-        if has_title.mean() < MIN_SHARE_WITH_TITLES:
-            return None
-        if len(pairs) and agrees.mean() < MIN_SHARE_AGREEING:
-            return None
+    # titles that the user names are taken as they are
+    if config.titles == "auto" and not _is_coded_by(titles, described):
+        return None
 
     # none is validated on, or contradicts the table
-    titles = titles[~titles["key"].isin({*described["key"], *beside})]
+    titles = titles[~titles["key"].isin(set(described["key"]).union(beside))]
     titles = titles.drop_duplicates(["key", "lang"])
     if key is not None:
         titles = titles[titles["code"].isin(key.codes)]
     if titles.empty:
         return None
+
+    # whoever trains is told, since these rows are not the user's
     langs = ", ".join(sorted(titles["lang"].unique()))
     number = counted(len(titles), "title of codes", "titles of codes")
     log.info(f"The model learns from {number} as well ({langs}); --titles none leaves them out.")
     return _checked_rows(files, titles)
+
+
+def _is_coded_by(titles: pd.DataFrame, described: pd.DataFrame) -> bool:
+    """Return whether a table's descriptions have the codes that titles have."""
+    has_title = described["code"].drop_duplicates().isin(titles["code"])
+    if has_title.mean() < MIN_SHARE_WITH_TITLES:
+        return False
+    pairs = titles.merge(described.drop_duplicates(["key", "lang", "code"]), on=["key", "lang"])
+    agrees = pairs["code_x"] == pairs["code_y"]
+    return pairs.empty or agrees.mean() >= MIN_SHARE_AGREEING
 
 
 def _read(config: PrepareConfig) -> pd.DataFrame:
@@ -98,6 +106,8 @@ def _read(config: PrepareConfig) -> pd.DataFrame:
             f"--titles {path} has no column of codes; it needs title, code and, for "
             "languages, lang."
         )
+
+    # without a column of languages, titles are in that of the table
     table = file.read(["title", code_column, *filter(file.has, ["lang"])]).columns
     texts = table["title"].to_pylist()
     langs = table["lang"].to_pylist() if "lang" in table else [config.language] * len(texts)
