@@ -29,8 +29,12 @@ def is_of_hisco_or_occ1950(code: str) -> bool:
     >>> [is_of_hisco_or_occ1950(code) for code in ("01110", "055", "00009", "0055")]
     [True, True, False, False]
     """
-    level = {5: ("hisco", "unit"), 3: ("occ1950", "major")}.get(len(code))
-    return level is not None and group_of(*level, code)[0] is not None
+    group = None
+    if len(code) == 5:
+        group, _ = group_of("hisco", "unit", code)
+    if len(code) == 3:
+        group, _ = group_of("occ1950", "major", code)
+    return group is not None
 
 
 @cache

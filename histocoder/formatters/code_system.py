@@ -15,8 +15,9 @@ MISSING = "?"  # symbol of a missing first code
 WITHIN_BLOCK_SEP = ","
 _NUMBERS = [str(number) for number in range(-999, 1000)]
 _PUNCTUATION = [c for c in string.punctuation if c not in CODE_SEP + WITHIN_BLOCK_SEP]
-SYMBOLS = [*_NUMBERS, *string.ascii_letters, *_PUNCTUATION]
-CHARACTERS = [*string.digits, *string.ascii_letters, *_PUNCTUATION]
+_LETTERS = list(string.ascii_letters)
+SYMBOLS = _NUMBERS + _LETTERS + _PUNCTUATION
+CHARACTERS = list(string.digits) + _LETTERS + _PUNCTUATION
 """Symbols of codes without a separator: without numbers of several digits a decoder has 21 times
 fewer logits.
 """
@@ -64,9 +65,9 @@ class CodeSystem:
         self._form = form
 
         # labels are numbers of as many digits as a block has tokens
-        self._tokens = {symbol: FIRST_TOKEN + i for i, symbol in enumerate(self.symbols)}
+        self._tokens = dict(zip(self.symbols, range(FIRST_TOKEN, self.vocab_size), strict=True))
         self._numbers = {label: f"{i:0{block_size}}" for i, label in enumerate(labels or ())}
-        self._labels = {number: label for label, number in self._numbers.items()}
+        self._labels = dict(zip(self._numbers.values(), self._numbers, strict=True))
         self.missing_block = self.to_block(MISSING) if MISSING in self._tokens else None
 
     def _split(self, code: str) -> list[str]:

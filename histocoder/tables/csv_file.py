@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from histocoder.errors import Notice, UserError, counted, shown, warn_user
-from histocoder.tables.header import FIRST_ROWS, below_titles, check_number, header_row, named
+from histocoder.tables.header import FIRST_ROWS, MAX_COLUMNS, below_titles, header_row, named
 from histocoder.tables.text_file import MAX_LINE_BYTES, TextFile
 
 _DELIMITERS = ",;\t| "
@@ -83,9 +83,7 @@ class CsvFile:
         try:
             self._text = TextFile(path, encoding)
             self._escape = "\\" if self._text.has_escapes else None
-            headers = [
-                self._header(delimiter, columns, optional) for delimiter in self._delimiters()
-            ]
+            headers = [self._header(mark, columns, optional) for mark in self._delimiters()]
         except csv.Error as error:
             raise UserError(f"{path} has no header that can be read: {error}.") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -248,7 +246,11 @@ class CsvFile:
 
         index = header_row(rows, columns)
         names = rows[index]
-        check_number(self.path, len(names))
+        if len(names) > MAX_COLUMNS:
+            raise UserError(
+                f"{self.path} has {len(names):,} columns, and {MAX_COLUMNS:,} are the most. Save "
+                "those you need."
+            )
         notices = []
         has_delimiter_line = _DELIMITER_LINE.fullmatch(self._text.first_lines[0]) is not None
         if index > has_delimiter_line:

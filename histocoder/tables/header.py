@@ -6,8 +6,6 @@ import re
 import unicodedata
 from collections.abc import Collection, Sequence
 
-from histocoder.errors import UserError
-
 FIRST_ROWS = 50  # number of first rows among which the header is
 MAX_COLUMNS = 16_384  # largest number of columns, as of Excel
 _DESCRIPTIONS = (
@@ -49,6 +47,8 @@ def named(name: str, header: Collection[str]) -> list[str]:
     exact = [column for column in header if column == name]
     if exact:
         return exact
+
+    # people write names with other capitals, accents and blanks than a file has
     return [column for column in header if plain(column) == plain(name)]
 
 
@@ -99,12 +99,3 @@ def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -
 def below_titles(path: object, unit: str, number: int) -> str:
     """Return a notice that a header is not in the first row."""
     return f"{path}: the header is {unit} {number}; what is above it is ignored."
-
-
-def check_number(path: object, num_columns: int) -> None:
-    """Raise a UserError if a table has too many columns."""
-    if num_columns > MAX_COLUMNS:
-        raise UserError(
-            f"{path} has {num_columns:,} columns, and {MAX_COLUMNS:,} are the most. Save "
-            "those you need."
-        )

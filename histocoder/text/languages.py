@@ -116,7 +116,7 @@ def not_in_table(languages: Collection[str]) -> str:
     >>> not_in_table(["Englsh"]).partition(".")[0]
     "Languages that histocoder does not know: 'Englsh' (did you mean English, en?)"
     """
-    names = [with_nearest(language) for language in sorted(languages)[:10]]
+    names = list(map(with_nearest, sorted(languages)[:10]))
     if len(languages) > 10:
         names.append("…")
     return (

@@ -41,7 +41,7 @@ def normalize(texts: Sequence[str], form: str) -> list[str]:
     """
     texts = [without_entities(text) if "&" in text else text for text in texts]
     if form in _OF_PLAIN_LETTERS:
-        texts = [with_plain_letters(text) for text in texts]
+        texts = list(map(with_plain_letters, texts))
         form = form.removesuffix("2")
     if form == "none":
         return texts

@@ -312,7 +312,7 @@ def tokenize(
 
 def lower_characters(texts: Sequence[str]) -> np.ndarray:
     """Return the characters of texts in lower case, of shape (n, S), for `LinearExpert`."""
-    tokens = tokenize([text.lower() for text in texts], max_len=MAX_LINEAR_CHARACTERS)
+    tokens = tokenize(list(map(str.lower, texts)), max_len=MAX_LINEAR_CHARACTERS)
     return tokens.pad(np.arange(len(texts)), max_len=MAX_LINEAR_CHARACTERS)
 
 
