@@ -249,7 +249,8 @@ class OccupationDataset(Dataset):
 
         These are all rows to train on, or those given.
         """
-        rows = self.rows if rows is None else rows
+        if rows is None:
+            rows = self.rows
         class_ids = self._class_ids[self._code_index[rows]]  # (m, num_blocks)
         index, blocks = (class_ids >= 0).nonzero()
         return rows[index], class_ids[index, blocks]

@@ -178,8 +178,10 @@ def store_examples(
     path = folder / EXAMPLES_FILE
     prepared = read_prepared(folder)
     record = prepared.pop("examples", None) or {}
-    is_same = _is_same(record.get("made_from") or {}, source)
-    if is_same and path.is_file() and sha256(path) == record["sha256"]:
+
+    # earlier versions knew no `trained_on`
+    before = {"trained_on": source["trained_on"]} | (record.get("made_from") or {})
+    if before == source and path.is_file() and sha256(path) == record["sha256"]:
         return record
 
     # the record is written without the examples first, so that half of them are never used
@@ -209,8 +211,3 @@ def _write_splits(writer: ExampleWriter, splits: Mapping[str, LabelledFiles]) ->
         for rows in files.rows(say=log.info):
             is_kept = rows["reason"].is_null()
             writer.write(rows, np.where(is_kept, SPLITS.index(split), NO_SPLIT))
-
-
-def _is_same(before: dict[str, Any], source: Mapping[str, Any]) -> bool:
-    """Return whether examples were made from a source; earlier versions knew no `trained_on`."""
-    return {"trained_on": source["trained_on"]} | before == source

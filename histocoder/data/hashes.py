@@ -14,8 +14,10 @@ from histocoder.text.normalize import description_keys
 
 def cell_hashes(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """Return a hash of each cell, uint64 of shape (n,); each distinct one is hashed once."""
+    if isinstance(column, pa.Array):
+        column = pa.chunked_array([column])
     hashes = [np.zeros(0, np.uint64)]
-    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+    for chunk in column.chunks:
         coded = chunk.fill_null("").dictionary_encode()
         distinct = coded.dictionary.to_numpy(zero_copy_only=False)
         hashes.append(pd.util.hash_array(distinct, categorize=False)[np.asarray(coded.indices)])

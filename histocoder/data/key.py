@@ -120,7 +120,9 @@ def _bare_cells(table: Table, column: str) -> list[str]:
 
 
 def _index_in(text: str) -> int:
-    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return int(text)
+    return -1
 
 
 def _check_column(

@@ -243,7 +243,11 @@ class LabelChecker:
                     )
                     if cell.codes and cell.change != changes.MAYBE_BLANK:
                         changed.first += f" as {' & '.join(cell.codes)}"
-        return ReadColumn(index, [*texts, ""], [*cells, blank])
+
+        # index -1, of a blank cell, is that of the last text
+        texts.append("")
+        cells.append(blank)
+        return ReadColumn(index, texts, cells)
 
     def _check_row(self, columns: Sequence[ReadColumn], index: np.ndarray) -> CheckedRow:
         """Check a row, of which `index` has the index of each column's text."""
@@ -380,7 +384,9 @@ class LabelChecker:
 
     @property
     def _separator(self) -> str:
-        return "" if self._column is None else self._column.separator
+        if self._column is None:
+            return ""
+        return self._column.separator
 
     def _way_on(self, *, may_pad: bool, is_asked: bool) -> tuple[str, dict[str, Any]]:
         """Return what to do about codes that do not fit, and the settings that are right for them,
@@ -388,11 +394,10 @@ class LabelChecker:
         """
         findings = self._findings
         short = "if short codes are right, --allow-codes-shorter-than-block-size"
-        is_general = self._formatter.name == "general"
         if may_pad:
-            advice = "If leading zeros were lost, add --zero-pad-codes" + (
-                f"; {short}" if is_general else ""
-            )
+            advice = "If leading zeros were lost, add --zero-pad-codes"
+            if self._formatter.name == "general":
+                advice += f"; {short}"
             return f"{advice}.", {"zero_pad_codes": True}
 
         # zeros may be lost, but nobody knows

@@ -131,7 +131,9 @@ def with_language_column(config: _Config) -> _Config:
     """
     if config.language_col is not None or config.language != "unk":
         return config
-    record = {} if config.overwrite else prepared_folder.read_prepared(config.folder)
+    record = {}
+    if not config.overwrite:
+        record = prepared_folder.read_prepared(config.folder)
 
     # a folder that is used again decides; else the first rows of the table
     settings = record.get("settings", {})
@@ -586,7 +588,9 @@ def table_files(
 
     # columns that --code-sep fills need not be there
     needed_targets = config.target_cols[:1] if config.code_sep else config.target_cols
-    needed = {} if language_col is None else {language_col: "language_col"}
+    needed = {}
+    if language_col is not None:
+        needed[language_col] = "language_col"
     needed |= dict.fromkeys(needed_targets, "target_cols")
     needed |= dict.fromkeys(attribute_cols, "attribute_cols")
 
@@ -605,7 +609,9 @@ def table_files(
         sheet=config.sheet,
         encoding=config.file_encoding,
     )
-    return files if config.block_size is not None else files.fitted(codes)
+    if config.block_size is None:
+        return files.fitted(codes)
+    return files
 
 
 def _complete_key(

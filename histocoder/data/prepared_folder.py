@@ -83,7 +83,9 @@ def read_prepared(folder: Path) -> dict[str, Any]:
         record = json.loads((folder / PREPARED_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
+    if not isinstance(record, dict):
+        return {}
+    return record
 
 
 def record_of(config: PrepareConfig) -> dict[str, Any]:
