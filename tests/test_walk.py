@@ -30,7 +30,10 @@ OTHERS_FILES = (
 def commands(page: str) -> Iterator[str]:
     """Yield the commands of histocoder and Python that a page prints, each on one line."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    for block in re.findall(r"^```(?:sh|bash)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    for language, block in blocks:
+        if language not in ("", "sh", "bash"):
+            continue
         joined = block.replace("\\\n", " ")
         for command in re.findall(
             r'^(?:histocoder [^\n]*|python -c "[^"]*")', joined, re.MULTILINE

@@ -135,13 +135,16 @@ class LinearExpert(nn.Module):
 
     def _feature_index(self, device: torch.device) -> "_FeatureIndex":
         """Return where n-grams and their weights are, on a device."""
-        if self._index is None or self._index.starts.device != device:
+        index = self._index
+        devices = (device, self.values.device)  # the model may have been moved, too
+        if index is None or (index.starts.device, index.values.device) != devices:
             of_bucket = torch.full((_NGRAMS.num_buckets,), -1, device=device)
             of_bucket[self.buckets.to(device)] = torch.arange(len(self.buckets), device=device)
             starts = F.pad(self.counts.to(device).long().cumsum(0), (1, 0))
             # whole, since other threads may be waiting for it
-            self._index = _FeatureIndex(of_bucket, starts, self.values.float())
-        return self._index
+            index = _FeatureIndex(of_bucket, starts, self.values.float())
+            self._index = index
+        return index
 
 
 class _FeatureIndex(NamedTuple):

@@ -100,6 +100,8 @@ def test_a_frozen_encoder_under_two_ranks(table: Path, tmp_path: Path):
         *finetune(table, start, "--batch-size", 8, "--max-steps", 1, "--learning-rate", 1e-60)
     )  # which is 0 in fp32
     for name, tensor in weights(two).items():
+        if name == "trained_on":  # hashes of the descriptions, not weights
+            continue
         is_frozen = name.startswith("encoder.") or "pos_embedding" in name
         assert torch.equal(tensor, weights(start)[name]) == is_frozen, name
 
