@@ -2,10 +2,10 @@
 line of JSON.
 
 `ours` trains as `finetune.py` does by default, augmentation included; `torch` leaves out the C
-kernels. `reference` trains in fp32 with all inputs padded to 128 positions, batches in random
-order, rows tokenized one by one, an unfused AdamW, and the loss read in each step. `trainer` is
-Hugging Face's Trainer with bf16, rows grouped by length, and trimmed batches. All have random
-weights, the same losses, and the rows of `english_occupations.csv` (or data/train.csv if that is
+kernels, `attention` and `dropout` the one of that name. `reference` trains in fp32 with all inputs
+padded to 128 positions, batches in random order, rows tokenized one by one, an unfused AdamW, and
+the loss read in each step. `trainer` is Hugging Face's Trainer with bf16, rows grouped by length,
+and trimmed batches. All have random weights, the same losses, and the rows of `english_occupations.csv` (or data/train.csv if that is
 missing) with the same noise. They take turns within the run, each in its own process and warmed up;
 the figures are medians. The peak is the fastest of several 2048³ products (on a GPU 8192³) in the
 precision of `ours`; their median shows how steady the machine was.
@@ -21,6 +21,7 @@ import json
 import multiprocessing
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ from histocoder.data.prepare import prepare
 from histocoder.data.samplers import BatchIndices
 from histocoder.formatters import build_formatter
 from histocoder.log import log
-from histocoder.model import MixerModel, MixerOutput, load_encoder
+from histocoder.model import MixerModel, MixerOutput, layers, load_encoder
 from histocoder.model.devices import device_name
 from histocoder.ops import kernels
 from histocoder.text.tokenizers import tokenize
@@ -56,6 +57,8 @@ from histocoder.training.trainer import Trainer
 
 log.setLevel("WARNING")
 ROOT = Path(__file__).parents[1]
+KERNELS = ("attention", "dropout")
+"""Layers that have a kernel in C, which a side may leave out."""
 ENGLISH = ROOT.parent / "shared" / "data" / "english_occupations.csv"
 
 
@@ -339,6 +342,20 @@ def gflops(device: torch.device, dtype: torch.dtype, count: int) -> list[float]:
     return [2 * size**3 / once() / 1e9 for _ in range(count)]
 
 
+class WithoutKernel:
+    """The kernels as the model's layers see them, of which one layer's is left out."""
+
+    def __init__(self, layer: str) -> None:
+        self.layer = layer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(kernels, name)
+
+    def supports(self, x: Tensor) -> bool:
+        """Return whether there is a kernel for a tensor, for another layer than the one."""
+        return sys._getframe(1).f_code.co_name != self.layer and kernels.supports(x)
+
+
 class Side:
     """One of the ways of training in its own process, since memory allocation differs between
     processes.
@@ -364,6 +381,8 @@ def _serve(end: Connection, name: str, args: argparse.Namespace, folder: Path) -
     config = train_config(args.batch_size, precision=args.precision)
     if name == "torch":
         kernels.library = lambda: None
+    if name in KERNELS:
+        layers.kernels = WithoutKernel(name)  # type: ignore[assignment]
     side: Any
     if name == "reference":
         side = Reference(data, config, device)
@@ -401,7 +420,7 @@ def main() -> None:
         "--against",
         nargs="*",
         default=["reference", "trainer"],
-        choices=("reference", "trainer", "torch"),
+        choices=("reference", "trainer", "torch", *KERNELS),
     )
     parser.add_argument(
         "--tiny", action="store_true", help="a tiny model on a hundred rows, to try the program"

@@ -182,7 +182,7 @@ def run_agreement(config: AgreementFlags) -> None:
         table_of_shares([asdict(level) | {"digits": level.digits or "all"} for level in levels])
     )
 
-    # the first coder's codes are to be corrected, the second's stand beside them
+    # the first coder's codes are to be corrected, the second's are in columns of their own
     differences = to_settle(both, digits=digits)
     further_columns: dict[str, Any] = {}
     for i, name in enumerate(config.target_cols):

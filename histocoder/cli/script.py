@@ -86,6 +86,8 @@ def _distributed() -> ModuleType | None:
 def _ending(error: BaseException) -> Ending | None:
     """Return how an error ends the program; None for a fault of its own."""
     end: Ending | None = None
+
+    # the status that shells expect: 2 for the user's mistake, 128 and the signal's number for a stop
     match error:
         case UserError():
             end = Ending(f"error: {error}", 2)
@@ -110,6 +112,7 @@ def _ending(error: BaseException) -> Ending | None:
             end = Ending(_unreadable(error.object), 2)
         case RuntimeError() | MemoryError():
             end = _ending_of_runtime_error(error)
+
     return end
 
 

@@ -327,7 +327,7 @@ def _prepare(
         _replace_tables(scratch, folder)
 
 
-class _Inputs(NamedTuple):
+class _TableInputs(NamedTuple):
     """Files that data are prepared from."""
 
     files: LabelledFiles
@@ -335,7 +335,7 @@ class _Inputs(NamedTuple):
     corrections: Corrections | None
 
 
-def _read_inputs(config: PrepareConfig, known: Key | None) -> _Inputs:
+def _read_inputs(config: PrepareConfig, known: Key | None) -> _TableInputs:
     """Return the table with the form of its codes, the user's key and the corrections."""
     key = None
     if config.key:
@@ -357,7 +357,7 @@ def _read_inputs(config: PrepareConfig, known: Key | None) -> _Inputs:
     corrections = None
     if config.corrections:
         corrections = read_corrections(config, files, known_codes)
-    return _Inputs(files, key, corrections)
+    return _TableInputs(files, key, corrections)
 
 
 def _log_held_out(num_held_out: int, corrections: Corrections) -> None:

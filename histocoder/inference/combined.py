@@ -252,7 +252,9 @@ class CombinedSearch:
             codes = torch.cat([codes, self._greedy_codes(written)[:, None]], dim=1)
         candidates = self._candidates(codes)
         if not weights:
-            names = [*candidates.votes, *(["decoder"] if written is not None else [])]
+            names = list(candidates.votes)
+            if written is not None:
+                names.append("decoder")
             weights = dict.fromkeys(names, 1 / len(names))
         scores = candidates.scores(weights)
         ended = torch.zeros_like(scores[:, 0])
@@ -514,6 +516,7 @@ def set_probability(
     total = probabilities.unflatten(1, (num_blocks, -1)).prod(-1).masked_fill(~scored, 1.0).prod(1)
     if num_blocks == 1:  # one code has one order
         return total.clamp(max=1.0)
+
     is_set = (is_code | ~used).all(1)
     # the copies of a repeated code stay in order, or the same sequence would count twice
     follows_copy = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1) & used[
@@ -522,6 +525,7 @@ def set_probability(
     last = counts.clamp(
         max=num_blocks - 1
     )  # index of the first unused block, which follows all codes
+
     # beginning of an order -> rows in which it is probable
     begun: dict[tuple[int, ...], Tensor] = {(): (is_set & counts.gt(1)).nonzero()[:, 0]}
     while begun:

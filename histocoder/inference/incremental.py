@@ -115,6 +115,8 @@ class IncrementalDecoder:
         # a GPU computes all nodes, since the host would wait until it has counted the real ones
         has_all = real is None or tokens.device.type != "cpu"
         real = torch.ones_like(tokens, dtype=torch.bool) if has_all or real is None else real
+
+        # the nodes of this level, and those of each level on the way to them
         ancestors = self._index.gather(1, parents)  # (N,), of the N nodes there are
         ancestors = ancestors.flatten() if has_all else ancestors[real]
         self._index = (real.flatten().cumsum(0) - 1).view_as(real)

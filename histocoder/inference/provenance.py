@@ -93,6 +93,8 @@ def _sentences(facts: Mapping[str, Any]) -> Iterator[str]:
             f"SHA-256 {facts['model']['sha256'][:12]}…."
         )
         yield _sentence_of_counts(facts["counts"], facts["min_confidence"])
+
+    # how right the model was, and is expected to be on this file
     validation = facts.get("validation")
     if validation:
         yield (
@@ -107,6 +109,8 @@ def _sentences(facts: Mapping[str, Any]) -> Iterator[str]:
             f"{_percent(accuracy['coded'])}, the share that is expected to be right if the file is "
             "like the validation data."
         )
+
+    # what the tables of classes gave
     for classes in facts.get("classes", ()):
         columns = classes["columns"]
         names = [*columns["codes"], *(columns[name] for name in columns if name != "codes")]

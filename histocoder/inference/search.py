@@ -148,11 +148,11 @@ def greedy(
     tokens[:, 0] = BOS
     probabilities = torch.ones(batch, num_tokens, device=device)
     ended = torch.zeros(batch, dtype=torch.bool, device=device)
-    nodes, unused = (
-        torch.zeros(batch, dtype=torch.long, device=device),
-        ended,
-    )  # in the trie; whether the block is PAD
+    nodes = torch.zeros(batch, dtype=torch.long, device=device)  # in the trie
+    unused = ended  # whether the block is PAD
+
     for i in range(num_tokens):
+        # the best token of all, or of those that lead to a code
         probs = stepper.step(tokens[:, i : i + 1], real=~ended[:, None])[:, 0].float().softmax(-1)
         level = i % block_size
         if trie is None:
@@ -163,6 +163,8 @@ def greedy(
             if level == 0 and i:
                 unused = unused | (probs[:, PAD] >= most)
             best = best.masked_fill(unused, PAD)
+
+        # rows that have ended stay as they are
         chosen = best.masked_fill(ended, PAD)
         tokens[:, i + 1] = chosen
         probabilities[:, i] = torch.where(ended, 1.0, probs.gather(1, chosen[:, None])[:, 0])
@@ -257,11 +259,12 @@ class TrieSearch:
         Return the k best codes (B, k), their log-probabilities (B, k), and whether the width was
         enough, of shape ().
         """
-        batch, device = len(source.memory), source.memory.device
-        stepper, depth = (
-            IncrementalDecoder(self._decoder, source, many_nodes=True),
-            len(self._trie.children),
-        )
+        batch = len(source.memory)
+        device = source.memory.device
+        depth = len(self._trie.children)
+        stepper = IncrementalDecoder(self._decoder, source, many_nodes=True)
+
+        # every row begins at the root
         scores = torch.zeros(batch, 1, device=device)
         nodes = parents = torch.zeros(batch, 1, dtype=torch.long, device=device)
         tokens = torch.full_like(nodes, BOS)
@@ -275,6 +278,8 @@ class TrieSearch:
             next_tokens = child_tokens[nodes]  # (B, W, C)
             candidates = scores[..., None] + log_probs.gather(-1, next_tokens)
             candidates = candidates.masked_fill(children[nodes] < 0, -torch.inf).flatten(1)
+
+            # before the last level all that reach the floor stay, at the last the k best
             if level < depth:
                 candidates = candidates.masked_fill(candidates < floor, -torch.inf)
                 counts = (candidates > -torch.inf).sum(1)
@@ -287,7 +292,7 @@ class TrieSearch:
             else:
                 scores, indices = candidates.topk(k)
             parents = indices // children.shape[1]
-            nodes, tokens = (
-                x.flatten(1).gather(1, indices) for x in (children[nodes].clamp(min=0), next_tokens)
-            )
+            next_nodes = children[nodes].clamp(min=0)
+            nodes = next_nodes.flatten(1).gather(1, indices)
+            tokens = next_tokens.flatten(1).gather(1, indices)
         return nodes, scores, is_whole

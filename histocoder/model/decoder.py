@@ -279,7 +279,7 @@ class PriorSteps:
             self._ended = self._ended.gather(1, parents) | tokens.eq(PAD)
             self._fits = self._fits & (self._blocks[..., position - 1] == tokens[..., None])
 
-        # Behind a code, the classes that are not written yet compete anew.
+        # Behind a code, the classes that are not written yet compete again.
         is_behind_code = self._depth > 0 and position == 0
         if is_behind_code:
             self._left = self._left & ~self._fits

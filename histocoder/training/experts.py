@@ -110,7 +110,12 @@ def fit_weights(
     truth &= finite
     real = truth.any(1)
     if not may_be_other:
-        scores, truth, finite, real = scores[real], truth[real], finite[real], real[real]
+        scores = scores[real]
+        truth = truth[real]
+        finite = finite[real]
+        real = real[real]
+
+    # the usual weights, to which few rows draw
     grown = [num_train / (num_train + _HALF_GROWN[name]) for name in names]
     usual = torch.tensor(
         [_USUAL_WEIGHTS[name] for name in names], dtype=torch.float64
@@ -405,11 +410,9 @@ def set_experts(
     """Give a model other experts, or none: linear ones on codes and on attributes, and the nearest
     rows.
     """
-    model.linear_expert, model.attribute_expert, model.nearest_expert = (
-        linear,
-        of_attributes,
-        nearest,
-    )
+    model.linear_expert = linear
+    model.attribute_expert = of_attributes
+    model.nearest_expert = nearest
     model.to(next(model.parameters()).device)
     for kind, expert in (("linear", linear), ("attribute", of_attributes)):
         sizes: dict[str, Any] = {

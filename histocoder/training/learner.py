@@ -50,9 +50,13 @@ class Learner:
     def __init__(
         self, model: MixerModel, config: TrainConfig, device: torch.device, *, total_steps: int
     ) -> None:
-        self.model, self.config, self.device = model, config, device
+        self.model = model
+        self.config = config
+        self.device = device
         self.outputs: FrozenOutputs | None = None
         """A frozen encoder's, of the data that the next steps take, unless each step is to compute them."""
+
+        # how the model computes, before it is wrapped
         model.to(device)
         model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
         if config.gradient_checkpointing:
@@ -396,8 +400,11 @@ class AdamW(torch.optim.AdamW):
         """Step the rows (n,) of a table with their gradients (n, dim), where the norm is finite."""
         if not (state := self.state[table]):
             state["step"] = torch.zeros((), device=table.device if self.defaults["fused"] else None)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
-        (beta1, beta2), lr, eps = group["betas"], group["lr"], group["eps"]
+            state["exp_avg"] = torch.zeros_like(table)
+            state["exp_avg_sq"] = torch.zeros_like(table)
+        beta1, beta2 = group["betas"]
+        lr = group["lr"]
+        eps = group["eps"]
         is_finite = self.grad_norm.isfinite()
         if kernels.supports(table):
             if is_finite:

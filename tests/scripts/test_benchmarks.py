@@ -12,7 +12,7 @@ from pretrained import save_pretrained
 pytestmark = pytest.mark.slow
 ONE_STEP = ("--tiny", "--batch-size", 8, "--steps", 1, "--rounds", 1)
 SIDES = {
-    "train_step": (*ONE_STEP, "--against", "reference", "trainer", "torch"),
+    "train_step": (*ONE_STEP, "--against", "reference", "trainer", "torch", "attention", "dropout"),
     "frozen": ONE_STEP,
     "ddp": ONE_STEP,
     "loss_curve": ("--tiny", "--batch-size", 8, "--steps", 1),
