@@ -5,7 +5,8 @@ line of JSON.
 kernels, `attention` and `dropout` the one of that name. `reference` trains in fp32 with all inputs
 padded to 128 positions, batches in random order, rows tokenized one by one, an unfused AdamW, and
 the loss read in each step. `trainer` is Hugging Face's Trainer with bf16, rows grouped by length,
-and trimmed batches. All have random weights, the same losses, and the rows of `english_occupations.csv` (or data/train.csv if that is
+and trimmed batches. All have random weights, the same losses, and the rows of
+`english_occupations.csv` (or data/train.csv if that is
 missing) with the same noise. They take turns within the run, each in its own process and warmed up;
 the figures are medians. The peak is the fastest of several 2048³ products (on a GPU 8192³) in the
 precision of `ours`; their median shows how steady the machine was.
