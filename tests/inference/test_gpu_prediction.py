@@ -10,6 +10,7 @@ from histocoder import Coder
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder
 from histocoder.model.linear_expert import LinearExpert
+from histocoder.text.tokenizers import lower_characters
 
 TEXTS = ["farmer", "husmand og væver", "miner", "a", "weaver of the parish", "baker (deceased)"] * 3
 MODES = {"combined": 1, "greedy": 2, "flat": 1, "topk": 2, "full": 1}
@@ -53,3 +54,12 @@ def test_a_gpu_codes_as_many_rows_as_it_has_room_for():
     with pretended_gpu(free_bytes=8_000_000_000):
         assert Coder(tiny_model(), "cuda").batch_size == 2000
     assert Coder(tiny_model(), "cpu").batch_size == 256
+
+
+def test_a_linear_expert_follows_its_model_to_a_gpu():
+    characters = torch.from_numpy(lower_characters(TEXTS))
+    expert = ngram_model(1).linear_expert
+    expected = expert(characters)  # which makes an index, on the CPU
+    with pretended_gpu():
+        found = expert.to("cuda")(characters).cpu()
+    torch.testing.assert_close(found, expected)
