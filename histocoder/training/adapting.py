@@ -17,6 +17,7 @@ from histocoder.checkpoints.model_files import load_model
 from histocoder.config import ModelConfig, RunConfig
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.hashes import hashes_of
+from histocoder.model import MixerModel
 from histocoder.model.linear_expert import LinearExpert
 from histocoder.text.tokenizers import end_characters, lower_characters
 from histocoder.training.encoded_rows import pooled_encodings
@@ -87,28 +88,14 @@ def adapt(
     """
     assert start.path is not None
     model = load_model(start.path).to(device)
-    assert model.linear_expert is not None and model.nearest_expert is not None
+    learn(model, data)
 
-    # each description once, with all codes that its rows have
-    first_rows, text_of_row = data.distinct_texts()
-    rows, class_ids = data.labels()
-    is_true = np.zeros((len(first_rows), len(config.codes)), dtype=bool)
-    is_true[text_of_row[rows], class_ids] = True
-    texts = data.examples.inputs.texts(first_rows)
-
-    linear = adapted(model.linear_expert, texts, is_true)
-    text, true_class = is_true.nonzero()
-    encodings = pooled_encodings(model, data, first_rows)[torch.from_numpy(text).to(device)]
-    ends = torch.from_numpy(end_characters(texts)[text]).to(device)
-    nearest = model.nearest_expert.with_rows(
-        encodings, ends, torch.from_numpy(true_class).to(device)
-    )
-    set_experts(model, linear, model.attribute_expert, nearest)
-
+    # what it was trained on, so that a further run does not validate on it
     hashes = hashes_of(data.examples)
     if start.trained_on is not None:
         hashes = np.concatenate([hashes, start.trained_on])
     model.has_learned(torch.from_numpy(hashes))
+
     model.config = replace(
         model.config,
         target_cols=config.target_cols,
@@ -118,6 +105,32 @@ def adapt(
     )
     for folder in folders:
         rewrite_model(folder, model, remark=remark)
+
+
+def learn(model: MixerModel, data: OccupationDataset) -> None:
+    """Let a model's experts learn all rows of some data."""
+    linear_expert = model.linear_expert
+    nearest_expert = model.nearest_expert
+    assert linear_expert is not None and nearest_expert is not None
+
+    # each description once, with all codes that its rows have
+    first_rows, text_of_row = data.distinct_texts()
+    rows, class_ids = data.labels()
+    is_true = np.zeros((len(first_rows), model.config.num_classes), dtype=bool)
+    is_true[text_of_row[rows], class_ids] = True
+    texts = data.examples.inputs.texts(first_rows)
+
+    # the nearest rows: one for each code of a description
+    text, true_class = is_true.nonzero()
+    encodings = pooled_encodings(model, data, first_rows)
+    device = encodings.device
+    nearest = nearest_expert.with_rows(
+        encodings[torch.from_numpy(text).to(device)],
+        torch.from_numpy(end_characters(texts)[text]).to(device),
+        torch.from_numpy(true_class).to(device),
+    )
+    linear = adapted(linear_expert, texts, is_true)
+    set_experts(model, linear, model.attribute_expert, nearest)
 
 
 def adapted(expert: LinearExpert, texts: list[str], is_true: np.ndarray) -> LinearExpert:

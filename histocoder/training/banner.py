@@ -15,6 +15,7 @@ from histocoder.data.prepare import identifiers_notice
 from histocoder.errors import counted
 from histocoder.evaluation.summary import FEW_TEXTS, too_few
 from histocoder.formatters import MISSING
+from histocoder.launcher import missing_gpu
 from histocoder.log import log
 from histocoder.model.devices import computing_dtype, device_name, precision_name
 from histocoder.training.data import RunData, cut_notice
@@ -123,8 +124,9 @@ def log_banner(
 
     # the last epoch may end before its last step
     num_epochs = -(-trainer.total_steps // trainer.sampler.num_batches)
+    is_trained = trainer.total_steps > 0
     titles = ""
-    if data.num_titles:
+    if data.num_titles and is_trained:
         titles = f"{data.num_titles:,} titles of codes, "
     lines = {
         "script": Path(sys.argv[0]).name,
@@ -138,10 +140,11 @@ def log_banner(
         "batch": _batch(trainer, step_size),
         "steps": f"{trainer.total_steps:,} in {counted(num_epochs, 'epoch', 'epochs')}",
     }
-    if trainer.total_steps == 0:
+    if not is_trained:
+        del lines["parameters"], lines["batch"]
         lines["steps"] = (
             "none: these rows are few, and the initial model's word parts and nearest rows learn "
-            "them; its network is kept (--num-epochs N to train it)"
+            "them, without titles of codes; its network is kept (--num-epochs N to train it)"
         )
     for name, text in lines.items():
         log.info(f"{name:12}{text}")
@@ -150,7 +153,7 @@ def log_banner(
         log.warning(sentence)
     if num_distinct.get(VAL, FEW_TEXTS) < FEW_TEXTS:
         log.info(f"Notice on validation: {too_few(num_distinct[VAL])}")
-    if step_size > len(data.rows):
+    if is_trained and step_size > len(data.rows):
         log.info(
             f"Notice: a step of {step_size:,} rows is larger than the "
             f"{len(data.rows):,} examples: "
@@ -177,7 +180,7 @@ def _machine(trainer: Trainer) -> str:
     text = f"{_processes()}, {device_name(trainer.device)}"
     is_auto = trainer.config.device == "auto"
     if is_auto and trainer.device.type == "cpu" and torch.backends.cuda.is_built():
-        text += f"; {distributed.missing_gpu()}"
+        text += f"; {missing_gpu()}"
     return text
 
 

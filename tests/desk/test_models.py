@@ -239,6 +239,7 @@ def test_own_models_start_from_the_box(tmp_path: Path):
     models.offer(STARTER, name="the model in the box")
     models.use_again()
     assert models.box_is_in_use and models.coding.name == "the model in the box"
+    assert not models.jobs[GIVEN].has_metrics
     own = models.correct(GIVEN, lambda path: path.write_text("occ1,checked,hisco_1\n"))
     assert own.id == "own-1" and own.words[0] == "--corrections"
     assert not Models(tmp_path / "models", device="cpu", precision="auto").box_is_in_use

@@ -47,6 +47,7 @@ class Model(Job):
     state: Literal["queued", "running", "stopped", "failed", "done"] = "queued"
     seconds: float = 0  # that training took
     in_use: bool = False
+    has_metrics: bool = True  # whether its run, once done, has been measured
 
 
 class Models:
@@ -98,7 +99,10 @@ class Models:
         """List a model from elsewhere, which can be used."""
         self._given_folder = folder
         made = (folder / WEIGHTS_FILE).stat().st_mtime
-        self.jobs.add_oldest(Model(id=GIVEN, made=made, table=name, state="done"))
+        has_metrics = (run_of(folder) / METRICS_FILE).is_file()
+        self.jobs.add_oldest(
+            Model(id=GIVEN, made=made, table=name, state="done", has_metrics=has_metrics)
+        )
 
     def give(self, coder: Coder, folder: Path, *, name: str) -> None:
         """Use a model from elsewhere."""

@@ -191,7 +191,7 @@ async function detail(model) {
     const answer = await fetch(`/api/models/${model.id}/${name}`);
     return answer.ok ? answer.text() : null;
   };
-  if (model.state === "done") return { metrics: JSON.parse(await text("metrics.json")) };
+  if (model.state === "done") return model.has_metrics ? { metrics: JSON.parse(await text("metrics.json")) } : {};
   if (model.state === "queued") return {};
   const said = (await text("training.log")) || "";
   return progress(said, STEPS.test(said) ? (await text("logs.csv")) || "" : "");
