@@ -139,7 +139,8 @@ def _figures(metrics: EvaluationMetrics, logs: Path | None) -> Iterator[tuple[st
     """Yield all figures by name; none without data to show."""
     if logs is not None and logs.exists():
         log = pd.read_csv(logs)
-        if len(log):
+        # a run that adapts its model takes no step
+        if len(log) and log["step"].max() > 0:
             yield "training", _training_curves(log)
     yield "production", _production_curve(metrics.answer.production)
     yield "calibration", _reliability(metrics.answer.calibration)
@@ -162,9 +163,7 @@ def _training_curves(log: pd.DataFrame) -> Figure:
                 axes.plot(
                     known["step"], known[column], style, label=label, linewidth=1.8, markersize=4
                 )
-        axes.set(
-            xlabel="step", title=title, xlim=(0, max(1.0, 1.03 * log["step"].max())), ylim=(0, None)
-        )
+        axes.set(xlabel="step", title=title, xlim=(0, 1.03 * log["step"].max()), ylim=(0, None))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         _legend(axes, loc="upper left", bbox_to_anchor=(0, -0.16))
     panels[1].set(ylim=(0, 100))

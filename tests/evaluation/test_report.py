@@ -135,18 +135,18 @@ def test_a_language_of_one_row_has_no_bar(tmp_path: Path):
     assert "Danish" in page.text
 
 
-def test_a_report_without_what_is_not_known(tmp_path: Path):
+@pytest.mark.parametrize("log", [None, "step,val_loss,seq_acc\n0,0.2,85\n"])
+def test_a_report_without_what_is_not_known(tmp_path: Path, log: str | None):
     examples = few_examples()
     examples.langs = ["en"] * len(examples)
     examples.codes["hisco_1"], examples.codes["hisco_2"] = "61110", None
     coder = tiny_coder()
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "training.png").write_bytes(b"an earlier report's")
-    page = Page(
-        write_report(
-            tmp_path, evaluate(coder, examples), coder, title="t", logs=tmp_path / "no.csv"
-        )
-    )
+    logs = tmp_path / "logs.csv"  # missing, or of a run without a step
+    if log is not None:
+        logs.write_text(log)
+    page = Page(write_report(tmp_path, evaluate(coder, examples), coder, title="t", logs=logs))
     assert {p.stem for p in (tmp_path / "report").iterdir()} == {
         "production",
         "calibration",
