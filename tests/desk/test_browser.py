@@ -373,8 +373,11 @@ def test_a_workbook_from_upload_to_deletion(model: Path, tmp_path: Path, width: 
         wait_until(lambda: bool(page.text("#trust .figure")))
         page.shot("review")
         for count in range(1, 5):
+            shown = page.text("#card .text")
             page.press(Keys.ENTER)
             wait_until(lambda n=count: len(decisions(model)) == n)
+            # the next card, which the next key is for
+            wait_until(lambda text=shown: page.text("#card .text") != text)
         page.click("#signed-in button")
         sign_in(page, "Bo")
         page.go("review")

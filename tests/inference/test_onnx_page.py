@@ -17,7 +17,7 @@ webdriver = pytest.importorskip("selenium.webdriver")
 from test_onnx import TEXTS, ngram_model  # noqa: E402
 
 from histocoder import Coder  # noqa: E402
-from histocoder.checkpoints.model_files import save_config  # noqa: E402
+from histocoder.checkpoints.model_files import as_saved, save_config  # noqa: E402
 from histocoder.inference import onnx_export  # noqa: E402
 
 CHROMIUM, DRIVER = (
@@ -46,7 +46,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 def test_the_page_codes_as_python_does(tmp_path: Path):
-    coder = Coder(ngram_model(), "cpu")
+    coder = Coder(as_saved(ngram_model()), "cpu")  # a graph has the table in its compact form
     page = shutil.copytree(
         ROOT / "docs" / "browser", tmp_path / "page", ignore=shutil.ignore_patterns("model", "ort")
     )
@@ -79,7 +79,7 @@ def test_the_page_codes_as_python_does(tmp_path: Path):
             ], text
             probabilities = [then[f"prob_{i + 1}"].item() for i in range(width)]
             np.testing.assert_allclose(
-                [float(row[1]) for row in rows[:width]], probabilities, atol=1e-4
+                [float(row[1]) for row in rows[:width]], probabilities, atol=1e-3
             )
     finally:
         driver.quit()
