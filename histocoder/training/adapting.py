@@ -14,7 +14,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from histocoder.checkpoints.model_files import load_model
-from histocoder.config import ModelConfig, RunConfig
+from histocoder.config import RECIPES, ModelConfig, RunConfig
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.hashes import hashes_of
 from histocoder.model import MixerModel
@@ -22,7 +22,7 @@ from histocoder.model.linear_expert import LinearExpert
 from histocoder.text.tokenizers import end_characters, lower_characters
 from histocoder.training.encoded_rows import pooled_encodings
 from histocoder.training.experts import rewrite_model, set_experts
-from histocoder.training.start import Start
+from histocoder.training.start import Start, kind_of_start
 
 MAX_ROWS = 300
 """Rows up to which a model is adapted; benchmarks/own_model.py compares it with training."""
@@ -32,6 +32,7 @@ MIN_RATIO = 50
 # Of a violated margin, C of support vector machines: where rows of five sources were learned, larger
 # ones had more of them right, and no others.
 _PENALTY = 5.0
+_KINDS = ("continued", "continued n-gram")  # of `RECIPES`: starts that keep their heads
 _MAX_PASSES = 50  # over the rows
 _TOLERANCE = 1e-3  # change of the coefficients in a pass, below which the passes end
 _LEAST_WEIGHT = 1e-3  # added weights of the linear expert that are smaller are left out
@@ -40,15 +41,16 @@ _LEAST_WEIGHT = 1e-3  # added weights of the linear expert that are smaller are 
 def is_adapted(config: RunConfig, start: Start, model: ModelConfig, *, num_rows: int) -> bool:
     """Return whether a run adapts its initial model to `num_rows` rows, instead of training it.
 
-    It does for few rows of codes that the model has, unless a setting says how long to train, or
-    how fast.
+    It does for few rows of codes that the model has, unless a setting says how to train.
     """
     initial = start.config
     if initial is None or not start.keeps_heads or config.no_experts:
         return False
-    by_recipe = config.by_recipe or ()
-    has_usual_steps = {"num_epochs", "min_steps", "learning_rate"} <= {*by_recipe}
-    if not has_usual_steps or config.max_steps is not None:
+    kind = kind_of_start(config, start)
+    if kind not in _KINDS:
+        return False
+    has_recipe = set(RECIPES[kind]) <= set(config.by_recipe or ())
+    if not has_recipe or config.max_steps is not None or config.freeze_encoder:
         return False
 
     has_experts = min(initial.num_linear_features, initial.num_nearest_rows) > 0

@@ -99,7 +99,13 @@ def test_a_run_adapts_few_rows_of_known_codes(tmp_path: Path):
     assert not is_adapted(fill_in(config, start), start, model, num_rows=1_000)
 
     # or a setting asks for training
-    for settings in ({"num_epochs": 2}, {"max_steps": 5}, {"no_experts": True}):
+    for settings in (
+        {"num_epochs": 2},
+        {"max_steps": 5},
+        {"batch_size": 8},
+        {"freeze_encoder": True},
+        {"no_experts": True},
+    ):
         trained = fill_in(replace(config, **settings), start)
         assert not is_adapted(trained, start, model, num_rows=100), settings
     more_codes = replace(model, codes=(*model.codes, "new"))
