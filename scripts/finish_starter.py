@@ -277,7 +277,8 @@ def calibrate(coder: Coder, num_titles: pd.Series) -> None:
             confidence[lang] = dict(scales[ALL_LANGUAGES])
         confidence[lang]["titles"] = float(num_titles.get(lang, 0))
     confidence[ALL_LANGUAGES] = dict(little)
-    coder.model.config = replace(coder.model.config, confidence=confidence)
+    # that of the Dutch titles, from which it has learned
+    coder.model.config = replace(coder.model.config, confidence=confidence, license="cc-by-sa-4.0")
 
 
 def half_of(texts: Sequence[str]) -> np.ndarray:

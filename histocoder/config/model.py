@@ -94,6 +94,7 @@ class ModelConfig:
     confidence: dict[str, dict[str, float]] = field(
         default_factory=dict
     )  # how it holds in other sources, by language; see `Confidence`
+    license: str = "apache-2.0"  # of the weights: what a model is trained further from decides it
     attribute_experts: dict[str, dict[str, float]] = field(
         default_factory=dict
     )  # their weights, by column

@@ -198,7 +198,9 @@ def _with_initial_weights(model_config: ModelConfig, config: RunConfig, start: S
     if start.config is not None:
         tokenizer = read_tokenizer(start.path)
         num_layers = start.config.decoder_num_layers
-        model_config = replace(model_config, decoder_num_layers=num_layers)
+        model_config = replace(
+            model_config, decoder_num_layers=num_layers, license=start.config.license
+        )
 
     # experts are fitted to the new data, and hashes of descriptions are recorded later
     for name in list(weights):

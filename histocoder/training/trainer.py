@@ -247,9 +247,12 @@ class Trainer:
         """Write the model and its card."""
         weights = self.learner.trained_weights()
         model = self.model
+        num_train = len(self.train_data)
+        if self.total_steps == 0:  # titles are not learned
+            num_train -= self.train_data.num_titles
         card = model_card(
             model.config,
-            num_train=len(self.train_data),
+            num_train=num_train,
             num_val=len(self.val_data),
             metrics=self.state.results,
         )

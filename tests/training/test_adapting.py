@@ -28,6 +28,14 @@ DECISIONS = pd.DataFrame(
 )
 """What a person decides on descriptions that the box codes otherwise."""
 
+CONFIG = FinetuneConfig(
+    dataset="my.csv",
+    target_cols=("hisco_1",),
+    encoder="ngram",
+    initial_checkpoint=BOX,
+    language="da",
+)
+
 
 @pytest.fixture(scope="module")
 def coder() -> Coder:
@@ -76,6 +84,14 @@ def test_an_adapted_model_keeps_what_the_box_knows(coder: Coder, run_folder: Pat
     assert own.model.config.confidence == coder.model.config.confidence
 
 
+def test_a_model_from_the_box_has_its_licence(run_folder: Path):
+    for folder in (run_folder, run_folder / "best"):
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        assert "license: cc-by-sa-4.0" in card and "share it under the same licence" in card
+    own = Start.of(replace(CONFIG, initial_checkpoint=str(run_folder / "best")))
+    assert own.config is not None and own.config.license == "cc-by-sa-4.0"
+
+
 def test_the_measured_model_has_not_learned_the_validation_rows(run_folder: Path):
     measured = json.loads((run_folder / "config.json").read_text(encoding="utf-8"))
     best = json.loads((run_folder / "best" / "config.json").read_text(encoding="utf-8"))
@@ -84,14 +100,7 @@ def test_the_measured_model_has_not_learned_the_validation_rows(run_folder: Path
 
 
 def test_a_run_adapts_few_rows_of_known_codes(tmp_path: Path):
-    config = FinetuneConfig(
-        dataset="my.csv",
-        target_cols=("hisco_1",),
-        encoder="ngram",
-        initial_checkpoint=BOX,
-        save_path=str(tmp_path),
-        language="da",
-    )
+    config = replace(CONFIG, save_path=str(tmp_path))
     start = Start.of(config)
     assert start.config is not None
     model = start.config
