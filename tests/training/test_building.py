@@ -220,7 +220,7 @@ def hub(status: int, *, after_seconds: float = 0) -> Iterator[str]:
 def test_the_hub_has_seconds_to_answer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, delay: float, answers: bool
 ):
-    monkeypatch.setattr("histocoder.model.encoder._HUB_SECONDS", 0.5)
+    monkeypatch.setattr("histocoder.model.encoder._HUB_SECONDS", 2.0)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     started = time.monotonic()

@@ -11,6 +11,7 @@ from models import config_of
 from pretended_gpu import Log, pretended_gpu
 from pretrained import model_of, save_pretrained
 from trainers import CPU, MAX_LEN, dataset
+from transformers.models.bert import modeling_bert
 
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import TrainConfig
@@ -100,6 +101,8 @@ def losses(
 def test_steps_never_wait_and_learn_alike(
     tmp_path: Path, table: Path, encoder: str, precision: str
 ):
+    if encoder == "bert" and not hasattr(modeling_bert, "create_bidirectional_mask"):
+        pytest.skip("this version of transformers waits, to look whether a mask is all True")
     options = {"gradient_accumulation_steps": 2, "batch_size": 4}
     expected = losses(tmp_path / "cpu", table, encoder, CPU, precision="fp32", **options)
     with pretended_gpu() as log:
