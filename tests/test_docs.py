@@ -27,7 +27,7 @@ OF_LAUNCHERS = (
     "multi_gpu num_processes"
 )
 OF_SLURM = "nodes ntasks-per-node gpus-per-node kill-on-bad-exit"
-OF_OTHERS = "tables wheel logdir no-deps directory rm user gpus build-arg"
+OF_OTHERS = "tables decisions wheel logdir no-deps directory rm user gpus build-arg"
 OTHERS = (
     f"{OF_LAUNCHERS} {OF_SLURM} {OF_OTHERS} help help-all no- fsdp-".split()
 )  # and names with … behind
