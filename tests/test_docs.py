@@ -18,10 +18,12 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 LINKING = sorted(
     {
         path
-        for at in ("*.md", ".github/**/*.md", "data/*.md", "docs/*.[mi]*")
+        for at in ("*.md", ".github/**/*.md", "benchmarks/**/*.md", "data/*.md", "docs/*.[mi]*")
         for path in ROOT.glob(at)
     }
+    - {ROOT / "docs" / "benchmarks.md"}
 )
+"""Without the page that includes BENCHMARKS.md, whose links to notes docs/notes.py adds to the site."""
 OF_LAUNCHERS = (
     "standalone nproc_per_node nnodes node_rank master_addr master_port max-restarts "
     "multi_gpu num_processes"

@@ -2,7 +2,7 @@
 
 A table of n-grams keeps the rows that were trained, and 4 bits of each number with scales, as
 do the rows that the nearest-neighbour expert remembers. Other matrices of a model
-with such a table have 16 bits. BENCHMARKS.md ("Sizes") has what this costs in accuracy.
+with such a table have 16 bits. benchmarks/notes/sizes.md has what this costs in accuracy.
 """
 
 from collections.abc import Mapping

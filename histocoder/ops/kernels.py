@@ -2,7 +2,7 @@
 table's rows.
 
 They are compiled when the package is installed if there is a C compiler; without them callers use
-slower operators. BENCHMARKS.md has what a step takes without each of them ("Kernels").
+slower operators. benchmarks/notes/kernels.md has what a step takes without each of them.
 """
 
 from __future__ import annotations
