@@ -42,6 +42,16 @@ def test_what_is_promised_has_its_tests():
     assert len(named) > 10 and all((ROOT / path).exists() for path in named)
 
 
+def test_stations_of_a_row_exist():
+    page = (ROOT / "docs" / "how-it-is-built.md").read_text(encoding="utf-8")
+    stations = re.findall(r"^\| `([\w/.]+): ([\w.]+)`", page, re.MULTILINE)
+    assert len(stations) > 25
+    for path, name in stations:
+        source = (ROOT / "histocoder" / path).read_text(encoding="utf-8")
+        for part in name.split("."):
+            assert re.search(rf"(def|class) {part}\b", source), f"{path}: {name}"
+
+
 def test_flag_tables_are_those_of_programs():
     page = PAGE.read_text(encoding="utf-8")
     assert with_tables(page) == page, "run make docs"
