@@ -18,12 +18,13 @@ from histocoder.inference.incremental import DecoderInputs, SequenceScorer
 from histocoder.inference.predictions import LEAST, NUM_CANDIDATES
 from histocoder.inference.search import CodeTrie
 from histocoder.model import Decoder
+from histocoder.model.nearest import HIGHEST_VOTES
 
 MIN_ORDER_PROBABILITY = 1e-6
 """Probability of a beginning, below which orders of codes that begin so are not followed."""
 MIN_DOUBT = 1e-6
 """Least probability on either side of odds."""
-MIN_RELATIVE_SHARE = 1e-2
+MIN_RELATIVE_SHARE = 3e-2
 """Share of a candidate, as a part of the best one's, from which on the decoder is asked."""
 
 
@@ -245,28 +246,29 @@ class CombinedSearch:
 
     def _decode(self, weights: Mapping[str, float]) -> DecodedCodes:
         """Return the answer of all experts, the decoder among them if there is a source."""
-        codes = self._proposals()
-        written = None
-        if self._source is not None:
-            written = self._write_first(codes[:, 0])
-            codes = torch.cat([codes, self._greedy_codes(written)[:, None]], dim=1)
-        candidates = self._candidates(codes)
+        candidates = self._candidates(self._proposals())
         if not weights:
             names = list(candidates.votes)
-            if written is not None:
+            if self._source is not None:
                 names.append("decoder")
             weights = dict.fromkeys(names, 1 / len(names))
         scores = candidates.scores(weights)
         ended = torch.zeros_like(scores[:, 0])
-        if written is None:
+        if self._source is None:
             return self._first_codes(candidates, scores, weights, ended=ended)[0]
 
+        # What the others prefer is written first, and what the decoder itself prefers is one more
+        # candidate.
+        written = self._write_first(candidates.codes[:, 0])
+        own = self._own_codes(written, candidates, scores, weights)
+        candidates = candidates.beside(own)
+        scores = torch.cat([scores, own.scores(weights)], dim=1)
         if self._missing is not None:
             ended = log_odds_of(written.log_probs[:, 0, self._missing]).sigmoid()
         total = scores + weights["decoder"] * self._votes(written, candidates, scores, weights)
         answer, index = self._first_codes(candidates, total, weights, ended=ended)
         if self._num_blocks > 1:
-            end = self._end_after(written, codes.gather(1, index)[:, 0])
+            end = self._end_after(written, candidates.codes.gather(1, index)[:, 0])
             self._decode_further(answer, candidates, scores, weights, end=end)
         return answer
 
@@ -323,17 +325,15 @@ class CombinedSearch:
             if not bool(is_open.any()):  # for which the host waits, once a code
                 break
 
-            # What the others prefer is written first, and what the decoder itself prefers is one
-            # more candidate. On a GPU rows that have ended are decoded, too, and keep their answers.
+            # On a GPU rows that have ended are decoded, too, and keep their answers.
             rows = indices_of(is_open)
             preferred = candidates.codes.gather(1, scores.argmax(1, keepdim=True))[rows, 0]
             has_next = number + 1 < self._num_blocks
             written = self._write(rows, prefix[rows], preferred, has_next=has_next)
-            own_codes = self._greedy_codes(written)[:, None]
-            own = self._candidates(own_codes, rows)
-            own.is_repeated |= (own_codes == candidates.codes[rows]).any(1, keepdim=True)
-            own.is_repeated |= (own_codes == answer.codes[rows]).any(1, keepdim=True)
-            of_rows = candidates.rows(rows).beside(own)
+            of_rows = candidates.rows(rows)
+            own = self._own_codes(written, of_rows, scores[rows], weights)
+            own.is_repeated |= (own.codes == answer.codes[rows]).any(1, keepdim=True)
+            of_rows = of_rows.beside(own)
             of_others = torch.cat([scores[rows], own.scores(weights)], dim=1)
             votes = self._votes(written, of_rows, of_others, weights)
             total = of_others + weights["decoder"] * votes
@@ -375,14 +375,40 @@ class CombinedSearch:
         prefix = torch.full_like(codes[:, None], BOS)
         return self._write(rows, prefix, codes, has_next=self._num_blocks > 1)
 
-    def _greedy_codes(self, written: Written) -> Tensor:
-        """Return the codes (R,) that the decoder writes by itself behind the same prefix.
+    def _own_codes(
+        self,
+        written: Written,
+        candidates: Candidates,
+        scores: Tensor,
+        weights: Mapping[str, float],
+    ) -> Candidates:
+        """Return one more candidate (R, 1) for each row: what the decoder writes by itself, which
+        may be among the candidates (R, K) already.
 
-        Most are those that it was made to write, which its probabilities show.
+        It is not sought where no code beside these can have a share that counts, by the most that
+        each expert may say of it.
+        """
+        beliefs = [weights[name] * log[written.rows] for name, log in self._log_beliefs.items()]
+        beside = torch.stack(beliefs).sum(0).scatter(1, candidates.codes, -torch.inf)
+        highest = beside.amax(1, keepdim=True) + weights["decoder"] * self._bound_beside(written)
+        for name, most in HIGHEST_VOTES.items():
+            highest = highest + weights.get(name, 0.0) * most
+
+        least = self._least_score(written, candidates.codes, scores, weights)
+        codes = self._greedy_codes(written, where=(highest >= least)[:, 0])
+        own = self._candidates(codes[:, None], written.rows)
+        own.is_repeated |= (own.codes == candidates.codes).any(1, keepdim=True)
+        return own
+
+    def _greedy_codes(self, written: Written, *, where: Tensor | bool = True) -> Tensor:
+        """Return the codes (R,) that the decoder writes by itself behind the same prefix, or, where
+        `where` (R,) is not True, those that it was made to write.
+
+        Most are these anyway, which its probabilities show.
         """
         trie = self._trie
         codes = written.codes
-        part = indices_of(~trie.is_greedy(codes, written.log_probs))
+        part = indices_of(~trie.is_greedy(codes, written.log_probs) & where)
         if len(part):
             rows = written.rows[part]
             tokens = written.prefix[part]
@@ -433,9 +459,8 @@ class CombinedSearch:
         codes = candidates.codes
         bounds = self._bounds(written, codes)
         highest = scores + weights["decoder"] * bounds
+        is_asked = highest >= self._least_score(written, codes, scores, weights)
         is_written = codes == written.codes[:, None]
-        reached = highest.masked_fill(~is_written, -torch.inf).amax(1, keepdim=True)
-        is_asked = highest >= reached + math.log(MIN_RELATIVE_SHARE)
         estimates = bounds
         if self._source is not None and self._source.prior is not None:
             estimates = bounds.minimum(candidates.votes["flat"]).where(~is_written, bounds)
@@ -454,6 +479,32 @@ class CombinedSearch:
         is_same = blocks == self._trie.blocks[written.codes][:, None]
         begins_alike = F.pad(is_same[..., :-1], (1, 0), value=True).cumprod(-1)
         return of_tokens.masked_fill(begins_alike == 0, 0.0).sum(-1)
+
+    def _bound_beside(self, written: Written) -> Tensor:
+        """Return an upper bound (R, 1) of the decoder's log-probabilities of all codes but those that
+        were written.
+
+        Such a code is at most as probable as its beginning, up to the first token that differs.
+        """
+        blocks = self._trie.blocks[written.codes][..., None]
+        log_probs = written.log_probs[:, : blocks.shape[1]]
+        of_written = log_probs.gather(2, blocks)[..., 0]
+        of_others = log_probs.scatter(2, blocks, -torch.inf).amax(2)
+        before = of_written.cumsum(1) - of_written
+        return (before + of_others).amax(1, keepdim=True)
+
+    def _least_score(
+        self, written: Written, codes: Tensor, scores: Tensor, weights: Mapping[str, float]
+    ) -> Tensor:
+        """Return the score (R, 1) from which on a code's share counts beside that of the code that
+        was written, which is among `codes` (R, K).
+
+        `scores` (R, K) are those by all experts but the decoder.
+        """
+        is_written = codes == written.codes[:, None]
+        by_others = scores.masked_fill(~is_written, -torch.inf).amax(1, keepdim=True)
+        by_decoder = self._bounds(written, written.codes[:, None])
+        return by_others + weights["decoder"] * by_decoder + math.log(MIN_RELATIVE_SHARE)
 
     def _ask(
         self, written: Written, candidates: Tensor, estimates: Tensor, *, is_asked: Tensor

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from histocoder.ops import kernels
 
+HIGHEST_VOTES = {"nearest": 0.0, "begins": 1.0, "ends": 1.0}
+"""The most that each vote of a `NearestExpert` may be."""
 _NUM_COMPONENTS = 64  # principal components of encodings; more of them decide no better
 _SHARPNESS = 20.0  # factor of cosines, which makes log-odds of them
 _AT_ONCE = 256  # descriptions that are compared with all rows at once
