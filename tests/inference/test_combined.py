@@ -48,7 +48,7 @@ def num_positions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_fewer_questions_give_the_same_codes(
     monkeypatch: pytest.MonkeyPatch, num_positions: list[int], seed: int
 ):
-    monkeypatch.setattr(combined, "NUM_CANDIDATES", 2 + seed)
+    monkeypatch.setattr(combined, "NUM_CANDIDATES", 3 + seed)
     model = model_of(seed)
     found = answers(model)
     asked = sum(num_positions)
