@@ -177,7 +177,9 @@ class CombinedSearch:
         written = None
         if self._source is not None:
             written = self._write_first(codes[:, 0])
-            codes = torch.cat([codes, self._greedy_codes(written)[:, None]], dim=1)
+            bound = self._trie.bound_of_greedy(written.codes, written.log_probs)
+            own = self._greedy_codes(written, indices_of(bound.isfinite()))
+            codes = torch.cat([codes, own[:, None]], dim=1)
         candidates = self._candidates(codes)
         votes = candidates.votes
         if written is not None:
@@ -218,19 +220,22 @@ class CombinedSearch:
 
     def decode(self, weights: Mapping[str, float]) -> DecodedCodes:
         """Return the best set of codes by the experts' weights, by default equal ones."""
+        candidates = self._candidates(self._proposals())
         if self._source is None or "sure" not in weights:
-            return self._decode(weights)
-        answer, is_sure = self._decode_without_decoder(weights)
+            return self._decode(candidates, weights)
+        answer, is_sure = self._decode_without_decoder(candidates, weights)
         rows = indices_of(~is_sure)
         if not len(rows):
             return answer
-        return answer.replaced(rows, self.rows(rows)._decode(weights), where=~is_sure[rows])
+        others = self.rows(rows)._decode(candidates.rows(rows), weights)
+        return answer.replaced(rows, others, where=~is_sure[rows])
 
-    def _decode_without_decoder(self, weights: Mapping[str, float]) -> tuple[DecodedCodes, Tensor]:
+    def _decode_without_decoder(
+        self, candidates: Candidates, weights: Mapping[str, float]
+    ) -> tuple[DecodedCodes, Tensor]:
         """Return the first codes with the flat head's votes for the decoder's, and whether these
         are the answer (B,).
         """
-        candidates = self._candidates(self._proposals())
         scores = candidates.scores(weights)
         by_head = candidates.votes["flat"]
         total = scores + weights["decoder"] * by_head
@@ -244,9 +249,8 @@ class CombinedSearch:
         cannot_turn = highest[:, 0] - highest[:, 1] >= -weights["decoder"] * math.log(LEAST)
         return answer, cannot_turn & (log_odds > weights["sure"])
 
-    def _decode(self, weights: Mapping[str, float]) -> DecodedCodes:
+    def _decode(self, candidates: Candidates, weights: Mapping[str, float]) -> DecodedCodes:
         """Return the answer of all experts, the decoder among them if there is a source."""
-        candidates = self._candidates(self._proposals())
         if not weights:
             names = list(candidates.votes)
             if self._source is not None:
@@ -260,9 +264,9 @@ class CombinedSearch:
         # What the others prefer is written first, and what the decoder itself prefers is one more
         # candidate.
         written = self._write_first(candidates.codes[:, 0])
-        own = self._own_codes(written, candidates, scores, weights)
-        candidates = candidates.beside(own)
-        scores = torch.cat([scores, own.scores(weights)], dim=1)
+        candidates, scores = self._with_own_codes(
+            written, candidates, scores, weights, earlier=candidates.codes[:, :0]
+        )
         if self._missing is not None:
             ended = log_odds_of(written.log_probs[:, 0, self._missing]).sigmoid()
         total = scores + weights["decoder"] * self._votes(written, candidates, scores, weights)
@@ -331,10 +335,9 @@ class CombinedSearch:
             has_next = number + 1 < self._num_blocks
             written = self._write(rows, prefix[rows], preferred, has_next=has_next)
             of_rows = candidates.rows(rows)
-            own = self._own_codes(written, of_rows, scores[rows], weights)
-            own.is_repeated |= (own.codes == answer.codes[rows]).any(1, keepdim=True)
-            of_rows = of_rows.beside(own)
-            of_others = torch.cat([scores[rows], own.scores(weights)], dim=1)
+            of_rows, of_others = self._with_own_codes(
+                written, of_rows, scores[rows], weights, earlier=answer.codes[rows]
+            )
             votes = self._votes(written, of_rows, of_others, weights)
             total = of_others + weights["decoder"] * votes
             shares = total.softmax(-1) * (1 - ended[rows, None])
@@ -375,50 +378,52 @@ class CombinedSearch:
         prefix = torch.full_like(codes[:, None], BOS)
         return self._write(rows, prefix, codes, has_next=self._num_blocks > 1)
 
-    def _own_codes(
+    def _with_own_codes(
         self,
         written: Written,
         candidates: Candidates,
         scores: Tensor,
         weights: Mapping[str, float],
-    ) -> Candidates:
-        """Return one more candidate (R, 1) for each row: what the decoder writes by itself, which
-        may be among the candidates (R, K) already.
+        *,
+        earlier: Tensor,
+    ) -> tuple[Candidates, Tensor]:
+        """Return the candidates (R, K) and their scores by all experts but the decoder, with what
+        the decoder writes by itself as one more where it may count.
 
-        It is not sought where no code beside these can have a share that counts, by the most that
-        each expert may say of it.
+        It is not sought where it can have no share that counts, by the most that each expert may
+        say of a code beside the candidates. `earlier` (R, n) are codes that rows have already.
         """
         beliefs = [weights[name] * log[written.rows] for name, log in self._log_beliefs.items()]
         beside = torch.stack(beliefs).sum(0).scatter(1, candidates.codes, -torch.inf)
-        highest = beside.amax(1, keepdim=True) + weights["decoder"] * self._bound_beside(written)
+        by_decoder = self._trie.bound_of_greedy(written.codes, written.log_probs)
+        highest = beside.amax(1) + weights["decoder"] * by_decoder
         for name, most in HIGHEST_VOTES.items():
             highest = highest + weights.get(name, 0.0) * most
 
         least = self._least_score(written, candidates.codes, scores, weights)
-        codes = self._greedy_codes(written, where=(highest >= least)[:, 0])
-        own = self._candidates(codes[:, None], written.rows)
-        own.is_repeated |= (own.codes == candidates.codes).any(1, keepdim=True)
-        return own
+        part = indices_of(by_decoder.isfinite() & (highest >= least[:, 0]))
+        if not len(part):
+            return candidates, scores
+        own = self._candidates(self._greedy_codes(written, part)[:, None], written.rows)
+        known = torch.cat([candidates.codes, earlier], dim=1)
+        own.is_repeated |= (own.codes == known).any(1, keepdim=True)
+        return candidates.beside(own), torch.cat([scores, own.scores(weights)], dim=1)
 
-    def _greedy_codes(self, written: Written, *, where: Tensor | bool = True) -> Tensor:
-        """Return the codes (R,) that the decoder writes by itself behind the same prefix, or, where
-        `where` (R,) is not True, those that it was made to write.
-
-        Most are these anyway, which its probabilities show.
+    def _greedy_codes(self, written: Written, part: Tensor) -> Tensor:
+        """Return the codes (R,) that were written, and those that the decoder writes by itself behind
+        the same prefix in a part (N,) of them.
         """
+        if not len(part):
+            return written.codes
         trie = self._trie
-        codes = written.codes
-        part = indices_of(~trie.is_greedy(codes, written.log_probs) & where)
-        if len(part):
-            rows = written.rows[part]
-            tokens = written.prefix[part]
-            nodes = torch.zeros_like(rows)
-            for level in range(trie.blocks.shape[1]):
-                log_probs = self._scorer.log_probs(tokens, rows, num_last=1)[:, 0]
-                _, following, nodes = trie.most_probable(log_probs, level, nodes)
-                tokens = torch.cat([tokens, following[:, None]], dim=1)
-            codes = codes.index_copy(0, part, nodes)
-        return codes
+        rows = written.rows[part]
+        tokens = written.prefix[part]
+        nodes = torch.zeros_like(rows)
+        for level in range(trie.blocks.shape[1]):
+            log_probs = self._scorer.log_probs(tokens, rows, num_last=1)[:, 0]
+            _, following, nodes = trie.most_probable(log_probs, level, nodes)
+            tokens = torch.cat([tokens, following[:, None]], dim=1)
+        return written.codes.index_copy(0, part, nodes)
 
     def _write(self, rows: Tensor, prefix: Tensor, codes: Tensor, *, has_next: bool) -> Written:
         """Have the decoder write codes (R,) behind prefixes (R, L), and say what follows if another
@@ -479,19 +484,6 @@ class CombinedSearch:
         is_same = blocks == self._trie.blocks[written.codes][:, None]
         begins_alike = F.pad(is_same[..., :-1], (1, 0), value=True).cumprod(-1)
         return of_tokens.masked_fill(begins_alike == 0, 0.0).sum(-1)
-
-    def _bound_beside(self, written: Written) -> Tensor:
-        """Return an upper bound (R, 1) of the decoder's log-probabilities of all codes but those that
-        were written.
-
-        Such a code is at most as probable as its beginning, up to the first token that differs.
-        """
-        blocks = self._trie.blocks[written.codes][..., None]
-        log_probs = written.log_probs[:, : blocks.shape[1]]
-        of_written = log_probs.gather(2, blocks)[..., 0]
-        of_others = log_probs.scatter(2, blocks, -torch.inf).amax(2)
-        before = of_written.cumsum(1) - of_written
-        return (before + of_others).amax(1, keepdim=True)
 
     def _least_score(
         self, written: Written, codes: Tensor, scores: Tensor, weights: Mapping[str, float]

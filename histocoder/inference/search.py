@@ -102,16 +102,24 @@ class CodeTrie:
         most, index = of_children.max(1, keepdim=True)
         return most[:, 0], tokens.gather(1, index)[:, 0], children.gather(1, index)[:, 0]
 
-    def is_greedy(self, codes: Tensor, log_probs: Tensor) -> Tensor:
-        """Return whether each token of codes (N,) is the most probable one, by the log-probabilities
-        (N, depth, V), or more, of what follows the tokens before them.
+    def bound_of_greedy(self, codes: Tensor, log_probs: Tensor) -> Tensor:
+        """Return an upper bound (N,) of the log-probability of the code that is written by taking
+        the most probable token each time, -inf where this is the given one (N,).
+
+        `log_probs` (N, depth, V), or more, are those of what follows the given codes' tokens. Another
+        code is at most as probable as its beginning, up to the first token that differs.
         """
-        is_greedy = torch.ones_like(codes, dtype=torch.bool)
+        bound = log_probs.new_full(codes.shape, -torch.inf)
+        before = torch.zeros_like(bound)
+        is_same = torch.ones_like(codes, dtype=torch.bool)
         for level in range(len(self.children)):
-            written = log_probs[:, level].gather(1, self.blocks[codes, level, None])[:, 0]
-            nodes = self.paths[codes, level]
-            is_greedy &= written >= self.most_probable(log_probs[:, level], level, nodes)[0]
-        return is_greedy
+            given = log_probs[:, level].gather(1, self.blocks[codes, level, None])[:, 0]
+            best = self.most_probable(log_probs[:, level], level, self.paths[codes, level])[0]
+            differs = is_same & (given < best)
+            bound = (before + best).where(differs, bound)
+            is_same = is_same & ~differs
+            before = before + given
+        return bound
 
 
 @torch.no_grad()

@@ -85,9 +85,9 @@ def test_own_codes_are_sought_where_they_may_count(monkeypatch: pytest.MonkeyPat
     num_sought: list[int] = []
     write = search._greedy_codes
 
-    def counted(self: combined.CombinedSearch, *args, where: torch.Tensor) -> torch.Tensor:
-        num_sought.append(int(where.sum()))
-        return write(self, *args, where=where)
+    def counted(self: combined.CombinedSearch, written: combined.Written, part: torch.Tensor):
+        num_sought.append(len(part))
+        return write(self, written, part)
 
     monkeypatch.setattr(search, "_greedy_codes", counted)
     monkeypatch.setattr(combined, "NUM_CANDIDATES", 2)
