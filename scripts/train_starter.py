@@ -1,6 +1,6 @@
 """Train the model in the box, histocoder/starter, from the project's titles and tables by path.
 
-    python scripts/train_starter.py --tables ../shared/data --lexicon ../lexicon --save-path starter-run
+    python scripts/train_starter.py --tables ../shared/data --save-path starter-run
 
 `--tables` is a folder with the tables that histocoder/starter/NOTICE names; those that are not there
 are left out. One part in twenty of each language's descriptions, of English one in ten, is held out:
