@@ -24,6 +24,7 @@ from urllib.request import Request, urlopen
 import pandas as pd
 from PIL import Image
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -57,7 +58,11 @@ class Page:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
     def wait(self, selector: str, text: str) -> None:
-        WebDriverWait(self.driver, 120).until(lambda _: text in self.one(selector).text)
+        # the page may replace the element between finding and reading it
+        waiting = WebDriverWait(
+            self.driver, 120, ignored_exceptions=[StaleElementReferenceException]
+        )
+        waiting.until(lambda _: text in self.one(selector).text)
 
     def shoot(self, name: str, height: int, width: int = WIDTH) -> None:
         """Take a picture in light and one in dark mode."""
