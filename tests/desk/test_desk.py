@@ -249,6 +249,19 @@ def test_files_are_coded_as_predict_does(
     assert client.delete(f"/api/files/{file}").json() == []
 
 
+def test_a_model_by_another_path_codes_files(
+    coder: tuple[Coder, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "link").symlink_to(coder[1].parent)
+    monkeypatch.chdir(coder[1].parent)
+    for folder in (Path(coder[1].name), tmp_path / "link" / coder[1].name):
+        with served(tmp_path / f"desk {folder.is_absolute()}", (coder[0], folder)) as client:
+            file = send(client, "two.csv", b"occ1,lang\nsmith,en\nbaker,en\n")
+            assert code(client, file, language="en")["rows_done"] == 2
+            told = client.get(f"/api/files/{file}/provenance").json()
+            assert "--model out " in told["command"]
+
+
 @pytest.mark.parametrize(("suffix", "separator"), [("csv", ";"), ("csv", "\t"), ("tsv", "\t")])
 def test_files_come_back_in_their_form(client: TestClient, suffix: str, separator: str):
     rows = [["id", "occ1"], ["1", "væver, smed"]]

@@ -104,6 +104,7 @@ class Coding:
     """A model, and its run's training data as evidence."""
 
     def __init__(self, coder: Coder, folder: Path, *, name: str) -> None:
+        folder = folder.resolve()
         run = run_of(folder)
         self.coder = coder
         self.folder = folder

@@ -120,7 +120,7 @@ class Models:
     @property
     def box_is_in_use(self) -> bool:
         """Whether the model in use is the one in the box."""
-        return self._coding is not None and self._coding.folder == STARTER
+        return self._coding is not None and self._coding.folder == STARTER.resolve()
 
     def use(self, model_id: str) -> None:
         """Use a model for all that is coded and reviewed from now on."""
