@@ -47,6 +47,13 @@ def test_several_codes_runs(tmp_path: Path):
     assert '"different": 0' in printed
 
 
+def test_scale_runs(tmp_path: Path):
+    picture = tmp_path / "scale.svg"
+    printed = run("benchmarks/scale.py", "--rows", 600, 1200, "--picture", picture).stdout
+    assert '"desk"' in printed
+    assert picture.is_file()
+
+
 def test_own_model_runs():
     assert '"right_own_elsewhere"' in run("benchmarks/own_model.py", "--decisions", 10).stdout
 
