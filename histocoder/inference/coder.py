@@ -29,9 +29,9 @@ from histocoder.config import PredictOptions
 from histocoder.config.model import ALL_LANGUAGES
 from histocoder.errors import UserError
 from histocoder.inference.confidence import elsewhere, say_little_known
-from histocoder.inference.decoding import BatchPredictor, Inputs
-from histocoder.inference.descriptions import Descriptions, Langs, Texts, make_batches
-from histocoder.inference.predictions import Prediction, RankedPrediction, join_rows
+from histocoder.inference.decoding import BatchPredictor
+from histocoder.inference.descriptions import Descriptions, Inputs, Langs, Texts, make_batches
+from histocoder.inference.predictions import Prediction, RankedPrediction
 from histocoder.model import MixerModel
 from histocoder.model.devices import computing_dtype, rows_at_once
 from histocoder.model.ngram import NgramEncoder
@@ -92,11 +92,11 @@ class Coder:
         dtype = computing_dtype(precision, self.device)
         self.computing = self.model
         if dtype != torch.float32:
-            # A copy, since weights are saved as they were trained. Experts compute in their own
-            # precision, and are shared.
+            # A copy, since weights are saved as they were trained. It is without the experts, which
+            # compute in their own precision.
             experts = (model.linear_expert, model.nearest_expert, model.attribute_expert)
-            shared: dict[int, Any] = dict.fromkeys(map(id, experts))
-            self.computing = copy.deepcopy(self.model, shared).to(dtype)
+            left_out: dict[int, Any] = dict.fromkeys(map(id, experts))
+            self.computing = copy.deepcopy(self.model, left_out).to(dtype)
         self.computing.dtype = dtype
         self.precision = str(dtype).removeprefix("torch.")
 
@@ -117,7 +117,11 @@ class Coder:
 
     @classmethod
     def from_pretrained(
-        cls, path_or_url: str | Path = BOX, device: str | None = None, **computing: Any
+        cls,
+        path_or_url: str | Path = BOX,
+        device: str | None = None,
+        *,
+        precision: str = "fp32",
     ) -> "Coder":
         """Open a model.
 
@@ -127,8 +131,8 @@ class Coder:
             Folder of a run or a checkpoint, any other folder with `config.json` and
             `model.safetensors`, or a Hugging Face hub repository with these files, as
             `hf://owner/name`. By default the model in the box, which codes into HISCO.
-        device, **computing
-            See `Coder`: `precision`.
+        device, precision
+            See `Coder`.
 
         Raises
         ------
@@ -136,7 +140,7 @@ class Coder:
             If there is no model, or it is damaged or of a newer format version.
         """
         folder = local_folder(path_or_url)
-        coder = cls(load_model(folder), device, **computing)
+        coder = cls(load_model(folder), device, precision=precision)
         if (folder / CARD_FILE).is_file():
             coder._card = (folder / CARD_FILE).read_text(encoding="utf-8")
         return coder
@@ -151,13 +155,8 @@ class Coder:
     def save_pretrained(self, folder: str | Path) -> None:
         """Write what `save_model` writes, and the model card; `from_pretrained` reads them."""
         model = self.model
-        save_model(
-            Path(folder),
-            model.config,
-            model.state_dict(),
-            tokenizer=model.tokenizer,
-            card=self.card,
-        )
+        weights = model.state_dict()
+        save_model(Path(folder), model.config, weights, tokenizer=model.tokenizer, card=self.card)
 
     def push_to_hub(self, repo_id: str, *, private: bool = False) -> str:
         """Upload what `save_pretrained` writes to the Hugging Face hub, with the token that
@@ -183,6 +182,7 @@ class Coder:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError
 
+        # A network that can't be reached is an OSError, a name without an owner a ValueError.
         api = HfApi()
         with TemporaryDirectory() as name:
             folder = Path(name) / "model"
@@ -238,7 +238,9 @@ class Coder:
         descriptions = self.distinct(texts, lang)
         prediction = self.code(descriptions, PredictOptions(**options), progress=progress)
         frame = prediction.frame(self.model.config)
-        return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
+        if isinstance(texts, pd.Series):
+            frame = frame.set_axis(texts.index)
+        return frame
 
     def code(
         self,
@@ -249,17 +251,15 @@ class Coder:
     ) -> Prediction:
         """Return the codes of `predict` as arrays, those of each row of the descriptions."""
         options = replace(options, mode=options.mode or self.mode)  # which is checked with it
-        if not descriptions.texts:
-            return self.decoding.missing(len(descriptions.rows), options)
 
         def work(inputs: Inputs) -> Prediction:
             return self.predict_batch(inputs, options)
 
-        batches = self.each_batch(work, descriptions, options, progress=progress)
-        prediction = Prediction.joined(batches, descriptions.rows)
-        prediction = self._calibrated(prediction, descriptions, options)
-        prediction.drop_unsure(options.min_confidence)
-        return prediction
+        # The last row is that of a missing description, whose index is -1.
+        prediction = self.decoding.missing(len(descriptions.texts) + 1, options)
+        for indices, batch in self.each_batch(work, descriptions, options, progress=progress):
+            prediction.write(indices, batch)
+        return self._answer(prediction, descriptions, options)
 
     @torch.inference_mode()
     def predict_batch(self, inputs: Inputs, options: PredictOptions) -> Prediction:
@@ -276,17 +276,18 @@ class Coder:
         descriptions.
         """
         descriptions = self.distinct(texts, lang)
-        if not descriptions.texts:
-            size = self.model.linear_decoder.in_features
-            return np.full((len(descriptions.rows), size), np.nan, dtype=np.float32)
 
         def work(inputs: Inputs) -> np.ndarray:
             pooled: np.ndarray = self.decoding.encode(inputs).pooled.float().cpu().numpy()
             return pooled
 
-        batches = self.each_batch(work, descriptions, PredictOptions(batch_size=batch_size))
-        indices, arrays = zip(*batches, strict=True)
-        return join_rows(indices, arrays, descriptions.rows)
+        # The last row is that of a missing description, whose index is -1.
+        size = self.model.linear_decoder.in_features
+        pooled = np.full((len(descriptions.texts) + 1, size), np.nan, dtype=np.float32)
+        options = PredictOptions(batch_size=batch_size)
+        for indices, batch in self.each_batch(work, descriptions, options):
+            pooled[indices] = batch
+        return pooled[descriptions.rows]
 
     def predict_ranked(
         self, texts: Texts, lang: Langs = "unk", *, batch_size: int | None = None
@@ -308,40 +309,41 @@ class Coder:
         Each description is encoded once.
         """
         options = replace(options, mode=options.mode or self.mode)
-        num_rows = len(descriptions.rows)
-        if not descriptions.texts:
-            missing = self.decoding.missing(num_rows, options)
-            return RankedPrediction(missing, missing._replace(attributes={}))
 
         def work(inputs: Inputs) -> RankedPrediction:
             batch = self.decoding.encode(inputs)
-            prediction = self.decoding.ranked(batch)
-            answer = prediction.answer
+            answer, ranked = self.decoding.ranked(batch)
             if options.mode != "combined":
                 answer = self.decoding.decode(batch, options)
-            answer = answer._replace(attributes=self.decoding.attributes(batch))
-            return prediction._replace(answer=answer)
+            attributes = self.decoding.attributes(batch)
+            return RankedPrediction(answer._replace(attributes=attributes), ranked)
 
-        batches = list(self.each_batch(work, descriptions, options, progress=progress))
-        answers = ((indices, batch.answer) for indices, batch in batches)
-        rankings = ((indices, batch.ranked) for indices, batch in batches)
-        answer = Prediction.joined(answers, descriptions.rows)
-        answer = self._calibrated(answer, descriptions, options)
-        answer.drop_unsure(options.min_confidence)
-        return RankedPrediction(answer, Prediction.joined(rankings, descriptions.rows))
+        num_texts = len(descriptions.texts)
+        answer = self.decoding.missing(num_texts + 1, options)
+        ranked = Prediction.missing(num_texts + 1, self.decoding.num_ranked)
+        for indices, batch in self.each_batch(work, descriptions, options, progress=progress):
+            answer.write(indices, batch.answer)
+            ranked.write(indices, batch.ranked)
+        answer = self._answer(answer, descriptions, options)
+        return RankedPrediction(answer, ranked.take(descriptions.rows))
 
-    def _calibrated(
-        self, found: Prediction, given: Descriptions, options: PredictOptions
+    def _answer(
+        self, prediction: Prediction, descriptions: Descriptions, options: PredictOptions
     ) -> Prediction:
-        """Return a prediction with the confidence that holds in other sources, if the model has
-        that of its mode.
+        """Return the prediction of each row, by that of each distinct description and a missing one.
+
+        Its confidence is that in other sources, if the model has measured that of its mode, and
+        codes of rows with less than the least confidence are left out.
         """
+        prediction = prediction.take(descriptions.rows)
         scales = self.model.config.confidence
-        if not scales or options.mode != self.mode or not given.texts:
-            return found
-        say_little_known(given.langs, scales)
-        langs = np.array([*given.langs, ALL_LANGUAGES], dtype=object)[given.rows]
-        return found._replace(conf=elsewhere(found.conf, langs, scales))
+        if scales and options.mode == self.mode and descriptions.texts:
+            say_little_known(descriptions.langs, scales)
+            langs = np.array([*descriptions.langs, ALL_LANGUAGES], dtype=object)
+            conf = elsewhere(prediction.conf, langs[descriptions.rows], scales)
+            prediction = prediction._replace(conf=conf)
+        prediction.drop_unsure(options.min_confidence)
+        return prediction
 
     def each_batch(
         self,
@@ -366,16 +368,19 @@ class Coder:
             at_least=self.decoding.num_at_once,
         )
 
-        def compute(batch: tuple[Any, ...]) -> tuple[np.ndarray, Result]:
-            rows, *arrays, language = batch
-            tensors: list[Any] = [None if a is None else torch.from_numpy(a) for a in arrays]
+        def compute(inputs: Inputs) -> tuple[np.ndarray, Result]:
             with self.turn, torch.inference_mode():
-                return rows, work(Inputs(language, *tensors))
+                return inputs.rows, work(inputs)
 
-        # A bar is shown on a terminal (None), if there is more than one batch.
-        is_hidden = None if progress is True and num_texts > batch_size else True
-        num_workers = self.num_workers if num_texts > batch_size else 1
+        # A single batch needs no bar and no threads. None shows the bar on a terminal alone.
+        is_hidden: bool | None = True
+        num_workers = 1
+        if num_texts > batch_size:
+            num_workers = self.num_workers
+            if progress is True:
+                is_hidden = None
         with tqdm(total=num_texts, unit="text", disable=is_hidden, leave=False) as bar:
+            # A batch counts once the caller has used it.
             on_progress = progress if callable(progress) else bar.update
             for rows, result in _in_order(compute, batches, num_workers=num_workers):
                 yield rows, result
@@ -397,6 +402,8 @@ def _in_order(
     pool = ThreadPoolExecutor(
         num_workers, initializer=torch.set_num_threads, initargs=(threads_each,)
     )
+
+    # One item more than there are workers waits, so that no worker does; more would take memory.
     results = deque[Future[Result]]()
     try:
         for item in items:

@@ -1,5 +1,6 @@
 """The modes of decoding: encoded descriptions in, their codes out."""
 
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -12,25 +13,18 @@ from torch import Tensor
 from histocoder.config import PredictOptions
 from histocoder.formatters import build_formatter
 from histocoder.inference.combined import CombinedSearch, set_probability
+from histocoder.inference.descriptions import Inputs
 from histocoder.inference.incremental import DecoderInputs
-from histocoder.inference.predictions import Attribute, Prediction, RankedPrediction
+from histocoder.inference.predictions import (
+    NUM_CANDIDATES,
+    Attribute,
+    Prediction,
+    RankedPrediction,
+)
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
 from histocoder.model import MixerModel
 from histocoder.model.devices import moved
-from histocoder.model.nearest import NearestExpert
 from histocoder.model.ngram import Lookup, NgramEncoder
-
-
-class Inputs(NamedTuple):
-    """A batch of tokenised descriptions, on the CPU."""
-
-    language: str  # whose experts' weights count
-    input_ids: Tensor  # see `MixerModel.encode`, of shape (B, S)
-    thresholds: Tensor  # thresholds of the flat head, of shape (B,)
-    characters: Tensor | None  # for linear experts, of shape (B, L); None if the model has none
-    ends: (
-        Tensor | None
-    )  # for the expert of nearest rows, of shape (B, 2); None if the model has none
 
 
 class Encoded(NamedTuple):
@@ -56,16 +50,14 @@ class BatchPredictor:
     ----------
     num_at_once : int
         Number of descriptions that a CPU's caches have room for, or with which a GPU is busy.
+    num_ranked : int
+        Number of candidates for the first code in `ranked`.
     """
 
     def __init__(self, model: MixerModel, computing: MixerModel) -> None:
         self._model = model
         self._computing = computing
         self.formatter = build_formatter(**model.config.formatter)
-        # without OccCANINE's class for blank cells
-        self.codes = tuple(code for code in model.config.codes if code)
-        # by their indices in the key; -1 is none
-        self._code_names = np.array([*self.codes, None], dtype=object)
         self._device = computing.linear_decoder.weight.device
         if self._device.type != "cpu":
             self.num_at_once = 4096
@@ -74,10 +66,15 @@ class BatchPredictor:
         else:
             self.num_at_once = 64
 
-        self._is_code: slice | Tensor = slice(None)  # classes that are codes
+        # OccCANINE has a class for blank cells, which is no code.
+        classes = [i for i, code in enumerate(model.config.codes) if code]
+        self.codes = tuple(filter(None, model.config.codes))
+        self._is_code: slice | Tensor = slice(None)
         if len(self.codes) < len(model.config.codes):
-            classes = [i for i, code in enumerate(model.config.codes) if code]
             self._is_code = torch.tensor(classes, device=self._device)
+        # Indices in the key choose names, and -1 chooses the last, which is none.
+        self._code_names = np.array((*self.codes, None), dtype=object)
+        self.num_ranked = min(NUM_CANDIDATES, len(self.codes)) + 1
 
     @cached_property
     def _trie(self) -> CodeTrie:
@@ -91,7 +88,7 @@ class BatchPredictor:
         memories: list[Tensor] = []
         pooled: list[Tensor] = []
         masks: list[Any] = []
-        for ids in inputs.input_ids.split(self.num_at_once):
+        for ids in torch.from_numpy(inputs.input_ids).split(self.num_at_once):
             num_positions = ids.shape[1]
             if config.mask_memory:  # else the decoder attends to padding, which is not cut off
                 longest = int(ids.ne(tokenizer.pad_id).sum(1).max())
@@ -108,6 +105,7 @@ class BatchPredictor:
             pooled.append(encoding[1])
             masks.append(encoding[2])
 
+        # The parts are as wide as their longest descriptions; the batch is as wide as the widest.
         width = max(memory.shape[1] for memory in memories)
         memory = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[1])) for part in memories])
         memory_mask = None
@@ -129,7 +127,7 @@ class BatchPredictor:
 
     def missing(self, num_rows: int, options: PredictOptions) -> Prediction:
         """Return what `decode` would return for rows without a description."""
-        missing = Prediction.missing(num_rows, self.width(options), self._model.config)
+        missing = Prediction.missing(num_rows, self.width(options), self._model.config.attributes)
         if options.mode == "full":
             return missing._replace(codes=missing.codes[:, :0])
         return missing
@@ -144,19 +142,20 @@ class BatchPredictor:
         if mode == "greedy":
             return self._decode_greedy(batch, options)
 
+        # The other modes search the codes of the key exactly, each as the only code of a row.
         search = TrieSearch(self._computing.decoder, self._trie)
         source = self._source(batch)
         if mode == "topk":
             indices, values = _numpy(*search.top_k(source, k=options.k))
             return Prediction(self._named(indices), values, values[:, 0])
-        (of_all,) = _numpy(search.full(source))
-        return Prediction(np.empty((len(of_all), 0), dtype=object), of_all, of_all.max(1))
+        (values,) = _numpy(search.full(source))
+        return Prediction(np.empty((len(values), 0), dtype=object), values, values.max(1))
 
     def _decode_flat(self, batch: Encoded, options: PredictOptions) -> Prediction:
         """Return the flat head's codes, further ones above their thresholds."""
         best = self._flat(batch).topk(self.width(options))
         indices, values = _numpy(best.indices, best.values)
-        thresholds = batch.inputs.thresholds.double().numpy()
+        thresholds = batch.inputs.thresholds.astype(np.float64)
         return Prediction.above(self._named(indices), values, thresholds)
 
     def _decode_greedy(self, batch: Encoded, options: PredictOptions) -> Prediction:
@@ -178,9 +177,8 @@ class BatchPredictor:
         # The probability of a set is that of all orders in which it can be written.
         is_code = moved(torch.from_numpy(~is_missing), self._device)
         conf = set_probability(decoder, source, tokens[:, 1:], probs, is_code=is_code)
-        of_codes = probs.unflatten(1, (num_blocks, size)).prod(-1)
-        of_codes_array, conf_array = _numpy(of_codes, conf)
-        return Prediction(codes, np.where(is_missing, np.nan, of_codes_array), conf_array)
+        of_codes, conf_array = _numpy(probs.unflatten(1, (num_blocks, size)).prod(-1), conf)
+        return Prediction(codes, np.where(is_missing, np.nan, of_codes), conf_array)
 
     def _named(self, indices: np.ndarray) -> np.ndarray:
         """Return codes by their indices in the key, None for -1."""
@@ -189,31 +187,39 @@ class BatchPredictor:
     def attributes(self, batch: Encoded) -> dict[str, Attribute]:
         """Return the attributes of a batch, by the names of their columns."""
         config = self._model.config
+        votes = self.attribute_votes(batch)
         probs = []
-        for name, votes in self.attribute_votes(batch).items():
+        for name, votes_of_experts in votes.items():
             weights = config.attribute_experts.get(name, {})
-            weighted = [weights.get(expert, 1.0) * vote for expert, vote in votes.items()]
+            weighted = [
+                weights.get(expert, 1.0) * vote for expert, vote in votes_of_experts.items()
+            ]
             probs.append(torch.stack(weighted).sum(0).softmax(-1))
-        return {
-            name: Attribute((None, *config.attributes[name]), of_attribute)
-            for name, of_attribute in zip(config.attributes, _numpy(*probs), strict=False)
-        }
+
+        # All of them are copied from a GPU at once.
+        attributes = {}
+        for name, array in zip(votes, _numpy(*probs), strict=True):
+            attributes[name] = Attribute((None, *config.attributes[name]), array)
+        return attributes
 
     def attribute_votes(self, batch: Encoded) -> dict[str, dict[str, Tensor]]:
         """Return the log-odds (B, K) of each attribute's categories, by each expert."""
         flat = self._computing.classify_attributes(batch.pooled)
         if flat is None:
             return {}
-        of_experts = {"flat": flat}
+        log_odds = {"flat": flat}
         if self._model.attribute_expert is not None:
-            of_experts["linear"] = self._model.attribute_expert(batch.inputs.characters)
+            log_odds["linear"] = self._model.attribute_expert(
+                torch.from_numpy(batch.inputs.characters)
+            )
 
-        attributes = self._model.config.attributes
-        sizes = [1 + len(labels) for labels in attributes.values()]
-        votes: dict[str, dict[str, Tensor]] = {name: {} for name in attributes}
-        for expert, log_odds in of_experts.items():
-            for name, part in zip(attributes, log_odds.split(sizes, dim=1), strict=True):
-                votes[name][expert] = part
+        # The columns of an expert's log-odds are the categories of one attribute after another.
+        votes: dict[str, dict[str, Tensor]] = {}
+        start = 0
+        for name, labels in self._model.config.attributes.items():
+            end = start + 1 + len(labels)
+            votes[name] = {expert: columns[:, start:end] for expert, columns in log_odds.items()}
+            start = end
         return votes
 
     def combined_search(self, batch: Encoded) -> CombinedSearch:
@@ -221,11 +227,8 @@ class BatchPredictor:
         config = self._model.config
         beliefs = {"flat": self._flat(batch)}
         if self._model.linear_expert is not None:
-            linear = self._model.linear_expert(batch.inputs.characters)
+            linear = self._model.linear_expert(torch.from_numpy(batch.inputs.characters))
             beliefs["linear"] = linear[:, self._is_code].softmax(-1)
-        nearest = None
-        if self._model.nearest_expert is not None:
-            nearest = partial(self._nearest, self._model.nearest_expert, batch)
 
         # Of rows with one code, the decoder's prior says all that it knows.
         has_decoder = self.formatter.num_blocks > 1 or not config.decoder_prior
@@ -236,7 +239,7 @@ class BatchPredictor:
             self._trie,
             self._source(batch) if has_decoder else None,
             beliefs,
-            nearest=nearest,
+            nearest=self._nearest(batch),
             num_blocks=self.formatter.num_blocks,
             missing=self.formatter.missing_token(self.codes),
         )
@@ -246,22 +249,35 @@ class BatchPredictor:
         config = self._model.config
         weights = config.experts_by_language.get(batch.inputs.language, config.experts)
         decoded = self.combined_search(batch).decode(weights)
-        codes, probs, conf, ranked, ranked_probs = _numpy(*decoded)
-        answer = Prediction(self._named(codes), probs, conf)
+
+        # The decoder adds a candidate where it is asked, which it may be in no row of a batch.
+        num_missing = self.num_ranked - decoded.ranked.shape[1]
+        codes, probs, conf, ranked, ranked_probs = _numpy(
+            decoded.codes,
+            decoded.probabilities,
+            decoded.conf,
+            F.pad(decoded.ranked, (0, num_missing), value=-1),
+            F.pad(decoded.ranked_probabilities, (0, num_missing)),
+        )
         return RankedPrediction(
-            answer, Prediction(self._named(ranked), ranked_probs, ranked_probs[:, 0])
+            Prediction(self._named(codes), probs, conf),
+            Prediction(self._named(ranked), ranked_probs, ranked_probs[:, 0]),
         )
 
-    def _nearest(
-        self, expert: NearestExpert, batch: Encoded, codes: Tensor, rows: Tensor
-    ) -> dict[str, Tensor]:
-        """Return an expert's votes, each (R, K), for codes (R, K) of some rows (R,) of the batch, by
-        their indices in the key.
+    def _nearest(self, batch: Encoded) -> Callable[[Tensor, Tensor], dict[str, Tensor]] | None:
+        """Return a function for the votes of the expert of nearest rows, each (R, K), if there is
+        one: on codes (R, K), by their indices in the key, of some rows (R,) of the batch.
         """
-        classes = codes if isinstance(self._is_code, slice) else self._is_code[codes]
-        assert batch.inputs.ends is not None
-        ends = moved(batch.inputs.ends, self._device)
-        votes: dict[str, Tensor] = expert(batch.pooled[rows], ends[rows], classes)
+        expert = self._model.nearest_expert
+        if expert is None:
+            return None
+        ends = moved(torch.from_numpy(batch.inputs.ends), self._device)
+
+        def votes(codes: Tensor, rows: Tensor) -> dict[str, Tensor]:
+            classes = codes if isinstance(self._is_code, slice) else self._is_code[codes]
+            by_name: dict[str, Tensor] = expert(batch.pooled[rows], ends[rows], classes)
+            return by_name
+
         return votes
 
     def _flat(self, batch: Encoded) -> Tensor:
@@ -280,10 +296,11 @@ def _numpy(*tensors: Tensor) -> list[np.ndarray]:
 
     Their numbers are exact in fp32.
     """
+    parts = list(tensors)
     if tensors and tensors[0].device.type != "cpu":
         flat = torch.cat([tensor.float().flatten() for tensor in tensors]).cpu()
-        parts = flat.split([tensor.numel() for tensor in tensors])
-        tensors = tuple(
-            part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)
-        )
-    return [tensor.double().numpy() for tensor in tensors]
+        parts = list(flat.split([tensor.numel() for tensor in tensors]))
+    arrays = []
+    for part, tensor in zip(parts, tensors, strict=True):
+        arrays.append(part.reshape(tensor.shape).double().numpy())
+    return arrays

@@ -2,6 +2,7 @@
 them.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -43,23 +44,22 @@ class Descriptions(NamedTuple):
         descriptions. A UserError is raised if a value is not text, or one language is given for all
         rows that is neither the model's nor in the table of languages.
         """
-        texts_of_rows = _python_values(texts)
-        langs_of_rows = "unk" if lang is None else _python_values(lang)
-        values: list[object]
-        if isinstance(texts_of_rows, _ONE_VALUE) or not isinstance(texts_of_rows, Iterable):
-            values = [texts_of_rows]
-        else:
-            values = list(texts_of_rows)
+        values = _python_values(texts)
+        if isinstance(values, _ONE_VALUE) or not isinstance(values, Iterable):
+            values = [values]
+        values = list(values)
 
-        if isinstance(langs_of_rows, str):
-            langs = [chosen_language(langs_of_rows, languages)] * len(values)
-        else:
-            langs = list(langs_of_rows)
+        # One language is of all rows, and has to be one; those of rows may be blank or unknown.
+        langs = "unk" if lang is None else _python_values(lang)
+        if isinstance(langs, str):
+            langs = [chosen_language(langs, languages)] * len(values)
+        langs = list(langs)
         if len(langs) != len(values):
             raise UserError(
                 f"There are {len(values):,} descriptions, but {len(langs):,} languages."
             )
 
+        # A number is likelier a column of identifiers than a description.
         for value in values:
             if not isinstance(value, str) and pd.isna(value) is not True:
                 raise UserError(
@@ -71,8 +71,21 @@ class Descriptions(NamedTuple):
 
     def part(self, start: int, size: int) -> "Descriptions":
         """Return up to `size` of the distinct descriptions, each with a row."""
-        texts, langs = (values[start : start + size] for values in (self.texts, self.langs))
+        texts = self.texts[start : start + size]
+        langs = self.langs[start : start + size]
         return Descriptions(texts, langs, np.arange(len(texts)))
+
+
+class Inputs(NamedTuple):
+    """A batch of distinct descriptions as a model reads them."""
+
+    rows: np.ndarray  # indices of the descriptions, of shape (B,)
+    language: str  # whose experts' weights count
+    input_ids: np.ndarray  # see `MixerModel.encode`, of shape (B, S)
+    thresholds: np.ndarray  # thresholds of the flat head, of shape (B,)
+    characters: np.ndarray | None  # for linear experts, of shape (B, L); None if there are none
+    # `end_characters` for the expert of nearest rows, of shape (B, 2); None if there is none
+    ends: np.ndarray | None
 
 
 def _python_values(column: Any) -> Any:
@@ -88,7 +101,8 @@ class DistinctDescriptions:
     """
 
     def __init__(self, languages: tuple[str, ...], *, room: float = math.inf) -> None:
-        self._languages, self._room = languages, room
+        self._languages = languages
+        self._room = room
         self._indices: dict[tuple[object, str], int] = {}
         self._codes: dict[str, Language] = {}  # language as written -> its code
 
@@ -97,15 +111,15 @@ class DistinctDescriptions:
         remembered.
         """
         self._read_languages(set(langs) - self._codes.keys())
-        pairs = [(text, self._codes[lang]) for text, lang in zip(texts, langs, strict=True)]
+        pairs = list(zip(texts, map(self._codes.__getitem__, langs), strict=True))
 
+        # The same text in two languages is two descriptions, since a model reads the language.
         new = []
         for text, lang in set(pairs) - self._indices.keys():
             if isinstance(text, str) and not is_blank(text):
                 new.append((text, lang))
         new.sort(key=lambda pair: (len(pair[0]), pair))
-        new_texts = [text for text, _ in new]
-        for text in sorted(set(new_texts)):
+        for text in sorted({text for text, _ in new}):
             if _may_be_missing(text):
                 warn_user(
                     Notice(
@@ -114,26 +128,24 @@ class DistinctDescriptions:
                     )
                 )
 
-        first = len(self._indices)
-        indices: dict[tuple[object, str], int] = {
-            pair: first + number for number, pair in enumerate(new)
-        }
+        # Where there is no room left, those of this block are forgotten with it.
+        indices: dict[tuple[object, str], int] = dict(zip(new, itertools.count(len(self._indices))))
         rows = [self._indices.get(pair, indices.get(pair, -1)) for pair in pairs]
         if len(self._indices) < self._room:
             self._indices |= indices
-        return Descriptions(new_texts, [lang for _, lang in new], np.array(rows, dtype=np.int64))
+        return Descriptions(
+            [text for text, _ in new], [lang for _, lang in new], np.array(rows, dtype=np.int64)
+        )
 
     def _read_languages(self, langs: set[str]) -> None:
         """Read languages that are new; a notice names those that the model, or if it knows all, the
         table lacks.
         """
-        for lang in langs:
-            self._codes[lang] = Language(lang if isinstance(lang, str) else "")
-        languages_of_model = {Language(lang) for lang in self._languages}
-        languages_of_model.add(Language())
+        languages_of_model = {Language(), *map(Language, self._languages)}
         strange = []
         for lang in langs:
-            code = self._codes[lang]
+            code = Language(lang if isinstance(lang, str) else "")
+            self._codes[lang] = code
             is_known = code in languages_of_model if self._languages else code.is_known
             if not is_known:
                 strange.append(lang)
@@ -165,21 +177,18 @@ def make_batches(
     options: PredictOptions,
     *,
     at_least: int,
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None, str]]:
-    """Yield distinct descriptions as a model reads them, in batches of similar lengths, the
-    shortest first.
+) -> Iterator[Inputs]:
+    """Yield distinct descriptions in batches of similar lengths, the shortest first.
 
-    These are the indices of a batch (B,), its token ids (B, S), thresholds of the flat head (B,),
-    where the model has such experts the characters (B, L) for linear ones, and the
-    `end_characters` (B, 2) for that of nearest rows, and the language whose experts' weights count.
     A batch has at least so many descriptions, if there are, even if their lengths differ.
     """
     if not descriptions.texts:
         return
     langs = descriptions.langs
     lang_of_model = {lang: Language(lang).among(config.languages) for lang in set(langs)}
+    langs_of_model = [lang_of_model[lang] for lang in langs]
     normalized = normalize(descriptions.texts, config.text_normalization)
-    joined = tokenizers.join_language(normalized, [lang_of_model[lang] for lang in langs])
+    joined = tokenizers.join_language(normalized, langs_of_model)
     tokens = tokenizers.tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
     if tokens.num_cut:
         limit = f"{config.max_len} {tokenizer.unit}"
@@ -190,7 +199,7 @@ def make_batches(
     # A batch is of one language where the experts' weights differ between languages.
     weighted_langs = [ALL_LANGUAGES, *config.experts_by_language]
     index_of = {lang: index for index, lang in enumerate(weighted_langs)}
-    weighting = np.array([index_of.get(lang_of_model[lang], 0) for lang in langs])
+    weighting = np.array([index_of.get(lang, 0) for lang in langs_of_model])
     order = np.lexsort((tokens.lengths, weighting))
     weighting = weighting[order]
     lengths = tokens.lengths[order]
@@ -199,25 +208,22 @@ def make_batches(
     has_linear_expert = config.num_linear_features or config.num_attribute_features
     start = 0
     while start < len(order):
+        # A batch is as wide as its longest description, so much longer ones wait for the next.
         last = int(np.searchsorted(weighting, weighting[start], side="right"))
         longest = MAX_LENGTH_RATIO * lengths[start]
         end = start + int(np.searchsorted(lengths[start:last], longest, side="right"))
         end = max(end, start + at_least)
         end = min(end, start + (options.batch_size or at_least), last)
         rows = order[start:end]
-        lang = weighted_langs[weighting[start]]
+        language = weighted_langs[weighting[start]]
         start = end
 
+        # Only experts read characters, which take a while to collect.
         ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
-        characters = None
-        ends = None
-        if has_linear_expert or config.num_nearest_rows:
-            of_rows = [joined[row] for row in rows]
-            if has_linear_expert:
-                characters = tokenizers.lower_characters(of_rows)
-            if config.num_nearest_rows:
-                ends = tokenizers.end_characters(of_rows)
-        yield rows, ids, thresholds[rows], characters, ends, lang
+        texts = [joined[row] for row in rows]
+        characters = tokenizers.lower_characters(texts) if has_linear_expert else None
+        ends = tokenizers.end_characters(texts) if config.num_nearest_rows else None
+        yield Inputs(rows, language, ids, thresholds[rows], characters, ends)
 
 
 def thresholds_of(

@@ -1,8 +1,7 @@
 """Coding with an exported model, with numpy, pandas and onnxruntime, without torch."""
 
 import json
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pandas as pd
 from histocoder.config import ModelConfig, PredictOptions
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
-from histocoder.inference.descriptions import Descriptions, Langs, Texts, make_batches
+from histocoder.inference.descriptions import Descriptions, Inputs, Langs, Texts, make_batches
 from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Attribute, Prediction
 from histocoder.text.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer
 
@@ -75,6 +74,7 @@ class OnnxCoder:
             path = folder / name
             return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
+        # The config says which experts there are; the n-grams are those of the linear ones.
         try:
             config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
             self._config = ModelConfig.from_dict(config)
@@ -101,8 +101,9 @@ class OnnxCoder:
                 tokenizer_folder, reads_language=self._config.reads_language
             )
         self._num_blocks = build_formatter(**self._config.formatter).num_blocks
-        self._is_code = [i for i, code in enumerate(self._config.codes) if code]
-        self.codes = tuple(code for code in self._config.codes if code)
+        # OccCANINE has a class for blank cells, which is no code.
+        self._is_code = np.flatnonzero(list(map(bool, self._config.codes)))
+        self.codes = tuple(filter(None, self._config.codes))
         self.mode = "flat" if self._config.mode == "flat" else "combined"
 
     def predict(
@@ -132,43 +133,40 @@ class OnnxCoder:
                 "the model itself."
             )
 
+        # The last row is that of a missing description, whose index is -1.
         descriptions = Descriptions.of(texts, lang, languages=config.languages)
-        parts = []
-        for rows, ids, thresholds, characters, ends, _ in make_batches(
+        width = min(self._num_blocks, len(self.codes)) if mode == "flat" else 1
+        prediction = Prediction.missing(len(descriptions.texts) + 1, width, config.attributes)
+        for inputs in make_batches(
             descriptions, config, self._tokenizer, options, at_least=_AT_LEAST
         ):
-            # By their order, since earlier exports gave the outputs no names.
-            outputs = _run(self._encoder, ids)
-            logits = outputs[0]
-            attribute_logits = outputs[1] if config.attributes else None
-            is_softmax = config.flat_loss == "softmax"
-            flat = _softmax(logits) if is_softmax else 1 / (1 + np.exp(-logits))
-            probs = {"flat": flat[:, self._is_code]}
-
-            if mode == "flat":
-                prediction = self._flat(probs["flat"], thresholds)
-            else:
-                if "linear_expert" in self._experts:
-                    linear = self._linear("linear_expert", characters)
-                    probs["linear"] = _softmax(linear[:, self._is_code])
-                nearest = None
-                if ends is not None:
-                    nearest = partial(self._nearest, outputs[-1], ends)
-                prediction = self._combined(probs, nearest)
-            attributes = self._attributes(attribute_logits, characters)
-            parts.append((rows, prediction._replace(attributes=attributes)))
-
-        # A table of only blank cells has no batch.
-        if parts:
-            prediction = Prediction.joined(parts, descriptions.rows)
-        else:
-            width = self._num_blocks if mode == "flat" else 1
-            prediction = Prediction.missing(len(descriptions.rows), width, config)
+            prediction.write(inputs.rows, self._code(inputs, mode))
+        prediction = prediction.take(descriptions.rows)
         prediction.drop_unsure(min_confidence)
         frame = prediction.frame(config)
         if isinstance(texts, pd.Series):
             frame = frame.set_axis(texts.index)
         return frame
+
+    def _code(self, inputs: Inputs, mode: str) -> Prediction:
+        """Return the codes and attributes of a batch."""
+        # By their order, since earlier exports gave the outputs no names.
+        outputs = _run(self._encoder, inputs.input_ids)
+        logits = outputs[0]
+        is_softmax = self._config.flat_loss == "softmax"
+        flat = _softmax(logits) if is_softmax else 1 / (1 + np.exp(-logits))
+        probs = {"flat": flat[:, self._is_code]}
+
+        if mode == "flat":
+            prediction = self._flat(probs["flat"], inputs.thresholds)
+        else:
+            if "linear_expert" in self._experts:
+                linear = self._linear("linear_expert", inputs.characters)
+                probs["linear"] = _softmax(linear[:, self._is_code])
+            prediction = self._combined(probs, queries=outputs[-1], ends=inputs.ends)
+        if not self._config.attributes:
+            return prediction
+        return prediction._replace(attributes=self._attributes(outputs[1], inputs.characters))
 
     def _flat(self, probs: np.ndarray, thresholds: np.ndarray) -> Prediction:
         """Return the classifier's codes, further ones above the thresholds (B,) of their rows, by
@@ -179,29 +177,28 @@ class OnnxCoder:
         return Prediction.above(np.array(self.codes, dtype=object)[order], best, thresholds)
 
     def _combined(
-        self,
-        probs: dict[str, np.ndarray],
-        nearest: Callable[[np.ndarray], dict[str, np.ndarray]] | None,
+        self, probs: dict[str, np.ndarray], *, queries: np.ndarray, ends: np.ndarray | None
     ) -> Prediction:
         """Return each row's first code by the experts other than the decoder, whose weight is
         divided among them.
 
-            `probs` are the experts' probabilities of the codes, each of shape (B, num_codes);
-        `nearest` is as in `CombinedSearch`.
+        `probs` are the experts' probabilities of the codes, each of shape (B, num_codes). The
+        expert of nearest rows, if there is one, reads projected encodings (B, num_components) and
+        `ends` (B, 2).
         """
         # The candidates are the codes that these experts find most probable together.
         log_probs = {name: np.log(values.clip(min=LEAST)) for name, values in probs.items()}
         totals = np.sum(list(log_probs.values()), axis=0)
         best = np.argsort(-totals, axis=1, kind="stable")[:, :NUM_CANDIDATES]
         votes = {name: np.take_along_axis(values, best, 1) for name, values in log_probs.items()}
-        if nearest is not None:
-            votes |= nearest(best)
+        if ends is not None:
+            votes |= self._nearest(queries, ends, best)
 
         # The weight of the decoder, which is missing, is divided among the other experts.
         weights: Mapping[str, float] = self._config.experts
         if not any(weights.get(name) for name in votes):
-            weights = dict.fromkeys(("decoder", *votes), 1 / (1 + len(votes)))
-        scale = 1 + weights.get("decoder", 0.0) / sum(weights[name] for name in votes)
+            weights = dict.fromkeys(["decoder", *votes], 1 / (1 + len(votes)))
+        scale = 1 + weights.get("decoder", 0.0) / sum(map(weights.__getitem__, votes))
         scores = scale * np.sum([weights[name] * vote for name, vote in votes.items()], axis=0)
         order = np.argsort(-scores, axis=1, kind="stable")
         best = np.take_along_axis(best, order, 1)
@@ -214,14 +211,14 @@ class OnnxCoder:
         return Prediction(codes, first, first[:, 0].copy())
 
     def _attributes(
-        self, logits: np.ndarray | None, characters: np.ndarray | None
+        self, logits: np.ndarray, characters: np.ndarray | None
     ) -> dict[str, Attribute]:
         """Return the attributes of a batch, as `BatchPredictor.attributes` does."""
-        votes = {}
-        if logits is not None:
-            votes["flat"] = logits
+        votes = {"flat": logits}
         if "attribute_expert" in self._experts:
             votes["linear"] = self._linear("attribute_expert", characters)
+
+        # The columns of an expert's log-odds are the categories of one attribute after another.
         attributes = {}
         start = 0
         for name, labels in self._config.attributes.items():
@@ -279,7 +276,7 @@ class OnnxCoder:
         codes (B, K).
         """
         expert = self._experts["nearest_expert"]
-        classes = np.array(self._is_code)[codes]
+        classes = self._is_code[codes]
 
         # Class by class, since its rows are compared with all descriptions that it is proposed for.
         cosine = np.full(codes.shape, -1.0, np.float32)

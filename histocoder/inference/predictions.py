@@ -45,36 +45,20 @@ class Prediction(NamedTuple):
     attributes: Mapping[str, Attribute] = MappingProxyType({})
 
     @classmethod
-    def missing(cls, num_rows: int, width: int, config: ModelConfig) -> "Prediction":
-        """Return the prediction of rows without a description."""
-        attributes = {}
-        for name, labels in config.attributes.items():
+    def missing(
+        cls,
+        num_rows: int,
+        width: int,
+        attributes: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> "Prediction":
+        """Return the prediction of rows without a description; see `ModelConfig.attributes`."""
+        columns = {}
+        for name, labels in attributes.items():
             probs = np.full((num_rows, 1 + len(labels)), np.nan)
-            attributes[name] = Attribute((None, *labels), probs)
+            columns[name] = Attribute((None, *labels), probs)
         codes = np.full((num_rows, width), None, dtype=object)
         probs = np.full((num_rows, width), np.nan)
-        return cls(codes, probs, np.full(num_rows, np.nan), attributes)
-
-    @classmethod
-    def joined(
-        cls, parts: Iterable[tuple[np.ndarray, "Prediction"]], rows: np.ndarray
-    ) -> "Prediction":
-        """Join batches, each with the indices of its descriptions; see `join_rows`."""
-        indices, batches = zip(*parts, strict=True)
-
-        def joined(arrays: list[np.ndarray]) -> np.ndarray:
-            return join_rows(indices, arrays, rows)
-
-        attributes = {}
-        for name, attribute in batches[0].attributes.items():
-            probs = joined([batch.attributes[name].probs for batch in batches])
-            attributes[name] = Attribute(attribute.labels, probs)
-        return cls(
-            joined([batch.codes for batch in batches]),
-            joined([batch.probs for batch in batches]),
-            joined([batch.conf for batch in batches]),
-            attributes,
-        )
+        return cls(codes, probs, np.full(num_rows, np.nan), columns)
 
     @classmethod
     def above(cls, codes: np.ndarray, probs: np.ndarray, thresholds: np.ndarray) -> "Prediction":
@@ -83,13 +67,30 @@ class Prediction(NamedTuple):
         """
         left_out = probs <= thresholds[:, None]
         left_out[:, 0] = False
-        codes[left_out], probs[left_out] = None, np.nan
+        codes[left_out] = None
+        probs[left_out] = np.nan
         return cls(codes, probs, probs[:, 0].copy())
+
+    def write(self, rows: np.ndarray, batch: "Prediction") -> None:
+        """Write the prediction of a batch into these rows (B,)."""
+        self.codes[rows] = batch.codes
+        self.probs[rows] = batch.probs
+        self.conf[rows] = batch.conf
+        for name, attribute in batch.attributes.items():
+            self.attributes[name].probs[rows] = attribute.probs
+
+    def take(self, rows: np.ndarray) -> "Prediction":
+        """Return the prediction of these rows."""
+        attributes = {}
+        for name, attribute in self.attributes.items():
+            attributes[name] = Attribute(attribute.labels, attribute.probs[rows])
+        return Prediction(self.codes[rows], self.probs[rows], self.conf[rows], attributes)
 
     def drop_unsure(self, min_confidence: float) -> None:
         """Make the codes of rows with less `conf` missing, in place."""
         unsure = self.conf < min_confidence
-        self.codes[unsure], self.probs[unsure] = None, np.nan
+        self.codes[unsure] = None
+        self.probs[unsure] = np.nan
 
     def frame(self, config: ModelConfig, *, has_alternatives: bool = False) -> pd.DataFrame:
         """Return the columns of `Coder.predict`: codes as in the training data, `prob_1`, `desc_1`,
@@ -107,12 +108,15 @@ class Prediction(NamedTuple):
 
         columns: dict[str, np.ndarray] = {}
         for i, name in enumerate(config.code_columns(width)):
-            alt = "alt_" if has_alternatives and i > 0 else ""
-            columns[f"{alt}{name}"] = self.codes[:, i]
-            columns[f"{alt}prob_{i + 1}"] = self.probs[:, i]
+            start = ""
+            if has_alternatives and i > 0:
+                start = "alt_"
+            codes = self.codes[:, i]
+            columns[f"{start}{name}"] = codes
+            columns[f"{start}prob_{i + 1}"] = self.probs[:, i]
             if config.descriptions:
-                meanings = [config.descriptions.get(code) for code in self.codes[:, i]]
-                columns[f"{alt}desc_{i + 1}"] = np.array(meanings, dtype=object)
+                meanings = np.array(list(map(config.descriptions.get, codes)), dtype=object)
+                columns[f"{start}desc_{i + 1}"] = meanings
         columns["conf"] = self.conf
 
         for name, attribute in self.attributes.items():
@@ -127,19 +131,6 @@ class RankedPrediction(NamedTuple):
 
     answer: Prediction
     ranked: Prediction  # without attributes; the most probable first, `conf` is its probability
-
-
-def join_rows(
-    indices: Sequence[np.ndarray], arrays: Sequence[np.ndarray], rows: np.ndarray
-) -> np.ndarray:
-    """Put the array of each batch, whose descriptions have these indices, in the order of `rows`.
-
-    Rows (n,) are indices of descriptions; -1 stands for a missing one, which gets None or NaN.
-    """
-    order = np.concatenate(indices).argsort()
-    missing = np.full_like(arrays[0], None, shape=(1, *arrays[0].shape[1:]))
-    order = np.append(order, len(order))  # of the missing one, which is the last
-    return np.concatenate([*arrays, missing])[order[rows]]
 
 
 def attribute_columns(names: Iterable[str]) -> dict[str, str]:

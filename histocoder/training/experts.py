@@ -27,8 +27,7 @@ from histocoder.data.examples import Examples
 from histocoder.evaluation.scores import code_sets, score_sets
 from histocoder.inference.coder import Coder
 from histocoder.inference.combined import CombinedSearch
-from histocoder.inference.decoding import Inputs
-from histocoder.inference.descriptions import Descriptions
+from histocoder.inference.descriptions import Descriptions, Inputs
 from histocoder.inference.predictions import Prediction
 from histocoder.inference.table_coder import USUAL_SHARE
 from histocoder.log import log

@@ -21,8 +21,7 @@ from histocoder.data.key import Key, write_key
 from histocoder.errors import Notice, UserError
 from histocoder.formatters import MISSING, PAD, build_formatter
 from histocoder.inference.confidence import MAX_AGREEMENT
-from histocoder.inference.decoding import Inputs
-from histocoder.inference.descriptions import thresholds_of
+from histocoder.inference.descriptions import Inputs, thresholds_of
 from histocoder.inference.incremental import DecoderInputs
 from histocoder.inference.search import CodeTrie, TrieSearch, greedy
 from histocoder.model import MixerModel
