@@ -17,10 +17,6 @@ from histocoder.errors import UserError
 from histocoder.tables.header import named
 from histocoder.tables.table import strings
 
-LIKELY = "histocoder:likely:"
-"""Beginning of the names of columns that list a row's likely codes, or statuses and so on."""
-SHARE = "histocoder:share:"
-"""Beginning of the names of columns with the probability of each."""
 _DECIMALS = 4
 _ENDS_OF_SCALES = ("mean", "sd", "share")
 
@@ -72,9 +68,9 @@ class LikelyCodes:
 class Classes:
     """The columns that a crosswalk or groups add to a table of codes, and how many rows have which.
 
-    With columns that list a row's likely first codes (see `LIKELY`), these columns follow those of
-    values, where p is the probability of a code, times that of status, relation and product where
-    these are predicted as well:
+    With the likely first codes of each row, these columns follow those of values, where p is the
+    probability of a code, times that of status, relation and product where these are predicted as
+    well:
 
     - `…_prob` of a class: the sum of p over the codes that have the class that is written, where
       codes that are not
@@ -97,7 +93,7 @@ class Classes:
         self._code_cols = list(code_cols)
         self._options = options
         self._prefix = prefix
-        self._expect = expect  # whether there are such columns
+        self._expect = expect  # whether there are likely codes
         # status, relation or product -> its column, where the table has one
         self._qualifier_cols: dict[str, str] = {}
         # for each column of codes: column of values -> the new column
@@ -127,8 +123,12 @@ class Classes:
             return ("prob",)
         return _ENDS_OF_SCALES if value in self.values.scales else ()
 
-    def append(self, table: pa.Table) -> pa.Table:
-        """Return a table with the new columns behind its own."""
+    def append(self, table: pa.Table, likely: Mapping[str, pa.Array] | None = None) -> pa.Table:
+        """Return a table with the new columns behind its own.
+
+        `likely` lists, for each row, the codes that it may have (`CODE_COL`), and likewise its
+        statuses and so on where these are predicted: structs of a `value` and its probability `p`.
+        """
         # qualifiers are in the input's column, else in that of what is predicted
         for name in self.values.qualifiers:
             usual_names = (getattr(self._options, f"{name}_col") or name, f"{self._prefix}{name}")
@@ -154,8 +154,8 @@ class Classes:
                 if self._ends_of_numbers(value):
                     ways = (match.way for match in matches[value])
                     self._counts.setdefault(name, Counter()).update(ways)
-        if self._expect:
-            new |= self._expected_values(table, qualifiers, new)
+        if likely is not None:
+            new |= self._expected_values(likely, qualifiers, new)
         for field in self.fields:
             column = pa.array(new[field.name], field.type, from_pandas=True)
             table = table.append_column(field, column)
@@ -169,27 +169,29 @@ class Classes:
 
     def _expected_values(
         self,
-        table: pa.Table,
+        likely: Mapping[str, pa.Array],
         qualifiers: Mapping[str, Sequence[str | None]],
         written: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
-        """Return the columns of numbers, each of shape (n,), for the n rows of a table; NaN where
-        there is none.
+        """Return the columns of numbers, each of shape (n,), for n rows with their likely codes; NaN
+        where there is none.
         """
+        num_rows = len(likely[CODE_COL])
         # a predicted qualifier is likely with a probability of its own, one of the input is certain
-        frame = _likely(table, CODE_COL)
+        frame = _candidates(likely[CODE_COL], CODE_COL)
         for name, cells in qualifiers.items():
             is_predicted = self._qualifier_cols.get(name) == f"{self._prefix}{name}"
-            if is_predicted and f"{LIKELY}{name}" in table.column_names:
-                likely = _likely(table, name).rename(columns={"p": "p_of_qualifier"})
-                frame = frame.merge(likely, on="row", how="left")
+            if is_predicted and name in likely:
+                candidates = _candidates(likely[name], name)
+                candidates = candidates.rename(columns={"p": "p_of_qualifier"})
+                frame = frame.merge(candidates, on="row", how="left")
                 # of a known description, no qualifier is predicted
                 frame["p"] *= frame.pop("p_of_qualifier").fillna(1.0)
             else:
                 frame[name] = np.array(cells, dtype=object)[frame["row"]]
         code_of_row = frame.groupby("row")[CODE_COL].transform("first")
         likely_codes = LikelyCodes(
-            num_rows=len(table),
+            num_rows=num_rows,
             rows=frame["row"].to_numpy(),
             probs=frame["p"].to_numpy(),
             is_first=(frame[CODE_COL] == code_of_row).to_numpy(),
@@ -208,7 +210,7 @@ class Classes:
                 columns |= {f"{name}_{end}": column for end, column in moments.items()}
 
         # a row without codes has no numbers
-        is_coded = np.isin(np.arange(len(table)), likely_codes.rows)
+        is_coded = np.isin(np.arange(num_rows), likely_codes.rows)
         for name, column in columns.items():
             columns[name] = np.where(is_coded, column.round(_DECIMALS), np.nan)
             sums = np.array([np.isfinite(columns[name]).sum(), np.nansum(columns[name])])
@@ -255,13 +257,15 @@ class Classes:
         return "\n".join(lines)
 
 
-def _likely(table: pa.Table, name: str) -> pd.DataFrame:
-    """Return the rows of a table with what it lists as likely for each, and its probability p."""
-    lists, shares = (table[f"{start}{name}"].combine_chunks() for start in (LIKELY, SHARE))
-    columns = {"row": pc.list_parent_indices(lists), name: lists.flatten(), "p": shares.flatten()}
-    return pd.DataFrame(
-        {key: column.to_numpy(zero_copy_only=False) for key, column in columns.items()}
-    )
+def _candidates(lists: pa.Array, name: str) -> pd.DataFrame:
+    """Return the values in lists, the index of the list of each, its row, and its probability p."""
+    values = lists.flatten()
+    columns = {
+        "row": pc.list_parent_indices(lists),
+        name: values.field("value"),
+        "p": values.field("p"),
+    }
+    return pa.table(columns).to_pandas()
 
 
 def classes_of(

@@ -79,6 +79,12 @@ class Prediction(NamedTuple):
         for name, attribute in batch.attributes.items():
             self.attributes[name].probs[rows] = attribute.probs
 
+    def write_known(self, row: int, codes: Sequence[str], share: float) -> None:
+        """Write the codes of a hand-coded description, and their share of its rows, into a row."""
+        self.codes[row, : len(codes)] = codes
+        self.probs[row, : len(codes)] = share
+        self.conf[row] = share
+
     def take(self, rows: np.ndarray) -> "Prediction":
         """Return the prediction of these rows."""
         attributes = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.checkpoints.model_files import local_folder
-from histocoder.classes.class_columns import LIKELY, SHARE, classes_of
+from histocoder.classes.class_columns import classes_of
 from histocoder.classes.crosswalk import CODE_COL
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.errors import UserError
@@ -41,6 +42,8 @@ UNUSUAL_SHARE = 0.5
 """Share of a file's descriptions with less confidence, which shows the file to be unlike."""
 MIN_DESCRIPTIONS = 50
 """Number of descriptions that show it."""
+LIKELY = "histocoder:likely:"
+"""Beginning of the names of columns of candidates, in tables of codes."""
 _DECIMALS = 6
 
 
@@ -49,18 +52,21 @@ class TableCoder:
     description.
 
     `schema` has the columns that are appended: of codes, and of their `classes` and groups, which
-    count the rows that `append` has seen. `block_rows` is the number of rows of a block that has
-    room in memory.
+    count the rows that `append` has seen. `code_schema` has those of `code`. `block_rows` is the
+    number of rows of a block that has room in memory.
     """
 
     def __init__(self, coder: Coder, config: PredictConfig, *, known: Known | None = None) -> None:
         self._coder = coder
         self._config = config
         self._known = known
+        self._needs_candidates = bool(config.classes or config.levels)
         self._remembered = self.code(Descriptions([], [], np.arange(0)))
-        names = self._remembered.column_names
-        width = len(names)
+        self.code_schema = self._remembered.schema
+        fields = [field for field in self.code_schema if not field.name.startswith(LIKELY)]
+        names = [field.name for field in fields]
 
+        # Classes are of a row's codes, of which alternatives are none.
         alternatives = f"{config.columns}alt_"
         code_names = [name for name in code_columns(names) if not name.startswith(alternatives)]
         self.classes = classes_of(
@@ -71,11 +77,12 @@ class TableCoder:
             codes=coder.codes,
             expect=True,
         )
-        fields = [field for field in self._remembered.schema if not _is_internal(field.name)]
         for classes in self.classes:
             fields += classes.fields
         self.schema = pa.schema(fields)
 
+        # Memory holds the cells of a block and those that are remembered, however wide they are.
+        width = len(self.code_schema)
         self.block_rows = min(MAX_BLOCK_ROWS, -(-MAX_BLOCK_CELLS // width))
         self._room = min(REMEMBERED, REMEMBERED_CELLS // width)
         self._distinct = DistinctDescriptions(coder.model.config.languages, room=self._room)
@@ -96,7 +103,8 @@ class TableCoder:
         """Return the columns of codes of distinct descriptions.
 
         The column `source`, if there are hand-coded ones, is "known" or "model". The probability of
-        known codes is their share.
+        known codes is their share. With classes or groups, columns that begin with `LIKELY` list
+        the codes and attributes that each description may have; see `Classes.append`.
         """
         known: list[KnownCodes | None] = [None] * len(new.texts)
         if self._known is not None:
@@ -104,32 +112,36 @@ class TableCoder:
         is_new = np.array([answer is None for answer in known], dtype=bool)
 
         # The model is asked about the descriptions that are not known.
-        rows = np.flatnonzero(is_new)
-        texts = [new.texts[row] for row in rows]
-        langs = [new.langs[row] for row in rows]
-        asked = Descriptions(texts, langs, np.where(is_new, is_new.cumsum() - 1, -1))
+        asked = Descriptions(
+            list(itertools.compress(new.texts, is_new)),
+            list(itertools.compress(new.langs, is_new)),
+            np.where(is_new, is_new.cumsum() - 1, -1),
+        )
         ranked = None
-        if self._config.classes or self._config.levels:
+        if self._needs_candidates:
             answer, ranked = self._coder.code_ranked(asked, self._config, progress=progress)
         else:
             answer = self._coder.code(asked, self._config, progress=progress)
 
+        # Codes by hand take the place of those of a model, which has not seen these descriptions.
         for row, known_codes in enumerate(known):
             if known_codes is not None:
-                _fill_in(answer, ranked, row, known_codes)
-        if callable(progress) and len(texts) < len(known):
-            progress(len(known) - len(texts))
+                answer.write_known(row, known_codes.codes, known_codes.share)
+                if ranked is not None:
+                    ranked.write_known(row, known_codes.codes[:1], known_codes.share)
+        if callable(progress) and len(asked.texts) < len(known):
+            progress(len(known) - len(asked.texts))
 
         frame = answer.frame(self._coder.model.config, has_alternatives=self._config.mode == "topk")
         if self._known is not None:
             frame[SOURCE_COL] = np.where(is_new, "model", "known").astype(object)
-        frame = frame.round(_DECIMALS).add_prefix(self._config.columns)
-        fields = []
-        for name, dtype in zip(frame.columns, frame.dtypes, strict=True):
-            fields.append((name, pa.float64() if dtype.kind == "f" else pa.string()))
-        table = pa.Table.from_pandas(frame, pa.schema(fields), preserve_index=False)
-        table = table.replace_schema_metadata()
-        return table if ranked is None else _with_candidates(table, answer, ranked)
+        columns = {}
+        for name, column in frame.round(_DECIMALS).items():
+            dtype = pa.float64() if column.dtype.kind == "f" else pa.string()
+            columns[f"{self._config.columns}{name}"] = pa.array(column, dtype)
+        if ranked is not None:
+            columns |= _candidates(answer, ranked)
+        return pa.table(columns)
 
     def append(self, block: pa.Table, codes: Sequence[pa.Table], rows: np.ndarray) -> pa.Table:
         """Return a block with its language, if one was given for all rows, and the columns of
@@ -143,18 +155,24 @@ class TableCoder:
         if len(self._remembered) < self._room:
             self._remembered = all_codes
 
+        # Where one language is given for all rows, the output says which it was.
         if self._config.language != "unk":
             name = "lang"
             while name in block.column_names:
                 name = f"pred_{name}"
             language = str(Language(self._config.language))
             block = block.append_column(name, pa.repeat(language, len(block)))
+        # Candidates are not written: classes count their values by them.
         of_rows = all_codes.take(pa.array(rows, mask=rows < 0))
+        likely = {}
         for name, column in zip(of_rows.column_names, of_rows.columns, strict=True):
-            block = block.append_column(name, column)
+            if name.startswith(LIKELY):
+                likely[name.removeprefix(LIKELY)] = column.combine_chunks()
+            else:
+                block = block.append_column(name, column)
         for classes in self.classes:
-            block = classes.append(block)
-        return block.drop_columns([name for name in block.column_names if _is_internal(name)])
+            block = classes.append(block, likely)
+        return block
 
     def _count_confidence(self, codes: Sequence[pa.Table]) -> None:
         """Count the descriptions that the model is as sure of as usual, if it is asked as usual."""
@@ -162,13 +180,12 @@ class TableCoder:
             return
         usual_confidence = self._coder.model.config.usual_confidence
         for part in codes:
-            conf = part[f"{self._config.columns}conf"]
+            conf = part[f"{self._config.columns}conf"].to_numpy()
             if self._known is not None:
                 source = part[f"{self._config.columns}{SOURCE_COL}"]
-                conf = conf.filter(pc.equal(source, "model"))
-            is_usual = conf.to_numpy() >= usual_confidence
-            self._num_usual += int(is_usual.sum())
-            self._num_low += int((conf.to_numpy() < usual_confidence).sum())
+                conf = conf[pc.equal(source, "model").to_numpy()]
+            self._num_usual += int((conf >= usual_confidence).sum())
+            self._num_low += int((conf < usual_confidence).sum())
 
     def unlike(self) -> str | None:
         """Return a sentence if the descriptions of all blocks seem unlike those that the model was
@@ -186,48 +203,27 @@ class TableCoder:
         )
 
 
-def _fill_in(
-    answer: Prediction, ranked: Prediction | None, row: int, known_codes: KnownCodes
-) -> None:
-    """Write the codes of a hand-coded description into a row of a prediction."""
-    codes = known_codes.codes
-    answer.codes[row, : len(codes)] = codes
-    answer.probs[row, : len(codes)] = known_codes.share
-    answer.conf[row] = known_codes.share
-    if ranked is not None:
-        ranked.codes[row] = None
-        ranked.codes[row, : len(codes[:1])] = codes[:1]
-        ranked.probs[row, 0] = known_codes.share
+def _candidates(answer: Prediction, ranked: Prediction) -> dict[str, pa.Array]:
+    """Return the columns that list the codes and attributes that each description may have."""
+    is_likely = ranked.codes.astype(bool)
+    columns = {f"{LIKELY}{CODE_COL}": _lists(ranked.codes, ranked.probs, is_likely)}
+    for name, (labels, probs) in answer.attributes.items():
+        categories = np.broadcast_to(np.array(labels, dtype=object), probs.shape)
+        is_likely = probs >= MIN_LIKELY_PROBABILITY
+        columns[f"{LIKELY}{name}"] = _lists(categories, probs, is_likely)
+    return columns
 
 
-def _with_candidates(table: pa.Table, answer: Prediction, ranked: Prediction) -> pa.Table:
-    """Return a table with lists of the likely codes and attributes of each row, which `Classes`
-    reads.
+def _lists(values: np.ndarray, probs: np.ndarray, is_likely: np.ndarray) -> pa.Array:
+    """Return for each row a list of the likely ones among its values (n, K), with their
+    probabilities p.
     """
-    table = _with_lists(table, CODE_COL, ranked.codes, ranked.probs, ranked.codes.astype(bool))
-    for name, attribute in answer.attributes.items():
-        probs = attribute.probs
-        labels = np.broadcast_to(np.array(attribute.labels, dtype=object), probs.shape)
-        table = _with_lists(table, name, labels, probs, probs >= MIN_LIKELY_PROBABILITY)
-    return table
-
-
-def _with_lists(
-    table: pa.Table, name: str, values: np.ndarray, probs: np.ndarray, is_likely: np.ndarray
-) -> pa.Table:
-    """Return a table with the likely ones among each row's values (n, K), and their
-    probabilities.
-    """
+    likely = pa.StructArray.from_arrays(
+        [pa.array(values[is_likely], pa.string()), pa.array(probs[is_likely], pa.float64())],
+        names=["value", "p"],
+    )
     ends = pa.array(np.append(0, is_likely.sum(1).cumsum()), pa.int32())
-    lists = pa.ListArray.from_arrays(ends, pa.array(values[is_likely], pa.string()))
-    table = table.append_column(f"{LIKELY}{name}", lists)
-    lists = pa.ListArray.from_arrays(ends, pa.array(probs[is_likely], pa.float64()))
-    return table.append_column(f"{SHARE}{name}", lists)
-
-
-def _is_internal(name: str) -> bool:
-    """Return whether a column is of candidates, which are not written."""
-    return name.startswith((LIKELY, SHARE))
+    return pa.ListArray.from_arrays(ends, likely)
 
 
 @dataclass(frozen=True)
@@ -254,6 +250,7 @@ class BlockCoder:
         """Compare the model and the columns with `options`, fields of `PredictConfig`; raise a
         UserError.
         """
+        # Workers are on other machines: a mistake is told here, before any of them starts.
         folder = str(Path(local_folder(model)).resolve())
         coder = Coder.from_pretrained(folder, "cpu")
         config = PredictConfig(**{"input": "The table", **options})
