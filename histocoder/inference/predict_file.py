@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from histocoder import distributed
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE, read_json
 from histocoder.checkpoints.run_files import METRICS_FILE
 from histocoder.checkpoints.run_folder import holding, run_of
+from histocoder.classes.class_columns import Classes
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.examples import LANG_COL
 from histocoder.errors import Interrupted, UserError, sending_notices
@@ -75,73 +76,107 @@ def predict_file(
     rows that a batch has coded, and of all rows; by default it is a bar on rank 0's terminal, if
     there is one. It may raise an error to stop; the same call then resumes.
     """
-    columns = config.settings_of_columns | config.settings_of_qualifiers
-    table = open_table(
-        Path(config.input), columns, sheet=config.sheet, encoding=config.file_encoding
-    )
-    names: dict[str, Any] = {setting: table.column(name) for name, setting in columns.items()}
-    config = replace(config, mode=config.mode or coder.mode, **names)
+    config, table = _opened(config, coder.mode)
     tables = TableCoder(coder, config, known=known)
+    block_rows = block_rows or tables.block_rows
+    parts = _parts(coder, config, table, model_id=model_id, block_rows=block_rows)
     form = _form(config, table, tables.schema.names)
-    if LANG_COL in table.header and config.language_col is None and config.language == "unk":
-        say(
-            f"{config.input}: languages are taken as unknown (unk); the column "
-            f"{LANG_COL!r} is not chosen for them."
-        )
-    for notice in table.notices:
+    for notice in _notices(config, table):
         say(notice)
 
-    # Parts of the same table by the same model with the same settings are used again.
-    block_rows = block_rows or tables.block_rows
-    batches_of_part = BATCHES_OF_FAST_PART if coder.is_fast else BATCHES_OF_PART
-    part_size = (config.batch_size or coder.batch_size) * batches_of_part
-    state = table.path.stat()
-    depends_on = [
-        asdict(config),
-        [str(table.path), state.st_size, state.st_mtime_ns],
-        model_id,
-        block_rows,
-        part_size,
-    ]
-    identity = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:16]
-
     output = Path(config.output)
-    parts = output.with_name(f".{output.name}.parts")
     distributed.run_on_primary(
         partial(make_folder, output.parent), doing="making the output's folder"
     )
     lock_path = output.with_name(f".{output.name}.lock")
     lock = holding(lock_path, path=output, instead="another --output")
+
     # Notices are said once, by rank 0, which writes what all ranks code.
     with lock, _kept(parts), handling_stop_signals(_stop), _saying(say):
         count = partial(_count_rows, table, output, block_rows)
         num_rows = distributed.broadcast_from_primary(count, doing="reading the input")
-        if any(parts.glob(f"codes-{identity}-*")):
+        if any(parts.files()):
             say("Resuming an interrupted run.")
 
         counter = RowCounter(tables, config.columns)
         with _showing_progress(num_rows, progress, say) as on_progress:
-            coded_blocks = _coded_blocks(
-                tables,
-                table.chunks(chunk_rows=block_rows),
-                prefix=str(parts / f"codes-{identity}"),
-                size=part_size,
-                on_progress=on_progress,
-            )
+            blocks = table.chunks(chunk_rows=block_rows)
+            coded_blocks = _coded_blocks(tables, blocks, parts, on_progress)
             if distributed.is_primary():
                 for notice in write_table(output, map(counter.add, coded_blocks), form):
                     say(notice)
             else:
                 deque(coded_blocks, maxlen=0)
 
+        # The output is whole: what was kept for resuming has served its purpose.
         if distributed.is_primary():
-            shutil.rmtree(parts, ignore_errors=True)
-            remarks = [tables.unlike()]
-            remarks += [classes.coverage() for classes in tables.classes]
-            for remark in remarks:
+            shutil.rmtree(parts.folder, ignore_errors=True)
+            for remark in (tables.unlike(), *map(Classes.coverage, tables.classes)):
                 if remark:
                     say(remark)
     return counter.numbers()
+
+
+def _opened(config: PredictConfig, mode: str) -> tuple[PredictConfig, TableFile]:
+    """Open the input; return the settings with its own names of columns, and a mode, and the input."""
+    columns = config.settings_of_columns | config.settings_of_qualifiers
+    table = open_table(
+        Path(config.input), columns, sheet=config.sheet, encoding=config.file_encoding
+    )
+    names: dict[str, Any] = {setting: table.column(name) for name, setting in columns.items()}
+    return replace(config, mode=config.mode or mode, **names), table
+
+
+def _notices(config: PredictConfig, table: TableFile) -> Iterator[str]:
+    """Yield what a user should know of the input before it is coded."""
+    if LANG_COL in table.header and config.language_col is None and config.language == "unk":
+        yield (
+            f"{config.input}: languages are taken as unknown (unk); the column "
+            f"{LANG_COL!r} is not chosen for them."
+        )
+    yield from table.notices
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Files beside an output with the codes of its distinct descriptions, until all are coded."""
+
+    folder: Path
+    identity: str
+    """What the codes depend on: a run takes up the parts of its own identity alone."""
+    num_texts: int
+    """Number of descriptions of a part, at most."""
+
+    def files(self) -> Iterator[Path]:
+        """Return the files of earlier runs."""
+        return self.folder.glob(f"{self.identity}-*")
+
+    def of_block(self, number: int, new: Descriptions) -> list[tuple[Path, Descriptions]]:
+        """Return the parts of a block's new descriptions, each with its file."""
+        parts = []
+        for start in range(0, len(new.texts), self.num_texts):
+            name = f"{self.identity}-{number:06d}-{start:06d}.arrow"
+            parts.append((self.folder / name, new.part(start, self.num_texts)))
+        return parts
+
+
+def _parts(
+    coder: Coder, config: PredictConfig, table: TableFile, *, model_id: str, block_rows: int
+) -> _Parts:
+    """Return the parts of the same table by the same model with the same settings."""
+    batches_of_part = BATCHES_OF_FAST_PART if coder.is_fast else BATCHES_OF_PART
+    num_texts = (config.batch_size or coder.batch_size) * batches_of_part
+    state = table.path.stat()
+    depends_on = [
+        asdict(config),
+        [str(table.path), state.st_size, state.st_mtime_ns],
+        model_id,
+        block_rows,
+        num_texts,
+    ]
+    identity = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:16]
+    output = Path(config.output)
+    return _Parts(output.with_name(f".{output.name}.parts"), identity, num_texts)
 
 
 @contextmanager
@@ -156,15 +191,13 @@ def _showing_progress(
     if progress is not None:
         yield lambda num_coded: progress(num_coded, num_rows)
         return
+    if not distributed.is_primary():
+        yield lambda _: None
+        return
 
-    is_hidden = None if distributed.is_primary() else True  # None: without a terminal
-    with tqdm(
-        total=num_rows, unit="row", unit_scale=True, disable=is_hidden, dynamic_ncols=True
-    ) as bar:
-        if bar.disable and distributed.is_primary():
-            yield ProgressLines(num_rows, say).add
-        else:
-            yield bar.update
+    # None shows the bar on a terminal alone; a job's log file gets lines instead.
+    with tqdm(total=num_rows, unit="row", unit_scale=True, disable=None, dynamic_ncols=True) as bar:
+        yield ProgressLines(num_rows, say).add if bar.disable else bar.update
 
 
 def facts_of(coder: Coder, config: PredictConfig, folder: Path, *, name: str) -> dict[str, Any]:
@@ -193,6 +226,7 @@ def facts_of(coder: Coder, config: PredictConfig, folder: Path, *, name: str) ->
             model_config = coder.model.config
             facts["threshold"] = model_config.thresholds or model_config.default_threshold
 
+    # A run's report may be of another mode than the one that is asked for here.
     path = run_of(folder) / METRICS_FILE
     metrics = read_json(path) if path.is_file() else {}
     if metrics.get("mode") == mode:
@@ -245,6 +279,7 @@ class RowCounter:
         self._source = f"{prefix}{SOURCE_COL}"
         self._has_source = self._source in names
         self._counts = Counter[str]()
+
         # of rows that the model answered, and of those that it coded
         self._num_by_model = Counter[str]()
         self._sum_conf = Counter[str]()
@@ -252,23 +287,25 @@ class RowCounter:
     def add(self, block: pa.Table) -> pa.Table:
         """Count a block's rows, and return it."""
         is_coded = block[self._code].is_valid().to_numpy()
-        conf = np.where(is_coded, 1.0, np.nan)
+        is_answered = is_coded
         if self._has_conf:
             conf = block[self._conf].to_numpy()
-        is_answered = ~np.isnan(conf)
+            is_answered = ~np.isnan(conf)
         self._counts["rows"] += len(block)
         self._counts["coded"] += int(is_coded.sum())
         self._counts["unsure"] += int((is_answered & ~is_coded).sum())
         self._counts["blank"] += int((~is_answered).sum())
 
+        # The confidence of a known row is a share of rows, and says nothing of the model.
         is_known = np.zeros_like(is_coded)
         if self._has_source:
             is_known = pc.equal(block[self._source], "known").fill_null(False).to_numpy()
             self._counts["known"] += int(is_known.sum())
-        for name, rows in (("answered", is_answered), ("coded", is_coded)):
-            is_by_model = rows & ~is_known
-            self._num_by_model[name] += int(is_by_model.sum())
-            self._sum_conf[name] += conf[is_by_model].sum()
+        if self._has_conf:
+            for name, rows in (("answered", is_answered), ("coded", is_coded)):
+                is_by_model = rows & ~is_known
+                self._num_by_model[name] += int(is_by_model.sum())
+                self._sum_conf[name] += conf[is_by_model].sum()
         return block
 
     def numbers(self) -> dict[str, Any]:
@@ -276,10 +313,9 @@ class RowCounter:
         coded, and classes.
         """
         mean_conf = {}
-        if self._has_conf:
-            for name, number in self._num_by_model.items():
-                if number:
-                    mean_conf[name] = round(float(self._sum_conf[name] / number), 4)
+        for name, number in self._num_by_model.items():
+            if number:
+                mean_conf[name] = round(float(self._sum_conf[name] / number), 4)
         return {
             "counts": dict(self._counts),
             "expected_accuracy": mean_conf,
@@ -295,10 +331,8 @@ def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form
     check_output(output, inputs=(table.path, config.classes), excel=config.excel)
     check_kept(table, output)
     check_new_columns(names, path=table.path, taken=table.header, prefix=f"pred_{config.columns}")
-    kwargs: dict[str, Any] = {"excel": config.excel, "raw": config.raw}
-    if not config.excel:
-        kwargs["decimal"] = "."
-    return Form.like(table, **kwargs)
+    form = Form.like(table, excel=config.excel, raw=config.raw)
+    return form if config.excel else replace(form, decimal=".")
 
 
 def _count_rows(table: TableFile, output: Path, block_rows: int) -> int:
@@ -307,8 +341,8 @@ def _count_rows(table: TableFile, output: Path, block_rows: int) -> int:
 
     What a killed run has left of the output is deleted.
     """
-    for left in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):
-        left.unlink()
+    for left_over in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):
+        left_over.unlink()
     num_rows = 0
     for block in table.chunks(chunk_rows=block_rows):
         num_rows += len(block)
@@ -320,27 +354,21 @@ def _count_rows(table: TableFile, output: Path, block_rows: int) -> int:
 def _coded_blocks(
     tables: TableCoder,
     blocks: Iterator[pa.Table],
-    *,
-    prefix: str,
-    size: int,
+    parts: _Parts,
     on_progress: Callable[[float], object],
 ) -> Iterator[pa.Table]:
     """Yield blocks of rows with their codes, on rank 0; `on_progress` receives numbers of
     rows.
 
-    A block's new descriptions are coded in parts of up to `size`, which ranks deal out among
-    themselves; the codes of each are in a file of its own, whose name begins with `prefix`.
+    Ranks deal out the parts of a block's new descriptions among themselves.
     """
     rank = distributed.rank()
     for number, block in enumerate(blocks):
         new = tables.find(block)
-        parts = []
-        for start in range(0, len(new.texts), size):
-            path = Path(f"{prefix}-{number:06d}-{start:06d}.arrow")
-            parts.append((path, new.part(start, size)))
+        parts_of_block = parts.of_block(number, new)
 
         # A block's rows count as coded evenly with its new descriptions.
-        parts_of_rank = parts[rank :: distributed.world_size()]
+        parts_of_rank = parts_of_block[rank :: distributed.world_size()]
         num_texts = sum(len(part.texts) for _, part in parts_of_rank)
         rows_each = len(block) / max(num_texts, 1)
 
@@ -352,9 +380,10 @@ def _coded_blocks(
         if not parts_of_rank:
             on_progress(len(block))
 
+        # Rank 0 reads what the other ranks have written.
         distributed.barrier()
         if rank == 0:
-            codes = [_codes(tables, path, part, progress=False) for path, part in parts]
+            codes = [_codes(tables, path, part, progress=False) for path, part in parts_of_block]
             yield tables.append(block, codes, new.rows)
 
 
@@ -373,7 +402,7 @@ def _codes(
 
 
 @contextmanager
-def _kept(parts: Path) -> Iterator[None]:
+def _kept(parts: _Parts) -> Iterator[None]:
     """Let an error or an interruption say that what is coded so far is kept."""
     try:
         yield
@@ -382,7 +411,7 @@ def _kept(parts: Path) -> Iterator[None]:
         raise Interrupted(f"Interrupted. {RESUME}", signum) from None
     except UserError as error:
         message = str(error)
-        if any(parts.glob("codes-*")):
+        if any(parts.folder.glob("*.arrow")):
             message += f" {RESUME}"
         raise UserError(message) from error
 
@@ -392,6 +421,7 @@ def _saying(say: Callable[[str], None]) -> Iterator[None]:
     """Have rank 0 say each notice once."""
     notices = set[str]()
 
+    # The same notice may come of every block.
     def take(notice: str) -> None:
         if notice not in notices and distributed.is_primary():
             notices.add(notice)

@@ -52,8 +52,8 @@ class TableCoder:
     description.
 
     `schema` has the columns that are appended: of codes, and of their `classes` and groups, which
-    count the rows that `append` has seen. `code_schema` has those of `code`. `block_rows` is the
-    number of rows of a block that has room in memory.
+    count the rows that `append` has seen. `block_rows` is the number of rows of a block that has
+    room in memory.
     """
 
     def __init__(self, coder: Coder, config: PredictConfig, *, known: Known | None = None) -> None:
@@ -62,8 +62,8 @@ class TableCoder:
         self._known = known
         self._needs_candidates = bool(config.classes or config.levels)
         self._remembered = self.code(Descriptions([], [], np.arange(0)))
-        self.code_schema = self._remembered.schema
-        fields = [field for field in self.code_schema if not field.name.startswith(LIKELY)]
+        columns = self._remembered.schema
+        fields = [field for field in columns if not field.name.startswith(LIKELY)]
         names = [field.name for field in fields]
 
         # Classes are of a row's codes, of which alternatives are none.
@@ -81,8 +81,8 @@ class TableCoder:
             fields += classes.fields
         self.schema = pa.schema(fields)
 
-        # Memory holds the cells of a block and those that are remembered, however wide they are.
-        width = len(self.code_schema)
+        # Rows of mode full are wide, and fewer of them have room in memory.
+        width = len(columns)
         self.block_rows = min(MAX_BLOCK_ROWS, -(-MAX_BLOCK_CELLS // width))
         self._room = min(REMEMBERED, REMEMBERED_CELLS // width)
         self._distinct = DistinctDescriptions(coder.model.config.languages, room=self._room)
@@ -155,13 +155,14 @@ class TableCoder:
         if len(self._remembered) < self._room:
             self._remembered = all_codes
 
-        # Where one language is given for all rows, the output says which it was.
+        # Its column is called as in training data, unless the table has one of that name.
         if self._config.language != "unk":
             name = "lang"
             while name in block.column_names:
                 name = f"pred_{name}"
             language = str(Language(self._config.language))
             block = block.append_column(name, pa.repeat(language, len(block)))
+
         # Candidates are not written: classes count their values by them.
         of_rows = all_codes.take(pa.array(rows, mask=rows < 0))
         likely = {}
