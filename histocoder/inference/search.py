@@ -5,6 +5,7 @@ the codes of a key.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,14 @@ NODES_AT_ONCE_ON_CPU = 1 << 13
 """Number of nodes that fit a CPU's caches."""
 USUAL_NODES = 128
 """Number of nodes that a row of `top_k` seldom exceeds on a level."""
+
+
+class TrieLevel(NamedTuple):
+    """The N nodes of a level, those of one parent side by side."""
+
+    parents: Tensor  # places of their parents in the level before, of shape (N,)
+    tokens: Tensor  # tokens that lead to them, of shape (N,)
+    nodes: Tensor  # their indices in the level, of shape (N,)
 
 
 class CodeTrie:
@@ -50,45 +59,42 @@ class CodeTrie:
         self, codes: Sequence[str], formatter: Formatter, device: torch.device | str = "cpu"
     ) -> None:
         blocks = [tuple(formatter.system.to_block(code)) for code in codes]
-        nodes = {
-            block: i for i, block in enumerate(blocks)
-        }  # beginning of a code -> its index within its level
+        # beginning of a code -> its index within its level
+        nodes = {block: i for i, block in enumerate(blocks)}
         if len(nodes) < len(blocks):
             raise ValueError("two codes of the key are written in the same tokens")
         self.blocks = torch.tensor(blocks, device=device)
         self.children: list[Tensor] = []
         self.tokens: list[Tensor] = []
+
+        # From the last level up, since a node is numbered before those that lead to it.
         paths: list[list[int]] = []
         for depth in reversed(range(formatter.block_size)):
             following: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
             for path in sorted(nodes):
                 following.setdefault(path[:depth], []).append(path)
-            children = [
-                torch.tensor([nodes[path] for path in paths]) for paths in following.values()
-            ]
-            tokens = [torch.tensor([path[depth] for path in paths]) for paths in following.values()]
-            self.children.insert(
-                0, pad_sequence(children, batch_first=True, padding_value=-1).to(device)
-            )
+            children = []
+            tokens = []
+            for longer_paths in following.values():
+                children.append(torch.tensor([nodes[path] for path in longer_paths]))
+                tokens.append(torch.tensor([path[depth] for path in longer_paths]))
+            padded_children = pad_sequence(children, batch_first=True, padding_value=-1)
+            self.children.insert(0, padded_children.to(device))
             self.tokens.insert(0, pad_sequence(tokens, batch_first=True).to(device))
             nodes = {path: i for i, path in enumerate(following)}
             paths.insert(0, [nodes[block[:depth]] for block in blocks])
         self.paths = torch.tensor(paths, device=device).T
 
-        # All nodes of each level in order: index of the parent's node, token, and index in the
-        # level.
-        self.levels: list[tuple[Tensor, Tensor, Tensor]] = []
-        order = torch.zeros(1, dtype=torch.long, device=device)
-        for depth, following_nodes in enumerate(self.children):
-            exist = following_nodes[order] >= 0
-            self.levels.append(
-                (
-                    exist.nonzero()[:, 0],
-                    self.tokens[depth][order][exist],
-                    following_nodes[order][exist],
-                )
-            )
-            order = self.levels[-1][2]
+        # All nodes of each level, as a search that computes all of them goes through the levels.
+        self.levels: list[TrieLevel] = []
+        nodes_in_order = torch.zeros(1, dtype=torch.long, device=device)
+        for children_of_level, tokens_of_level in zip(self.children, self.tokens, strict=True):
+            following_nodes = children_of_level[nodes_in_order]
+            exist = following_nodes >= 0
+            parents = exist.nonzero()[:, 0]
+            tokens_in_order = tokens_of_level[nodes_in_order][exist]
+            nodes_in_order = following_nodes[exist]
+            self.levels.append(TrieLevel(parents, tokens_in_order, nodes_in_order))
 
     def most_probable(
         self, log_probs: Tensor, level: int, nodes: Tensor
@@ -150,7 +156,8 @@ def greedy(
     probabilities : Tensor of shape (B, num_tokens)
         Probability of each decoded token, among all tokens.
     """
-    batch, device = len(source.memory), source.memory.device
+    batch = len(source.memory)
+    device = source.memory.device
     stepper = IncrementalDecoder(decoder, source)
     tokens = torch.full((batch, 1 + num_tokens), PAD, device=device)
     tokens[:, 0] = BOS
@@ -160,19 +167,20 @@ def greedy(
     unused = ended  # whether the block is PAD
 
     for i in range(num_tokens):
-        # the best token of all, or of those that lead to a code
+        # The best token of all, or of those that lead to a code.
         probs = stepper.step(tokens[:, i : i + 1], real=~ended[:, None])[:, 0].float().softmax(-1)
         level = i % block_size
         if trie is None:
             best = probs.argmax(-1)
         else:
-            nodes = torch.zeros_like(nodes) if level == 0 else nodes
+            if level == 0:
+                nodes = torch.zeros_like(nodes)
             most, best, nodes = trie.most_probable(probs, level, nodes)
             if level == 0 and i:
                 unused = unused | (probs[:, PAD] >= most)
             best = best.masked_fill(unused, PAD)
 
-        # rows that have ended stay as they are
+        # Rows that have ended stay as they are.
         chosen = best.masked_fill(ended, PAD)
         tokens[:, i + 1] = chosen
         probabilities[:, i] = torch.where(ended, 1.0, probs.gather(1, chosen[:, None])[:, 0])
@@ -187,11 +195,11 @@ class TrieSearch:
     """Finds the probabilities of a key's codes in the first block."""
 
     def __init__(self, decoder: Decoder, trie: CodeTrie) -> None:
-        self._decoder, self._trie = decoder, trie
+        self._decoder = decoder
+        self._trie = trie
         self._widest = max(map(len, trie.children))
-        self._nodes_at_once = (
-            NODES_AT_ONCE_ON_CPU if trie.blocks.device.type == "cpu" else NODES_AT_ONCE
-        )
+        is_on_cpu = trie.blocks.device.type == "cpu"
+        self._nodes_at_once = NODES_AT_ONCE_ON_CPU if is_on_cpu else NODES_AT_ONCE
 
     @torch.no_grad()
     def full(self, source: DecoderInputs) -> Tensor:
@@ -199,24 +207,30 @@ class TrieSearch:
 
         The rest of a sum of 1 is the probability of tokens that make no code.
         """
-        trie, step = self._trie, max(1, self._nodes_at_once // self._widest)
-        found = torch.empty(len(source.memory), len(trie.blocks), device=source.memory.device)
+        trie = self._trie
+        num_rows = len(source.memory)
+        probs = torch.empty(num_rows, len(trie.blocks), device=source.memory.device)
         shared: list[Tensor] = []
-        for start in range(0, len(source.memory), step):
+        step = max(1, self._nodes_at_once // self._widest)
+        for start in range(0, num_rows, step):
             rows = slice(start, start + step)
             stepper = IncrementalDecoder(
                 self._decoder, source.rows(rows), many_nodes=True, shared=shared
             )
-            scores = torch.zeros_like(found[rows, :1])  # (B, W), of the W nodes of a level
-            parents = torch.zeros(1, dtype=torch.long, device=found.device)  # (W,)
+
+            # Every row has all nodes of a level, of which there are W.
+            scores = torch.zeros_like(probs[rows, :1])  # (B, W)
+            parents = torch.zeros(1, dtype=torch.long, device=probs.device)  # (W,)
             tokens = torch.full_like(parents, BOS)
             for level in trie.levels:
-                wide = (tensor.expand(len(scores), -1) for tensor in (tokens, parents))
-                log_probs = stepper.step(*wide).float().log_softmax(-1)  # (B, W, V)
-                parents, tokens, nodes = level
+                num_part = len(scores)
+                logits = stepper.step(tokens.expand(num_part, -1), parents.expand(num_part, -1))
+                log_probs = logits.float().log_softmax(-1)  # (B, W, V)
+                parents = level.parents
+                tokens = level.tokens
                 scores = scores[:, parents] + log_probs[:, parents, tokens]
-            found[rows, nodes] = scores.exp()
-        return found
+            probs[rows, level.nodes] = scores.exp()
+        return probs
 
     @torch.no_grad()
     def top_k(self, source: DecoderInputs, *, k: int) -> tuple[Tensor, Tensor]:
@@ -232,12 +246,12 @@ class TrieSearch:
             Indices in the key, the most probable first.
         probabilities : Tensor of shape (B, k)
         """
-        k, step = (
-            min(k, len(self._trie.blocks)),
-            max(1, self._nodes_at_once // min(USUAL_NODES, self._widest)),
-        )
-        parts = []
+        k = min(k, len(self._trie.blocks))
+        step = max(1, self._nodes_at_once // min(USUAL_NODES, self._widest))
+        codes_of_parts = []
+        scores_of_parts = []
         for start in range(0, len(source.memory), step):
+            # The floor is a little lower, since the same numbers come out differently in other shapes.
             part = source.rows(slice(start, start + step))
             codes, scores, _ = self._descend(part, k=k, width=k)
             floor = scores[:, -1:] - MAX_LOG_PROB_ERROR[part.memory.dtype]
@@ -249,9 +263,9 @@ class TrieSearch:
                 codes, scores, is_whole = self._descend(part, k=k, floor=floor, width=USUAL_NODES)
                 if not bool(is_whole):
                     codes, scores, _ = self._descend(part, k=k, floor=floor)
-            parts.append((codes, scores))
-        codes, scores = map(torch.cat, zip(*parts, strict=True))
-        return codes, scores.exp()
+            codes_of_parts.append(codes)
+            scores_of_parts.append(scores)
+        return torch.cat(codes_of_parts), torch.cat(scores_of_parts).exp()
 
     def _descend(
         self,
@@ -272,23 +286,21 @@ class TrieSearch:
         depth = len(self._trie.children)
         stepper = IncrementalDecoder(self._decoder, source, many_nodes=True)
 
-        # every row begins at the root
+        # Every row begins at the root.
         scores = torch.zeros(batch, 1, device=device)
         nodes = parents = torch.zeros(batch, 1, dtype=torch.long, device=device)
         tokens = torch.full_like(nodes, BOS)
         is_whole = torch.ones((), dtype=torch.bool, device=device)
-        for level, (children, child_tokens) in enumerate(
-            zip(self._trie.children, self._trie.tokens, strict=True), 1
-        ):
-            log_probs = (
-                stepper.step(tokens, parents, scores > -torch.inf).float().log_softmax(-1)
-            )  # (B, W, V)
-            next_tokens = child_tokens[nodes]  # (B, W, C)
+        for level, children in enumerate(self._trie.children):
+            logits = stepper.step(tokens, parents, scores > -torch.inf)
+            log_probs = logits.float().log_softmax(-1)  # (B, W, V)
+            next_nodes = children[nodes]  # (B, W, C)
+            next_tokens = self._trie.tokens[level][nodes]
             candidates = scores[..., None] + log_probs.gather(-1, next_tokens)
-            candidates = candidates.masked_fill(children[nodes] < 0, -torch.inf).flatten(1)
+            candidates = candidates.masked_fill(next_nodes < 0, -torch.inf).flatten(1)
 
-            # before the last level all that reach the floor stay, at the last the k best
-            if level < depth:
+            # Before the last level all that reach the floor stay, at the last the k best.
+            if level + 1 < depth:
                 candidates = candidates.masked_fill(candidates < floor, -torch.inf)
                 counts = (candidates > -torch.inf).sum(1)
                 if width is None or device.type == "cpu":
@@ -300,7 +312,6 @@ class TrieSearch:
             else:
                 scores, indices = candidates.topk(k)
             parents = indices // children.shape[1]
-            next_nodes = children[nodes].clamp(min=0)
-            nodes = next_nodes.flatten(1).gather(1, indices)
+            nodes = next_nodes.clamp(min=0).flatten(1).gather(1, indices)
             tokens = next_tokens.flatten(1).gather(1, indices)
         return nodes, scores, is_whole
