@@ -12,11 +12,8 @@ from torch import Tensor
 from histocoder.model.decoder import Attention, Decoder, DecoderLayer, Prior, PriorSteps
 from histocoder.model.layers import Weights, add_norm, attend_to_paths, attention, linear
 
-_WORTH_COPYING = (
-    0.75  # memory of rows that have ended is dropped if no more than this share remains
-)
-
-
+MAX_SHARE_TO_COPY = 0.75
+"""Share of rows that remain, up to which the memory of rows that have ended is dropped."""
 SEQUENCES_AT_ONCE = 1 << 10
 """Number of sequences of a few tokens that are scored at once: they fit a CPU's caches."""
 
@@ -29,12 +26,10 @@ class DecoderInputs(NamedTuple):
     prior: Prior | None = None
 
     def rows(self, rows: Tensor | slice) -> DecoderInputs:
-        mask, prior = self.memory_mask, self.prior
-        return DecoderInputs(
-            self.memory[rows],
-            None if mask is None else mask[rows],
-            None if prior is None else prior.rows(rows),
-        )
+        """Return some of the rows."""
+        mask = None if self.memory_mask is None else self.memory_mask[rows]
+        prior = None if self.prior is None else self.prior.rows(rows)
+        return DecoderInputs(self.memory[rows], mask, prior)
 
 
 class IncrementalDecoder:
@@ -71,25 +66,25 @@ class IncrementalDecoder:
         many_nodes: bool = False,
         shared: list[Tensor] | None = None,
     ) -> None:
-        self._decoder, self._shared = decoder, shared
-        num_heads, (_, num_positions, dim) = (
-            decoder.layers[0].self_attn.num_heads,
-            source.memory.shape,
-        )
-        kind = _ProjectedMemory if many_nodes and num_heads * num_positions <= dim else _Memory
-        self._layers = [
-            _Layer(layer, kind(layer.multihead_attn, source)) for layer in decoder.layers
-        ]
+        self._decoder = decoder
+        self._shared = shared
         self._prior = None if source.prior is None else PriorSteps(source.prior)
-        self._rows = torch.arange(
-            len(source.memory), device=source.memory.device
-        )  # those that have nodes still
-        self._index = torch.zeros_like(self._rows)[
-            :, None
-        ]  # of the previous level's nodes in their level, (B, W)
-        self._paths = self._rows.new_empty(
-            0, len(self._rows)
-        )  # node of each level on the way to them, (depth, N)
+
+        # Projected memory has heads * S columns in place of dim.
+        num_columns = decoder.layers[0].self_attn.num_heads * source.memory.shape[1]
+        memory_class = _Memory
+        if many_nodes and num_columns <= source.memory.shape[2]:
+            memory_class = _ProjectedMemory
+        self._layers = []
+        for layer in decoder.layers:
+            self._layers.append(_Layer(layer, memory_class(layer.multihead_attn, source)))
+
+        # rows that have nodes still
+        self._rows = torch.arange(len(source.memory), device=source.memory.device)
+        # of the previous level's nodes in their level, (B, W)
+        self._index = torch.zeros_like(self._rows)[:, None]
+        # node of each level on the way to them, (depth, N)
+        self._paths = self._rows.new_empty(0, len(self._rows))
 
     def step(
         self, tokens: Tensor, parents: Tensor | None = None, real: Tensor | None = None
@@ -111,44 +106,46 @@ class IncrementalDecoder:
         Tensor of shape (B, W, vocab_size)
             Logits; without a meaning where there is no node.
         """
-        parents = torch.zeros_like(tokens) if parents is None else parents
-        # a GPU computes all nodes, since the host would wait until it has counted the real ones
+        if parents is None:
+            parents = torch.zeros_like(tokens)
+        # A GPU computes all nodes, since the host would wait until it has counted the real ones.
         has_all = real is None or tokens.device.type != "cpu"
-        real = torch.ones_like(tokens, dtype=torch.bool) if has_all or real is None else real
+        if has_all or real is None:
+            real = torch.ones_like(tokens, dtype=torch.bool)
 
-        # the nodes of this level, and those of each level on the way to them
-        ancestors = self._index.gather(1, parents)  # (N,), of the N nodes there are
-        ancestors = ancestors.flatten() if has_all else ancestors[real]
+        # The N real nodes of this level, and those of each level on the way to them.
+        real_nodes = _Nodes(real, has_all=has_all)
+        ancestors = real_nodes.collect(self._index.gather(1, parents))
         self._index = (real.flatten().cumsum(0) - 1).view_as(real)
-        x = self._decoder.embed(tokens.flatten() if has_all else tokens[real], len(self._paths))
-        paths = self._paths = torch.cat(
-            [self._paths[:, ancestors], torch.arange(len(x), device=x.device)[None]]
-        )
+        x = self._decoder.embed(real_nodes.collect(tokens), len(self._paths))
+        newest = torch.arange(len(x), device=x.device)[None]
+        paths = torch.cat([self._paths[:, ancestors], newest])
+        self._paths = paths
         if not has_all:
             self._drop_rows(real.any(1))
+
+        # Rows that share their nodes differ from the first attention to memory on.
         nodes = _Nodes(real[self._rows], has_all=has_all)
-        for i, layer in enumerate(self._layers):
-            if self._shared is not None and i == 0:
-                if len(self._shared) < len(paths):
-                    num_nodes = tokens.shape[1]
-                    self._shared.append(
-                        layer.attend_to_ancestors(x[:num_nodes], paths[:, :num_nodes])
-                    )
-                x = self._shared[len(paths) - 1].repeat(len(tokens), 1)
-            else:
+        for layer in self._layers:
+            if self._shared is None or layer is not self._layers[0]:
                 x = layer.attend_to_ancestors(x, paths)
+            else:
+                if len(self._shared) < len(paths):
+                    width = tokens.shape[1]
+                    self._shared.append(layer.attend_to_ancestors(x[:width], paths[:, :width]))
+                x = self._shared[len(paths) - 1].repeat(len(tokens), 1)
             x = layer.attend_to_memory(x, nodes)
-        logits = _Nodes(real, has_all=has_all).spread(self._decoder.head(x))
+        logits = real_nodes.spread(self._decoder.head(x))
         return logits if self._prior is None else logits.float() + self._prior.step(tokens, parents)
 
     def _drop_rows(self, has_nodes: Tensor) -> None:
         """Drop the memory of rows (B,) without nodes, if that is worth copying the rest."""
-        if int(has_nodes.sum()) > _WORTH_COPYING * len(self._rows):
+        if int(has_nodes.sum()) > MAX_SHARE_TO_COPY * len(self._rows):
             return
-        kept = has_nodes[self._rows]
-        self._rows = self._rows[kept]
+        has_nodes = has_nodes[self._rows]
+        self._rows = self._rows[has_nodes]
         for layer in self._layers:
-            layer.memory.keep_rows(kept)
+            layer.memory.keep_rows(has_nodes)
 
 
 class _Nodes:
@@ -170,9 +167,11 @@ class _Nodes:
         return spread.index_copy_(0, self._indices, x).unflatten(0, self._shape)
 
     def collect(self, x: Tensor) -> Tensor:
-        """Collect the real nodes of `x` (R, W, dim), of shape (N, dim)."""
+        """Collect the real nodes of `x` (R, W, …), of shape (N, …)."""
         x = x.flatten(0, 1)
-        return x if self._indices is None or len(x) == len(self._indices) else x[self._indices]
+        if self._indices is None or len(x) == len(self._indices):
+            return x
+        return x[self._indices]
 
 
 class _Memory:
@@ -180,23 +179,24 @@ class _Memory:
 
     def __init__(self, attention: Attention, source: DecoderInputs) -> None:
         self._attention = attention
-        self._keys, self._values = attention.keys_values(
-            source.memory
-        )  # each (R, heads, S, dim / heads)
-        self._mask = (
-            None if source.memory_mask is None else source.memory_mask[:, None, None, :]
-        )  # (R, 1, 1, S)
+        # each (R, heads, S, dim / heads)
+        self._keys, self._values = attention.keys_values(source.memory)
+        self._mask: Tensor | None = None
+        if source.memory_mask is not None:
+            self._mask = source.memory_mask[:, None, None, :]  # (R, 1, 1, S)
 
     def keep_rows(self, rows: Tensor) -> None:
-        self._keys, self._values = self._keys[rows], self._values[rows]
-        self._mask = None if self._mask is None else self._mask[rows]
+        """Drop the memory of rows other than those of a mask (R,)."""
+        self._keys = self._keys[rows]
+        self._values = self._values[rows]
+        if self._mask is not None:
+            self._mask = self._mask[rows]
 
     def attended(self, x: Tensor, nodes: _Nodes) -> Tensor:
         """Return the attention of `x` (N, dim) of the real nodes to memory, of the same shape."""
         attention = self._attention
-        queries = attention.heads(
-            nodes.spread(F.linear(x, *attention.projections(Weights(x.dtype))[0]))
-        )
+        of_queries, _ = attention.projections(Weights(x.dtype))
+        queries = attention.heads(nodes.spread(F.linear(x, *of_queries)))
         mixed = attention.mix(queries, self._keys, self._values, self._mask)
         return linear(nodes.collect(mixed), attention.out_proj)
 
@@ -211,49 +211,48 @@ class _ProjectedMemory(_Memory):
 
     def __init__(self, attention: Attention, source: DecoderInputs) -> None:
         super().__init__(attention, source)
-        (weight, bias), heads = (
-            attention.projections(Weights(source.memory.dtype))[0],
-            attention.num_heads,
-        )
+        (weight, bias), _ = attention.projections(Weights(source.memory.dtype))
+        num_heads = attention.num_heads
+
+        # What the bias of queries adds to scores is the same for all nodes, as a mask is.
         keys = self._keys / math.sqrt(self._keys.shape[-1])
-        scores = torch.einsum("bhsi,hi->bhs", keys, bias.view(heads, -1))
+        scores = torch.einsum("bhsi,hi->bhs", keys, bias.view(num_heads, -1))
         if self._mask is not None:
             scores = scores.masked_fill(~self._mask[:, 0], -torch.inf)
         self._mask = scores.flatten(1)[:, None]  # (R, 1, heads * S)
-        out = attention.out_proj.weight.to(weight.dtype).t().reshape(heads, -1, len(weight))
-        self._keys = torch.einsum(
-            "bhsi,hid->bdhs", keys, weight.view(heads, -1, len(weight))
-        ).flatten(2)
-        self._values = torch.einsum("bhsi,hid->bhsd", self._values, out).flatten(
-            1, 2
-        )  # (R, heads * S, dim)
+
+        # An index i is of a head's positions, and d of those of the model's width.
+        of_queries = weight.view(num_heads, -1, len(weight))
+        out = attention.out_proj.weight.to(weight.dtype).t().reshape(num_heads, -1, len(weight))
+        keys = torch.einsum("bhsi,hid->bdhs", keys, of_queries)
+        values = torch.einsum("bhsi,hid->bhsd", self._values, out)
+        self._keys = keys.flatten(2)  # (R, dim, heads * S)
+        self._values = values.flatten(1, 2)  # (R, heads * S, dim)
 
     def attended(self, x: Tensor, nodes: _Nodes) -> Tensor:
         assert self._mask is not None
         scores = torch.baddbmm(self._mask, nodes.spread(x), self._keys)  # (R, W, heads * S)
         weights = scores.unflatten(-1, (self._attention.num_heads, -1)).softmax(-1).flatten(-2)
-        return nodes.collect(torch.bmm(weights, self._values)) + self._attention.out_proj.bias.to(
-            x.dtype
-        )
+        mixed = torch.bmm(weights, self._values)
+        return nodes.collect(mixed) + self._attention.out_proj.bias.to(x.dtype)
 
 
 class _Layer:
     """A decoder layer with its memory, and what it projected of the nodes of each level."""
 
     def __init__(self, layer: DecoderLayer, memory: _Memory) -> None:
-        self._layer, self.memory = layer, memory
-        self._levels: list[
-            Tensor
-        ] = []  # queries, keys and values of each level's nodes, (nodes, 3 * dim)
+        self._layer = layer
+        self.memory = memory
+        # queries, keys and values of each level's nodes, (nodes, 3 * dim)
+        self._levels: list[Tensor] = []
 
     def attend_to_ancestors(self, x: Tensor, paths: Tensor) -> Tensor:
         """Return self-attention and its norm of new nodes `x` (N, dim), by the nodes on the way to
         them (depth, N).
         """
         attention = self._layer.self_attn
-        self._levels.append(
-            F.linear(x, attention.in_proj_weight.to(x.dtype), attention.in_proj_bias.to(x.dtype))
-        )
+        weight = attention.in_proj_weight.to(x.dtype)
+        self._levels.append(F.linear(x, weight, attention.in_proj_bias.to(x.dtype)))
         mixed = attend_to_paths(self._levels, paths, num_heads=attention.num_heads)
         return add_norm(x, linear(mixed, attention.out_proj), self._layer.norm1, 0.0)
 
@@ -261,9 +260,8 @@ class _Layer:
         """Return the rest of the layer for `x` (N, dim)."""
         layer = self._layer
         x = add_norm(x, self.memory.attended(x, nodes), layer.norm2, 0.0)
-        return add_norm(
-            x, linear(linear(x, layer.linear1).relu_(), layer.linear2), layer.norm3, 0.0
-        )
+        wide = linear(x, layer.linear1).relu_()
+        return add_norm(x, linear(wide, layer.linear2), layer.norm3, 0.0)
 
 
 class SequenceScorer:
@@ -277,10 +275,11 @@ class SequenceScorer:
         self._source = source
         self._layers = decoder.layers
         weights = Weights(source.memory.dtype)
-        self._keys_values = [  # side by side, of shape (B, S, 2 * dim)
-            F.linear(source.memory, *layer.multihead_attn.projections(weights)[1])
-            for layer in self._layers
-        ]
+        # side by side, of shape (B, S, 2 * dim)
+        self._keys_values = []
+        for layer in self._layers:
+            _, of_memory = layer.multihead_attn.projections(weights)
+            self._keys_values.append(F.linear(source.memory, *of_memory))
 
     @torch.no_grad()
     def log_probs(self, tokens: Tensor, rows: Tensor, *, num_last: int) -> Tensor:
@@ -300,13 +299,13 @@ class SequenceScorer:
         Tensor of shape (N, num_last, vocab_size)
         """
         parts = []
-        for part, part_rows in zip(
-            tokens.split(SEQUENCES_AT_ONCE), rows.split(SEQUENCES_AT_ONCE), strict=True
-        ):
+        batches = zip(tokens.split(SEQUENCES_AT_ONCE), rows.split(SEQUENCES_AT_ONCE), strict=True)
+        for part, part_rows in batches:
             parts.append(self._log_probs(part, part_rows, num_last))
         return torch.cat(parts)
 
     def _log_probs(self, tokens: Tensor, rows: Tensor, num_last: int) -> Tensor:
+        # Each token attends to those before it, and to the memory of its row.
         memory, mask, prior = self._source
         x = self._decoder.embed(tokens, slice(tokens.shape[1])).to(memory.dtype)
         causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
@@ -319,7 +318,8 @@ class SequenceScorer:
             if layer is self._layers[-1]:
                 x = x[:, -num_last:]  # the positions before have said what they have to say
             cross = layer.multihead_attn
-            queries = F.linear(x, *cross.projections(weights)[0])
+            of_queries, _ = cross.projections(weights)
+            queries = F.linear(x, *of_queries)
             mixed = attention(queries, keys_values[rows], num_heads=cross.num_heads, mask=mask)
             x = add_norm(x, linear(mixed, cross.out_proj), layer.norm2, 0.0, weights)
             wide = linear(x, layer.linear1).relu_()
