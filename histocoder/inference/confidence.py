@@ -1,6 +1,7 @@
 """Confidence that holds in other sources than those that a model learned from."""
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -24,8 +25,9 @@ def elsewhere(
     that is right (Platt 1999), below `MAX_AGREEMENT`.
     """
     rows = [scales.get(lang, scales[ALL_LANGUAGES]) for lang in langs]
-    slopes = np.array([row["slope"] for row in rows])
-    intercepts = np.array([row["intercept"] for row in rows])
+    slopes = np.array(list(map(itemgetter("slope"), rows)))
+    intercepts = np.array(list(map(itemgetter("intercept"), rows)))
+
     # scipy has functions for both, and takes a tenth of a program's start to import
     doubtful = np.clip(conf, _LEAST_DOUBT, 1 - _LEAST_DOUBT)
     odds = np.log(doubtful / (1 - doubtful))
@@ -34,11 +36,11 @@ def elsewhere(
 
 def say_little_known(langs: Sequence[str], scales: Mapping[str, Mapping[str, float]]) -> None:
     """Say of which languages a model knows little, if it records how many titles it learned."""
-    little = [
-        f"{NAMES.get(Language(lang).iso, lang)} ({lang})"
-        for lang in sorted(set(langs))
-        if 0 < scales.get(lang, {}).get("titles", 0) < MIN_KNOWN_TITLES
-    ]
+    # A model that does not record the number, such as OccCANINE, says nothing.
+    little = []
+    for lang in sorted(set(langs)):
+        if 0 < scales.get(lang, {}).get("titles", 0) < MIN_KNOWN_TITLES:
+            little.append(f"{NAMES.get(Language(lang).iso, lang)} ({lang})")
     if little:
         warn_user(
             Notice(

@@ -1,6 +1,6 @@
 """The modes of decoding: encoded descriptions in, their codes out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -146,15 +146,15 @@ class BatchPredictor:
         search = TrieSearch(self._computing.decoder, self._trie)
         source = self._source(batch)
         if mode == "topk":
-            indices, values = _numpy(*search.top_k(source, k=options.k))
+            indices, values = _numpy(search.top_k(source, k=options.k))
             return Prediction(self._named(indices), values, values[:, 0])
-        (values,) = _numpy(search.full(source))
+        (values,) = _numpy([search.full(source)])
         return Prediction(np.empty((len(values), 0), dtype=object), values, values.max(1))
 
     def _decode_flat(self, batch: Encoded, options: PredictOptions) -> Prediction:
         """Return the flat head's codes, further ones above their thresholds."""
         best = self._flat(batch).topk(self.width(options))
-        indices, values = _numpy(best.indices, best.values)
+        indices, values = _numpy([best.indices, best.values])
         thresholds = batch.inputs.thresholds.astype(np.float64)
         return Prediction.above(self._named(indices), values, thresholds)
 
@@ -177,7 +177,8 @@ class BatchPredictor:
         # The probability of a set is that of all orders in which it can be written.
         is_code = moved(torch.from_numpy(~is_missing), self._device)
         conf = set_probability(decoder, source, tokens[:, 1:], probs, is_code=is_code)
-        of_codes, conf_array = _numpy(probs.unflatten(1, (num_blocks, size)).prod(-1), conf)
+        of_blocks = probs.unflatten(1, (num_blocks, size)).prod(-1)
+        of_codes, conf_array = _numpy([of_blocks, conf])
         return Prediction(codes, np.where(is_missing, np.nan, of_codes), conf_array)
 
     def _named(self, indices: np.ndarray) -> np.ndarray:
@@ -198,8 +199,8 @@ class BatchPredictor:
 
         # All of them are copied from a GPU at once.
         attributes = {}
-        for name, array in zip(votes, _numpy(*probs), strict=True):
-            attributes[name] = Attribute((None, *config.attributes[name]), array)
+        for name, array in zip(votes, _numpy(probs), strict=True):
+            attributes[name] = Attribute.of(config.attributes[name], array)
         return attributes
 
     def attribute_votes(self, batch: Encoded) -> dict[str, dict[str, Tensor]]:
@@ -252,13 +253,11 @@ class BatchPredictor:
 
         # The decoder adds a candidate where it is asked, which it may be in no row of a batch.
         num_missing = self.num_ranked - decoded.ranked.shape[1]
-        codes, probs, conf, ranked, ranked_probs = _numpy(
-            decoded.codes,
-            decoded.probabilities,
-            decoded.conf,
-            F.pad(decoded.ranked, (0, num_missing), value=-1),
-            F.pad(decoded.ranked_probabilities, (0, num_missing)),
+        decoded = decoded._replace(
+            ranked=F.pad(decoded.ranked, (0, num_missing), value=-1),
+            ranked_probabilities=F.pad(decoded.ranked_probabilities, (0, num_missing)),
         )
+        codes, probs, conf, ranked, ranked_probs = _numpy(decoded)
         return RankedPrediction(
             Prediction(self._named(codes), probs, conf),
             Prediction(self._named(ranked), ranked_probs, ranked_probs[:, 0]),
@@ -291,16 +290,18 @@ class BatchPredictor:
         return DecoderInputs(batch.memory, batch.memory_mask, prior)
 
 
-def _numpy(*tensors: Tensor) -> list[np.ndarray]:
+def _numpy(tensors: Sequence[Tensor]) -> list[np.ndarray]:
     """Return tensors as arrays of doubles; from a GPU in one copy, so that the host waits once.
 
     Their numbers are exact in fp32.
     """
-    parts = list(tensors)
-    if tensors and tensors[0].device.type != "cpu":
-        flat = torch.cat([tensor.float().flatten() for tensor in tensors]).cpu()
-        parts = list(flat.split([tensor.numel() for tensor in tensors]))
+    if not tensors or tensors[0].device.type == "cpu":
+        return [tensor.double().numpy() for tensor in tensors]
+    numbers = torch.cat([tensor.float().flatten() for tensor in tensors]).cpu().double().numpy()
     arrays = []
-    for part, tensor in zip(parts, tensors, strict=True):
-        arrays.append(part.reshape(tensor.shape).double().numpy())
+    start = 0
+    for tensor in tensors:
+        end = start + tensor.numel()
+        arrays.append(numbers[start:end].reshape(tensor.shape))
+        start = end
     return arrays

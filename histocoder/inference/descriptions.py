@@ -15,7 +15,13 @@ from histocoder.data.cells import spoilt
 from histocoder.errors import Notice, UserError, shown, warn_user
 from histocoder.text import tokenizers
 from histocoder.text.characters import is_blank, is_missing
-from histocoder.text.languages import Language, chosen_language, not_in_table, with_nearest
+from histocoder.text.languages import (
+    Language,
+    chosen_language,
+    languages_among,
+    not_in_table,
+    with_nearest,
+)
 from histocoder.text.normalize import normalize
 
 if TYPE_CHECKING:
@@ -80,7 +86,7 @@ class Inputs(NamedTuple):
     """A batch of distinct descriptions as a model reads them."""
 
     rows: np.ndarray  # indices of the descriptions, of shape (B,)
-    language: str  # whose experts' weights count
+    language: str  # whose experts' weights count; "" has no weights of its own
     input_ids: np.ndarray  # see `MixerModel.encode`, of shape (B, S)
     thresholds: np.ndarray  # thresholds of the flat head, of shape (B,)
     characters: np.ndarray | None  # for linear experts, of shape (B, L); None if there are none
@@ -114,12 +120,14 @@ class DistinctDescriptions:
         pairs = list(zip(texts, map(self._codes.__getitem__, langs), strict=True))
 
         # The same text in two languages is two descriptions, since a model reads the language.
-        new = []
+        new: list[tuple[str, str]] = []
         for text, lang in set(pairs) - self._indices.keys():
             if isinstance(text, str) and not is_blank(text):
                 new.append((text, lang))
         new.sort(key=lambda pair: (len(pair[0]), pair))
-        for text in sorted({text for text, _ in new}):
+        new_texts = [text for text, _ in new]
+        new_langs = [lang for _, lang in new]
+        for text in sorted(set(new_texts)):
             if _may_be_missing(text):
                 warn_user(
                     Notice(
@@ -133,15 +141,13 @@ class DistinctDescriptions:
         rows = [self._indices.get(pair, indices.get(pair, -1)) for pair in pairs]
         if len(self._indices) < self._room:
             self._indices |= indices
-        return Descriptions(
-            [text for text, _ in new], [lang for _, lang in new], np.array(rows, dtype=np.int64)
-        )
+        return Descriptions(new_texts, new_langs, np.array(rows, dtype=np.int64))
 
     def _read_languages(self, langs: set[str]) -> None:
         """Read languages that are new; a notice names those that the model, or if it knows all, the
         table lacks.
         """
-        languages_of_model = {Language(), *map(Language, self._languages)}
+        languages_of_model = {Language()}.union(map(Language, self._languages))
         strange = []
         for lang in langs:
             code = Language(lang if isinstance(lang, str) else "")
@@ -184,9 +190,7 @@ def make_batches(
     """
     if not descriptions.texts:
         return
-    langs = descriptions.langs
-    lang_of_model = {lang: Language(lang).among(config.languages) for lang in set(langs)}
-    langs_of_model = [lang_of_model[lang] for lang in langs]
+    langs_of_model = languages_among(descriptions.langs, config.languages)
     normalized = normalize(descriptions.texts, config.text_normalization)
     joined = tokenizers.join_language(normalized, langs_of_model)
     tokens = tokenizers.tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
@@ -197,14 +201,13 @@ def make_batches(
         )
 
     # A batch is of one language where the experts' weights differ between languages.
-    weighted_langs = [ALL_LANGUAGES, *config.experts_by_language]
-    index_of = {lang: index for index, lang in enumerate(weighted_langs)}
-    weighting = np.array([index_of.get(lang, 0) for lang in langs_of_model])
+    languages = [lang if lang in config.experts_by_language else "" for lang in langs_of_model]
+    weighted_langs, weighting = np.unique(languages, return_inverse=True)
     order = np.lexsort((tokens.lengths, weighting))
     weighting = weighting[order]
     lengths = tokens.lengths[order]
 
-    thresholds = thresholds_of(config, langs, options.threshold)
+    thresholds = thresholds_of(config, descriptions.langs, options.threshold)
     has_linear_expert = config.num_linear_features or config.num_attribute_features
     start = 0
     while start < len(order):
@@ -215,7 +218,7 @@ def make_batches(
         end = max(end, start + at_least)
         end = min(end, start + (options.batch_size or at_least), last)
         rows = order[start:end]
-        language = weighted_langs[weighting[start]]
+        language = str(weighted_langs[weighting[start]])
         start = end
 
         # Only experts read characters, which take a while to collect.

@@ -195,8 +195,8 @@ class _Memory:
     def attended(self, x: Tensor, nodes: _Nodes) -> Tensor:
         """Return the attention of `x` (N, dim) of the real nodes to memory, of the same shape."""
         attention = self._attention
-        of_queries, _ = attention.projections(Weights(x.dtype))
-        queries = attention.heads(nodes.spread(F.linear(x, *of_queries)))
+        (weight, bias), _ = attention.projections(Weights(x.dtype))
+        queries = attention.heads(nodes.spread(F.linear(x, weight, bias)))
         mixed = attention.mix(queries, self._keys, self._values, self._mask)
         return linear(nodes.collect(mixed), attention.out_proj)
 
@@ -278,8 +278,8 @@ class SequenceScorer:
         # side by side, of shape (B, S, 2 * dim)
         self._keys_values = []
         for layer in self._layers:
-            _, of_memory = layer.multihead_attn.projections(weights)
-            self._keys_values.append(F.linear(source.memory, *of_memory))
+            _, (weight, bias) = layer.multihead_attn.projections(weights)
+            self._keys_values.append(F.linear(source.memory, weight, bias))
 
     @torch.no_grad()
     def log_probs(self, tokens: Tensor, rows: Tensor, *, num_last: int) -> Tensor:
@@ -318,8 +318,8 @@ class SequenceScorer:
             if layer is self._layers[-1]:
                 x = x[:, -num_last:]  # the positions before have said what they have to say
             cross = layer.multihead_attn
-            of_queries, _ = cross.projections(weights)
-            queries = F.linear(x, *of_queries)
+            (weight, bias), _ = cross.projections(weights)
+            queries = F.linear(x, weight, bias)
             mixed = attention(queries, keys_values[rows], num_heads=cross.num_heads, mask=mask)
             x = add_norm(x, linear(mixed, cross.out_proj), layer.norm2, 0.0, weights)
             wide = linear(x, layer.linear1).relu_()

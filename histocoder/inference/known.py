@@ -14,7 +14,7 @@ from histocoder.inference.coder import Coder
 from histocoder.log import log
 from histocoder.tables.header import descriptions_in
 from histocoder.tables.table import open_table
-from histocoder.text.languages import Language
+from histocoder.text.languages import languages_among
 from histocoder.text.normalize import description_keys
 from histocoder.text.tokenizers import UNKNOWN
 
@@ -57,10 +57,15 @@ class Known:
         rows = examples.codes.to_numpy(dtype=object).tolist()
         self._langs.update(langs)
         for key, lang, row in zip(keys, langs, rows, strict=True):
-            if only is None or key in only:
-                codes = tuple(dict.fromkeys(code for code in row if code not in (None, MISSING)))
-                codes = self._written.setdefault(frozenset(codes), codes)
-                self._counts[key, lang, codes] += 1
+            if only is not None and key not in only:
+                continue
+            distinct = dict.fromkeys(row)
+            for blank in (None, MISSING):
+                distinct.pop(blank, None)
+
+            # The same codes in another order are the same set.
+            codes = self._written.setdefault(frozenset(distinct), tuple(distinct))
+            self._counts[key, lang, codes] += 1
 
     def find(self, texts: Sequence[str], langs: Sequence[str]) -> list[KnownCodes | None]:
         """Return the answers for n descriptions, whose languages are codes; None for those that are
@@ -72,6 +77,8 @@ class Known:
         default = UNKNOWN
         if len(self._langs) == 1:
             (default,) = self._langs
+
+        # A stated language that the model does not know is not taken to be that one.
         answers = []
         distinguished = self._distinguished(langs)
         for key, lang, lang_here in zip(self.keys(texts), langs, distinguished, strict=True):
@@ -86,8 +93,7 @@ class Known:
         """Return languages as they are told apart here."""
         if self._any_language:
             return [UNKNOWN] * len(langs)
-        languages = {lang: Language(lang).among(self._languages) for lang in set(langs)}
-        return [languages[lang] for lang in langs]
+        return languages_among(langs, self._languages)
 
     @cached_property
     def _answers(self) -> dict[tuple[str, str], KnownCodes]:
@@ -95,6 +101,8 @@ class Known:
         totals: Counter[tuple[str, str]] = Counter()
         for (key, lang, _), count in self._counts.items():
             totals[key, lang] += count
+
+        # Sets come in the order of the file, so that the first of equally frequent ones stays.
         answers: dict[tuple[str, str], KnownCodes] = {}
         for (key, lang, codes), count in self._counts.items():
             share = count / totals[key, lang]
@@ -131,7 +139,7 @@ def training_files(
     for name in (TEXT_COL, input_col):
         if table.has(name):
             text_col = name
-    lang_col = next((name for name in lang_cols if table.has(name)), None)
+    lang_col = next(filter(table.has, lang_cols), None)
     if language_col and not lang_col:
         log.info(f"{path} has no column {language_col!r}; its codes apply to all languages.")
 

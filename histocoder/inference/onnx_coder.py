@@ -228,7 +228,7 @@ class OnnxCoder:
                 weights.get(expert, 1.0) * vote[:, start:end] for expert, vote in votes.items()
             ]
             probs = _softmax(np.sum(weighted, axis=0)).astype(np.float64)
-            attributes[name] = Attribute((None, *labels), probs)
+            attributes[name] = Attribute.of(labels, probs)
             start = end
         return attributes
 

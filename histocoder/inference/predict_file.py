@@ -25,7 +25,6 @@ from histocoder import distributed
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE, read_json
 from histocoder.checkpoints.run_files import METRICS_FILE
 from histocoder.checkpoints.run_folder import holding, run_of
-from histocoder.classes.class_columns import Classes
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.examples import LANG_COL
 from histocoder.errors import Interrupted, UserError, sending_notices
@@ -111,9 +110,11 @@ def predict_file(
         # The output is whole: what was kept for resuming has served its purpose.
         if distributed.is_primary():
             shutil.rmtree(parts.folder, ignore_errors=True)
-            for remark in (tables.unlike(), *map(Classes.coverage, tables.classes)):
-                if remark:
-                    say(remark)
+            unlike = tables.unlike()
+            if unlike is not None:
+                say(unlike)
+            for classes in tables.classes:
+                say(classes.coverage())
     return counter.numbers()
 
 

@@ -23,6 +23,11 @@ class Attribute(NamedTuple):
     labels: tuple[str | None, ...]  # its K categories; None, the first, is none
     probs: np.ndarray  # their probabilities, of shape (n, K); NaN where there is no description
 
+    @classmethod
+    def of(cls, categories: Sequence[str], probs: np.ndarray) -> "Attribute":
+        """Return an attribute with these categories, and none before them."""
+        return cls((None, *categories), probs)
+
     @property
     def best(self) -> tuple[np.ndarray, np.ndarray]:
         """The most probable category of each description, and its probability, both of shape
@@ -55,7 +60,7 @@ class Prediction(NamedTuple):
         columns = {}
         for name, labels in attributes.items():
             probs = np.full((num_rows, 1 + len(labels)), np.nan)
-            columns[name] = Attribute((None, *labels), probs)
+            columns[name] = Attribute.of(labels, probs)
         codes = np.full((num_rows, width), None, dtype=object)
         probs = np.full((num_rows, width), np.nan)
         return cls(codes, probs, np.full(num_rows, np.nan), columns)
@@ -89,7 +94,7 @@ class Prediction(NamedTuple):
         """Return the prediction of these rows."""
         attributes = {}
         for name, attribute in self.attributes.items():
-            attributes[name] = Attribute(attribute.labels, attribute.probs[rows])
+            attributes[name] = attribute._replace(probs=attribute.probs[rows])
         return Prediction(self.codes[rows], self.probs[rows], self.conf[rows], attributes)
 
     def drop_unsure(self, min_confidence: float) -> None:

@@ -55,26 +55,25 @@ def write_provenance(
     `min_confidence`, `counts`, `validation`, `expected_accuracy` and `classes`, where they are
     given.
     """
+    # A setting that has its default is no part of the command.
     values = recorded(config)
-    versions = {
-        "histocoder": __version__,
-        "torch": version("torch"),
-        "python": platform.python_version(),
-    }
-    # the flags that give settings which are not the default
-    words: list[str] = []
+    words = ["histocoder", *command]
     for setting in settings_of(type(config)):
         value = values.get(setting.name, setting.default)
         if value != setting.default:
-            words.append(setting.flag)
+            words.append(as_sent(setting.flag))
             cells = value if isinstance(value, tuple) else (value,)
-            words += [str(cell) for cell in cells if cell is not True]
+            words += [as_sent(str(cell)) for cell in cells if cell is not True]
 
     record = {
         "output": Path(values["output"]).name,
         "input": {"file": Path(values["input"]).name, "sha256": fingerprint(values["input"])},
-        "command": shlex.join(["histocoder", *command, *map(as_sent, words)]),
-        "versions": versions,
+        "command": shlex.join(words),
+        "versions": {
+            "histocoder": __version__,
+            "torch": version("torch"),
+            "python": platform.python_version(),
+        },
         **facts,
     }
     record["methods"] = " ".join(_sentences(record))
@@ -94,7 +93,7 @@ def _sentences(facts: Mapping[str, Any]) -> Iterator[str]:
         )
         yield _sentence_of_counts(facts["counts"], facts["min_confidence"])
 
-    # how right the model was, and is expected to be on this file
+    # How right the model was, and is expected to be on this file.
     validation = facts.get("validation")
     if validation:
         yield (
@@ -110,10 +109,10 @@ def _sentences(facts: Mapping[str, Any]) -> Iterator[str]:
             "like the validation data."
         )
 
-    # what the tables of classes gave
+    # A reader judges a class by the share of rows that have one, and by how sure it is.
     for classes in facts.get("classes", ()):
         columns = classes["columns"]
-        names = [*columns["codes"], *(columns[name] for name in columns if name != "codes")]
+        names = columns["codes"] + [columns[name] for name in columns if name != "codes"]
         parts = []
         for name, counts in classes["counts"].items():
             num_coded, num_with_value = covered(counts)

@@ -3,7 +3,7 @@
 import csv
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from histocoder.errors import UserError, shown
@@ -95,6 +95,12 @@ class Language(str):
             if Language(code) == self:
                 return code
         return UNKNOWN
+
+
+def languages_among(langs: Sequence[str], languages: Collection[str]) -> list[str]:
+    """Return a model's own codes for languages; see `Language.among`."""
+    codes = {lang: Language(lang).among(languages) for lang in set(langs)}
+    return [codes[lang] for lang in langs]
 
 
 def chosen_language(text: str, known: Collection[str] = ()) -> Language:
