@@ -44,14 +44,23 @@ def code(
     """
     import ray
 
-    header, resources = dataset.columns() or [], ray.cluster_resources()
-    gpus, cpus = resources.get("GPU", 0), resources.get("CPU", 1)
-    num_gpus = min(1, gpus) if num_gpus is None else num_gpus
-    most = gpus / num_gpus if num_gpus else cpus - 1
-    coder = BlockCoder.of(
-        model, header, device="cuda" if num_gpus else "cpu", precision=precision, **options
-    )
-    # Ray reads small files as one block, which it would give to one actor
+    # As many actors as have a GPU; without GPUs, as have a CPU, of which Ray needs one to read with.
+    resources = ray.cluster_resources()
+    gpus = resources.get("GPU", 0)
+    cpus = resources.get("CPU", 1)
+    if num_gpus is None:
+        num_gpus = min(1, gpus)
+    device = "cpu"
+    num_actors = cpus - 1
+    if num_gpus:
+        device = "cuda"
+        num_actors = gpus / num_gpus
+    if compute is None:
+        compute = ray.data.ActorPoolStrategy(min_size=1, max_size=max(int(num_actors), 1))
+
+    # Ray reads small files as one block, which it would give to one actor.
+    header = dataset.columns() or []
+    coder = BlockCoder.of(model, header, device=device, precision=precision, **options)
     return dataset.repartition(target_num_rows_per_block=_BLOCK_ROWS).map_batches(
         BlockCoder,
         fn_constructor_kwargs=vars(coder),
@@ -59,5 +68,5 @@ def code(
         batch_format="pyarrow",
         num_gpus=num_gpus,
         num_cpus=0 if cpus <= 1 else None,  # Ray needs a CPU to read the table with
-        compute=compute or ray.data.ActorPoolStrategy(min_size=1, max_size=max(int(most), 1)),
+        compute=compute,
     )

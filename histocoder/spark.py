@@ -44,12 +44,14 @@ def code(
     """
     from pyspark.sql.types import StructType
 
+    # Spark has to know the new columns before any row is coded, and a driver has no GPU.
     coder = BlockCoder.of(model, df.columns, device=device, precision=precision, **options)
     (empty,) = replace(coder, device="cpu", precision="fp32")(df.limit(0).toArrow())
     schema = StructType(list(df.schema.fields))
     for field in list(empty.schema)[len(df.columns) :]:
         schema.add(field.name, "string" if pa.types.is_string(field.type) else "double")
 
+    # A block is coded in smaller ones, of which each goes back as it is.
     def coded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for chunk in coder(pa.Table.from_batches([batch])):

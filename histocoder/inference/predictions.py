@@ -33,6 +33,7 @@ class Attribute(NamedTuple):
         """The most probable category of each description, and its probability, both of shape
         (n,).
         """
+        # Without a description all are NaN, and the category is none.
         best = np.nan_to_num(self.probs).argmax(1)
         return np.array(self.labels, dtype=object)[best], self.probs.max(1)
 
@@ -70,6 +71,7 @@ class Prediction(NamedTuple):
         """Keep the first code of each row, and others with probabilities above its threshold (n,),
         in place.
         """
+        # A row has one code at least, however unsure.
         left_out = probs <= thresholds[:, None]
         left_out[:, 0] = False
         codes[left_out] = None
@@ -115,7 +117,7 @@ class Prediction(NamedTuple):
         """
         width = self.codes.shape[1]
         if width < self.probs.shape[1]:  # mode full
-            return pd.DataFrame(self.probs, columns=[code for code in config.codes if code])
+            return pd.DataFrame(self.probs, columns=list(filter(None, config.codes)))
 
         columns: dict[str, np.ndarray] = {}
         for i, name in enumerate(config.code_columns(width)):
@@ -130,6 +132,7 @@ class Prediction(NamedTuple):
                 columns[f"{start}desc_{i + 1}"] = meanings
         columns["conf"] = self.conf
 
+        # A category stands beside its own probability, by which `attribute_columns` finds both.
         for name, attribute in self.attributes.items():
             labels, probs = attribute.best
             columns[name] = labels

@@ -30,7 +30,10 @@ def provenance_file(output: str | Path) -> Path:
     If that is another output's, such as coded.xlsx's, it is coded.csv.gz.histocoder.json.
     """
     path = Path(output)
-    stem = Path(path.stem).stem if path.suffix.lower() == ".gz" else path.stem
+    stem = path.stem
+    if path.suffix.lower() == ".gz":
+        stem = Path(stem).stem
+    # Two formats of one table may lie in a folder.
     usual = path.with_name(f"{stem}.histocoder.json")
     if not usual.is_file():
         return usual
