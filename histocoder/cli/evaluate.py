@@ -143,7 +143,7 @@ def _coded_rows(config: KnownCodesFlags, coder: Coder) -> Examples:
     files = files_of(
         coder,
         Path(config.data),
-        target_cols=config.target_cols or coder.model.config.target_cols,
+        target_cols=config.target_cols,
         needed=dict.fromkeys(config.target_cols or (), "target_cols"),
         input_col=config.input_col,
         language_col=config.language_col,

@@ -111,17 +111,20 @@ class Known:
         return answers
 
 
-def files_of(coder: Coder, *paths: Path, **options: Any) -> LabelledFiles:
-    """Return files with codes and attributes of a model; options are other fields of
-    `LabelledFiles`.
+def files_of(
+    coder: Coder, *paths: Path, target_cols: tuple[str, ...] | None = None, **options: Any
+) -> LabelledFiles:
+    """Return files with codes and attributes of a model, by default in the columns of its training
+    data; options are other fields of `LabelledFiles`.
     """
-    fields: dict[str, Any] = {
-        "target_cols": coder.model.config.target_cols,
-        "formatter": coder.formatter,
-        "known": coder.codes,
-        "attribute_cols": tuple(coder.attributes),
-    }
-    return LabelledFiles(paths, **(fields | options))
+    return LabelledFiles(
+        paths,
+        target_cols=target_cols or coder.model.config.target_cols,
+        formatter=coder.formatter,
+        known=coder.codes,
+        attribute_cols=tuple(coder.attributes),
+        **options,
+    )
 
 
 def training_files(
