@@ -80,6 +80,19 @@ def test_unsure_rows_keep_their_answers():
     pd.testing.assert_frame_equal(found, expected)
 
 
+def test_ranks_of_sure_and_unsure_batches_are_joined(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(combined, "NUM_CANDIDATES", 3)
+    model = model_of(0, decoder=1e-6, flat=1.0)
+    conf = Coder(model, "cpu").predict(TEXTS, "en", mode="flat")["conf"]
+    sure = float(np.median(np.log(conf / (1 - conf))))
+    model.config = replace(model.config, experts=model.config.experts | {"sure": sure})
+    coder = Coder(model, "cpu")
+    expected = coder.predict_ranked(TEXTS, "en").ranked
+    ranked = coder.predict_ranked(TEXTS, "en", batch_size=1).ranked
+    np.testing.assert_array_equal(ranked.codes, expected.codes)
+    np.testing.assert_allclose(ranked.probs, expected.probs, atol=1e-5)
+
+
 def test_own_codes_are_sought_where_they_may_count(monkeypatch: pytest.MonkeyPatch):
     search = combined.CombinedSearch
     num_sought: list[int] = []
