@@ -26,7 +26,7 @@ LINKING = sorted(
 """Without the page that includes BENCHMARKS.md, whose links to notes docs/notes.py adds to the site."""
 OF_LAUNCHERS = (
     "standalone nproc_per_node nnodes node_rank master_addr master_port max-restarts "
-    "multi_gpu num_processes"
+    "multi_gpu num_processes master"
 )
 OF_SLURM = "nodes ntasks-per-node gpus-per-node kill-on-bad-exit"
 OF_OTHERS = "tables decisions wheel logdir no-deps directory rm user gpus build-arg"

@@ -54,6 +54,9 @@ spark = SparkSession.builder.master("local[2,4]").config(map=settings).getOrCrea
 census = spark.read.parquet(source).filter(condition)
 code(census, model, language_col="lang", precision="fp32").write.parquet(output)
 """
+each_engine = pytest.mark.parametrize(
+    "engine", [pytest.param("ray", marks=with_ray), pytest.param("spark", marks=with_spark)]
+)
 TRAIN = """
 import os, sys
 from ray.train import RunConfig, ScalingConfig
@@ -158,23 +161,17 @@ def village(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_archive(tmp_path_factory.mktemp("village") / "census", 40_000, 20_000, files=4)
 
 
+def predict(source: Path, model: Path, output: Path, *flags: object) -> list[object]:
+    """The words after `python` of the command that codes a table exactly."""
+    names = ("--model", model, "--input", source, "--output", output, "--language-col", "lang")
+    return ["-m", "histocoder", "predict", *names, "--precision", "fp32", "--device", "cpu", *flags]
+
+
 @pytest.fixture(scope="module")
 def coded_village(village: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("coded")
     pq.write_table(pq.read_table(village), folder / "census.parquet")  # the command reads files
-    flags = ("--model", model, "--input", folder / "census.parquet", "--output", folder / "one.csv")
-    run(
-        "-m",
-        "histocoder",
-        "predict",
-        *flags,
-        "--language-col",
-        "lang",
-        "--precision",
-        "fp32",
-        "--device",
-        "cpu",
-    )
+    run(*predict(folder / "census.parquet", model, folder / "one.csv"))
     return folder / "one.csv"
 
 
@@ -241,6 +238,54 @@ def test_spark_names_a_broken_file(village: Path, model: Path, tmp_path: Path):
     status, output, _ = watch("-c", SPARK, part.parent, model, tmp_path / "out", "true")
     assert status == 1 and "part-2.parquet" in output
     assert not (tmp_path / "out" / "_SUCCESS").exists()
+
+
+@each_engine
+def test_the_command_codes_a_file_on_an_engine(
+    engine: str, village: Path, model: Path, tmp_path: Path
+):
+    table = tmp_path / "in.csv"
+    rows = pq.read_table(village).to_pandas().head(25_000)
+    rows.assign(note="a;b").to_csv(table, sep=";", index=False)
+    run(*predict(table, model, tmp_path / "one.parquet", "--columns", "new_"))
+    command = predict(table, model, tmp_path / "out", "--columns", "new_", "--engine", engine)
+    status, output, _ = watch(*command)
+    assert status == 0 and "Coded 25,000 rows of" in output, output
+    assert pq.read_table(tmp_path / "out").schema.names[:4] == ["id", "occ1", "lang", "note"]
+    assert_codes_agree(tmp_path / "out", tmp_path / "one.parquet")
+    assert not list(tmp_path.glob(".out*"))
+
+
+@each_engine
+def test_the_command_codes_a_partitioned_folder(
+    engine: str, village: Path, model: Path, coded_village: Path, tmp_path: Path
+):
+    table = pq.read_table(village, filters=[("lang", "in", ["en", "da"])])
+    pq.write_to_dataset(table, tmp_path / "census", partition_cols=["lang"])
+    (tmp_path / "census" / "notes.txt").write_text("no table")
+    (tmp_path / "out").mkdir()
+    pq.write_table(table, tmp_path / "out" / "old.parquet")
+    command = predict(tmp_path / "census", model, tmp_path / "out", "--overwrite")
+    status, output, _ = watch(*command, "--engine", engine)
+    assert status == 0, output
+    assert not (tmp_path / "out" / "old.parquet").exists()
+    assert_codes_agree(tmp_path / "out", coded_village, share=2 / 3)
+
+
+@each_engine
+def test_a_mistake_that_a_worker_finds_is_a_sentence(engine: str, model: Path, tmp_path: Path):
+    table = pa.table(
+        {"occ1": pa.array([b"farmer", b"sm\xefth"], pa.binary()), "lang": ["en", "en"]}
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    command = predict(tmp_path / "in.parquet", model, tmp_path / "out", "--engine", engine)
+    status, output, _ = watch(*command)
+    said = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert status == 2 and len(said) == 1, output
+    assert said[0].startswith("error: The column 'occ1' holds bytes that are not UTF-8 text."), (
+        output
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
 
 
 @with_ray

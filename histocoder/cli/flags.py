@@ -55,6 +55,11 @@ class PredictFlags(PredictConfig, ComputingFlags, NamedModel):
         text=f"{OUTPUT_HELP}; a folder for several tables; -: standard output",
     )
     overwrite: bool = free(False, "replace an existing --output", is_recorded=False)
+    engine: str | None = free(
+        None,
+        "code on a cluster, into a folder of Parquet files; --input may be one, too",
+        choices=("ray", "spark"),
+    )
     known: str | None = free(
         None, "hand-coded rows, which are kept; auto: the training data", metavar="FILE|auto"
     )
@@ -87,6 +92,26 @@ class PredictFlags(PredictConfig, ComputingFlags, NamedModel):
             not self.known or self.mode not in ("topk", "full"),
             f"--known gives codes, and --mode {self.mode} ranks them; choose another mode.",
         )
+        if self.engine is not None:
+            self._check_engine()
+
+    def _check_engine(self) -> None:
+        """Raise a UserError for what an engine's workers do not do."""
+        start = f"--engine {self.engine} codes tables"
+        require(bool(self.input), f"{start}; name one with --input.")
+        require(
+            PIPE not in (self.input, self.output),
+            f"{start} in files; name them in place of {PIPE}.",
+        )
+        require(
+            self.device != "mps",
+            "--device mps is not for --engine; choose cpu or cuda, or omit it.",
+        )
+        for name in ("known", "excel", "raw"):
+            require(
+                not getattr(self, name),
+                f"--{name} is not for --engine {self.engine}; omit one of them.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

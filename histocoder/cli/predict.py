@@ -12,6 +12,7 @@ from histocoder import distributed
 from histocoder.checkpoints.model_files import local_folder
 from histocoder.checkpoints.run_folder import run_of
 from histocoder.cli.arguments import config_of
+from histocoder.cli.engines import predict_on_engine
 from histocoder.cli.flags import PIPE, PredictFlags
 from histocoder.cli.pipes import as_typed, files_for_pipes
 from histocoder.config import PredictConfig
@@ -33,6 +34,9 @@ from histocoder.text.languages import chosen_language
 
 def run_predict(config: PredictFlags) -> None:
     """Code the descriptions and print their codes, or write the tables with theirs."""
+    if config.engine is not None:
+        predict_on_engine(config)
+        return
     device = distributed.start(device=config.device)
     folder = local_folder(config.model)
     if not config.input:
