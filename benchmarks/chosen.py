@@ -27,7 +27,7 @@ from histocoder import Coder
 from histocoder.config import NUM_GREEDY
 from histocoder.data.examples import Examples
 from histocoder.evaluation.evaluator import right_rows
-from histocoder.training.experts import best_mode, fit_all_weights
+from histocoder.training.expert_weights import best_mode, fit_all_weights
 
 MODES = ("combined", "flat")
 

@@ -27,7 +27,8 @@ from histocoder.inference.confidence import MAX_AGREEMENT, MIN_KNOWN_TITLES
 from histocoder.text.languages import NAMES, Language
 from histocoder.text.normalize import description_keys
 from histocoder.training.encoded_rows import fit_nearest_expert
-from histocoder.training.experts import fit_all_weights, set_experts
+from histocoder.training.expert_weights import fit_all_weights
+from histocoder.training.experts import set_experts
 
 FURTHER = 0.4
 """Probability from which on a further code is given; single occupations get none down to it."""

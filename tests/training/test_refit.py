@@ -23,7 +23,7 @@ from histocoder.inference.coder import Coder
 from histocoder.ops import kernels
 from histocoder.text.tokenizers import lower_characters
 from histocoder.training import svm
-from histocoder.training.experts import fit_weights, least_probability, votes_on
+from histocoder.training.expert_weights import fit_weights, least_probability, votes_on
 from histocoder.training.svm import fit_linear_expert
 
 
