@@ -115,7 +115,7 @@ def work(folder: Path, args: argparse.Namespace) -> None:
     print(json.dumps({"gradient_bytes": num_bytes}), flush=True)
     for line in sys.stdin:
         num_steps, alone = map(int, line.split())
-        with learner.accumulating() if alone else nullcontext():
+        with learner.strategy.accumulating() if alone else nullcontext():
             print(json.dumps({"rows_per_s": ours.steps(num_steps)}), flush=True)
     distributed.stop()
 

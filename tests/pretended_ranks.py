@@ -112,7 +112,7 @@ def _no_gpus() -> None:
 @contextlib.contextmanager
 def pretended_rank(visible: str) -> Iterator[None]:
     """Pretend to have some GPUs, as `CUDA_VISIBLE_DEVICES` names them, and NCCL."""
-    from histocoder.training import learner
+    from histocoder.training import strategy
 
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
     names = [name for name in visible.split(",") if name]
@@ -125,7 +125,7 @@ def pretended_rank(visible: str) -> Iterator[None]:
             mock.patch.object(dist, "get_backend", _backend),
             mock.patch.object(dist, "all_reduce", _by_gloo(dist.all_reduce)),
             mock.patch.object(dist, "all_gather", _by_gloo(dist.all_gather)),
-            mock.patch.object(learner, "DistributedDataParallel", _Replica),
+            mock.patch.object(strategy, "DistributedDataParallel", _Replica),
         ]
     else:
         patches.append(mock.patch.object(torch.cuda, "init", _no_gpus))

@@ -110,7 +110,7 @@ ALLOWED_HOOKS = {
     "log.py": ["setLevel"],  # the logger of the package, where it is made
     # a library's own warning is silenced around its one call
     "tables/stata.py": ["catch_warnings", "simplefilter"],
-    "training/learner.py": ["catch_warnings", "simplefilter"],
+    "training/strategy.py": ["catch_warnings", "simplefilter"],
     "training/fsdp.py": ["filterwarnings"],
     "inference/onnx_export.py": [
         "logging.disable(",

@@ -46,6 +46,7 @@ class BatchLoader:
     ) -> None:
         default = _GPU_WORKERS if on_gpu else 0
         self.num_workers = default if config.num_workers is None else config.num_workers
+        self._num_parts = sampler.num_parts
         self._timeout = config.worker_timeout
         self._workers: list[BaseProcess] = []
         self._late: int | None = None
@@ -82,6 +83,12 @@ class BatchLoader:
             if batch is None:
                 return
             yield batch
+
+    def steps(self) -> Iterator[tuple[Batch, ...]]:
+        """Yield the batches of each step, which are as many as the sampler has parts."""
+        batches = iter(self)
+        while parts := tuple(itertools.islice(batches, self._num_parts)):
+            yield parts
 
     def _end_late_worker(self, i: int) -> None:
         # a worker that was killed is not late: torch finds it, and its end is the reason to name

@@ -32,7 +32,7 @@ from histocoder.model import (
 )
 from histocoder.model.encoder import check_positions, load_encoder, load_tokenizer
 from histocoder.text.tokenizers import UNKNOWN, tokenize
-from histocoder.training.learner import is_table
+from histocoder.training.optimizer import is_table
 from histocoder.training.start import Start
 
 _Loaded = TypeVar("_Loaded")
@@ -131,7 +131,7 @@ def build_model(config: RunConfig, task: Task, start: Start) -> MixerModel:
         codes=task.key.codes,
         target_cols=task.files.target_cols,
         descriptions=titles_of(task.key.codes) | task.key.descriptions,
-        languages=tuple(sorted({*task.languages, *start.languages})),
+        languages=tuple(sorted(set(task.languages + start.languages))),
         decoder_num_layers=2 if is_new_ngram else 3,
         decoder_dim_feedforward=config.decoder_dim_feedforward,
         dropout=config.dropout,
@@ -163,7 +163,7 @@ def _as_needed(config: ModelConfig) -> ModelConfig:
     kind = encoder_type(config.encoder)
 
     # a prefix of one language says nothing
-    if kind not in ("canine", "ngram") and len({*config.languages} - {UNKNOWN}) < 2:
+    if kind not in ("canine", "ngram") and len(set(config.languages) - {UNKNOWN}) < 2:
         config = replace(config, reads_language=False)
     if kind != "canine" and config.decoder_prior and config.formatter["num_blocks"] == 1:
         config = replace(config, decoder_learns=False, mode="flat")
@@ -186,7 +186,9 @@ def _load_encoder(config: RunConfig) -> Encoder:
 def _first_on_primary(load: Callable[[], _Loaded]) -> _Loaded:
     """Load something on rank 0 first, so that one process alone downloads."""
     loaded = distributed.run_on_primary(load, doing="loading")
-    return load() if loaded is None else loaded
+    if loaded is None:
+        return load()
+    return loaded
 
 
 def _with_initial_weights(model_config: ModelConfig, config: RunConfig, start: Start) -> MixerModel:
@@ -254,7 +256,8 @@ def _with_decoder_of(
         settings: dict[str, Any] = {name: getattr(start.config, name) for name in names}
         model_config = replace(model_config, **settings)
     if "labels" in form:
-        labels = dict.fromkeys([*form["labels"], *model_config.codes])
+        labels = dict.fromkeys(form["labels"])
+        labels.update(dict.fromkeys(model_config.codes))
         form = form | {"labels": list(labels)}
 
     # the decoder's tokens have to do for the codes; OccCANINE's first version has none

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import (
@@ -21,7 +22,7 @@ from histocoder.checkpoints.model_files import (
 )
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig
-from histocoder.data.dataset import Batch
+from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.examples import HELD_OUT, SEEN, TITLES, TRAIN, Examples
 from histocoder.data.hashes import hashes_of
 from histocoder.log import log
@@ -30,16 +31,15 @@ from histocoder.training.data import RunData, augmenter_of
 from histocoder.training.encoded_rows import frozen_outputs
 from histocoder.training.start import Start
 from histocoder.training.tracking import Progress
-from histocoder.training.trainer import Trainer, batched
+from histocoder.training.trainer import Trainer
 
 REPORT_ROWS = 5_000  # validation rows in the report, at most
 _MAX_ROWS = 100_000  # rows up to which the validation data improve the model
-_LEAST_STEPS, _MOST_STEPS = (
-    50,
-    200,
-)  # bounds of the steps of two epochs; one epoch is trained but for --max-steps
-_LEARNED_ALL = "\nAfter this evaluation it was trained on the validation data as well.\n"
+# bounds of the steps of two epochs; one epoch is trained but for --max-steps
+_MIN_STEPS = 50
+_MAX_STEPS = 200
 _RATE = 0.3  # share of the peak learning rate at the start
+_LEARNED_ALL = "\nAfter this evaluation it was trained on the validation data as well.\n"
 
 
 def finish(
@@ -53,76 +53,75 @@ def finish(
 
     A run that adapts its `initial` model adapts it instead, to the training data and then to all.
     """
-    folder = trainer.run.path
+    run = trainer.run
     if initial is not None:
         log.info("The experts of the initial model learn the rows.")
-        folders = [folder, trainer.run.best]
-        distributed.run_on_primary(
-            lambda: adapt_to(initial, trainer, data.open(TRAIN), folders),
-            doing="adapting the model",
-        )
+        adapt_to(initial, trainer, data.open(TRAIN), [run.path, run.best])
     elif not config.no_experts:
         log.info("Training finished. Fitting the model of word parts and choosing how to predict.")
-        from histocoder.training.experts import (
-            fit_experts,
-        )  # here, since it takes a second to import
+        # here, since it takes a second to import
+        from histocoder.training.experts import fit_experts
 
-        distributed.run_on_primary(lambda: fit_experts(trainer), doing="fitting the experts")
+        distributed.run_on_primary(partial(fit_experts, trainer), doing="fitting the experts")
     if not config.no_report:
         log.info(
             "Writing the report: predicting on the validation data and comparing with a "
             "linear model."
         )
-        distributed.run_on_primary(
-            lambda: report(config, trainer, data), doing="writing the report"
-        )
-    is_small = len(trainer.train_data) + len(trainer.val_data) <= _MAX_ROWS
-    is_one_machine = len(set(distributed.gather_objects(socket.gethostname()))) == 1
-    is_asked = isinstance(config, FinetuneConfig) and not config.no_refit
-    if (
-        is_small
-        and is_one_machine
-        and is_asked
-        and not read_model_config(trainer.run.best).fitted_to_validation
-    ):
+        write = partial(report, config, trainer, data)
+        distributed.run_on_primary(write, doing="writing the report")
+
+    # once the best model is measured, it may learn the validation data as well
+    if _learns_validation_data(config, trainer):
         if initial is None:
             refit(config, trainer, data)
         else:
             readapt(initial, trainer, data)
 
-    end = partial(trainer.run.end, keep_checkpoints=config.keep_checkpoints != 0)
+    end = partial(run.end, keep_checkpoints=config.keep_checkpoints != 0)
     distributed.run_on_primary(end, doing="ending the run")
     log.info(
-        f"Saved in {folder}: the last model ({CONFIG_FILE} and model.safetensors) and the "
+        f"Saved in {run.path}: the last model ({CONFIG_FILE} and model.safetensors) and the "
         "best in validation (best/)."
     )
+
+
+def _learns_validation_data(config: RunConfig, trainer: Trainer) -> bool:
+    """Return whether the best model is to learn the validation data; a collective call."""
+    # the processes of several machines may see different folders
+    hosts = distributed.gather_objects(socket.gethostname())
+    is_asked = isinstance(config, FinetuneConfig) and not config.no_refit
+    is_small = len(trainer.train_data) + len(trainer.val_data) <= _MAX_ROWS
+    if not is_asked or not is_small or len(set(hosts)) > 1:
+        return False
+    return not read_model_config(trainer.run.best).fitted_to_validation
 
 
 def adapt_to(
     initial: Start, trainer: Trainer, examples: Examples, folders: list[Path], *, remark: str = ""
 ) -> None:
-    """Adapt a run's initial model to some rows, and write it into folders; for rank 0."""
-    from histocoder.training.adapting import adapt
+    """Adapt a run's initial model to some rows, and write it into folders; a collective call."""
 
-    rows = trainer.train_data.of(examples, augmenter=None)
-    adapt(
-        initial,
-        rows,
-        folders,
-        config=trainer.model.config,
-        device=trainer.device,
-        remark=remark,
-    )
+    def adapt_model() -> None:
+        from histocoder.training.adapting import adapt
+
+        adapt(
+            initial,
+            trainer.train_data.of(examples, augmenter=None),
+            folders,
+            config=trainer.model.config,
+            device=trainer.device,
+            remark=remark,
+        )
+
+    distributed.run_on_primary(adapt_model, doing="adapting the model")
 
 
-def readapt(initial: Start, trainer: Trainer, rows: RunData) -> None:
+def readapt(initial: Start, trainer: Trainer, data: RunData) -> None:
     """Adapt a run's initial model to the validation data as well, in `best/`; a collective call."""
-    examples = rows.open(*(split for split in rows.splits if split != TITLES))
-    best = trainer.run.best
-    distributed.run_on_primary(
-        lambda: adapt_to(initial, trainer, examples, [best], remark=_LEARNED_ALL),
-        doing="adapting the model",
-    )
+    splits = [split for split in data.splits if split != TITLES]
+    examples = data.open(*splits)
+    adapt_to(initial, trainer, examples, [trainer.run.best], remark=_LEARNED_ALL)
     log.info(
         f"{BEST_FOLDER}/ has now learned all {len(examples):,} rows, including the "
         f"{len(trainer.val_data):,} validation rows."
@@ -135,12 +134,9 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
 
     With corrections of a model that histocoder trained, it compares both models.
     """
+    # here, since drawing takes a second to import
     from histocoder.evaluation.baselines import AFTER_TRAINING, Baselines
-    from histocoder.evaluation.evaluator import (
-        evaluate,
-        gain,
-        right_rows,
-    )  # here, since drawing takes a second to import
+    from histocoder.evaluation.evaluator import evaluate, gain, right_rows
     from histocoder.evaluation.metrics import SeenMetrics
     from histocoder.evaluation.report import write_report
     from histocoder.evaluation.summary import details_in_words, overall_in_words
@@ -150,102 +146,117 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
     load = partial(
         Coder.from_pretrained, device=str(trainer.device), precision=trainer.config.precision
     )
-    coder = load(trainer.run.path)
+    folder = trainer.run.path
+    coder = load(folder)
     examples = trainer.val_data.examples.sample(REPORT_ROWS, seed=0)
-    baselines = Baselines(
-        examples, Known(languages=coder.model.config.languages), max_size=AFTER_TRAINING
-    )
+
+    # the model beside simple ones, which learn the same rows
+    known = Known(languages=coder.model.config.languages)
+    baselines = Baselines(examples, known, max_size=AFTER_TRAINING)
     for chunk in data.open(TRAIN).chunks():
         baselines.add(chunk)
-    found = evaluate(coder, examples, trained=baselines)
-    before = None if config.only_encoder else config.initial_checkpoint
-    if (
-        before is not None
-        and isinstance(config, FinetuneConfig)
-        and config.corrections
-        and is_own_model(Path(before))
-    ):
-        corrections, right = (
-            data.open(HELD_OUT) if HELD_OUT in data.splits else None,
-            found.rows["right"].to_numpy(),
-        )
-        found.metrics.corrections = gain(load(before), coder, examples, corrections, right=right)
-    if len(seen := data.open(SEEN)):
+    evaluation = evaluate(coder, examples, trained=baselines)
+    metrics = evaluation.metrics
+
+    # what corrections have gained
+    corrected_model = _corrected_model(config)
+    if corrected_model is not None:
+        held_out = None
+        if HELD_OUT in data.splits:
+            held_out = data.open(HELD_OUT)
+        right = evaluation.rows["right"].to_numpy()
+        metrics.corrections = gain(load(corrected_model), coder, examples, held_out, right=right)
+
+    # validation rows that are no test, since their descriptions were learned
+    seen = data.open(SEEN)
+    if len(seen):
         accuracy = float(right_rows(coder, seen.sample(REPORT_ROWS, seed=0)).mean())
-        found.metrics.seen = SeenMetrics(len(seen), accuracy, left_out=data.has_new)
-    folder = trainer.run.path
-    path = write_report(folder, found, coder, title=folder.resolve().name, logs=trainer.run.logs)
-    for line in overall_in_words(found.metrics)[:2] + details_in_words(found.metrics):
+        metrics.seen = SeenMetrics(len(seen), accuracy, left_out=data.has_new)
+
+    title = folder.resolve().name
+    path = write_report(folder, evaluation, coder, title=title, logs=trainer.run.logs)
+    for line in overall_in_words(metrics)[:2] + details_in_words(metrics):
         log.info(line)
     log.info(f"Wrote the report to {path}.")
 
 
-def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
+def _corrected_model(config: RunConfig) -> str | None:
+    """Return the model of histocoder that a run's corrections are for, if there is one."""
+    if not isinstance(config, FinetuneConfig) or not config.corrections or config.only_encoder:
+        return None
+    initial = config.initial_checkpoint
+    if initial is None or not is_own_model(Path(initial)):
+        return None
+    return initial
+
+
+def refit(config: RunConfig, trainer: Trainer, data: RunData) -> None:
     """Train the best model on training and validation data and held-out corrections; a collective
     call.
-
-    One or two epochs at a low learning rate are enough.
     """
     run = trainer.run
     log.info(
         f"Evaluation finished. Training {BEST_FOLDER}/ on the validation data as well "
         "(disable with --no-refit)."
     )
-    data = trainer.train_data.of(
-        rows.open(*rows.splits), augmenter=None, once=trainer.train_data.once
+    rows = trainer.train_data.of(
+        data.open(*data.splits), augmenter=None, once=trainer.train_data.once
     )
-    data.augmenter = augmenter_of(config, data)
+    rows.augmenter = augmenter_of(config, rows)
+
+    # the network first, on which the expert of nearest rows rests
     model = load_model(run.best)
-    model.linear_expert = model.attribute_expert = model.nearest_expert = None
-    with trainer.learner.whole() as whole:
-        trainer.learner.outputs = frozen_outputs(whole, data)
-    sampler, loader = trainer.batches_of(data)
+    model.linear_expert = None
+    model.attribute_expert = None
+    model.nearest_expert = None
+    train_further(trainer, model.state_dict(), rows)
+    weights = trainer.learner.trained_weights()
+
+    def save() -> None:
+        """Write the refitted model in place of the measured one, whole."""
+        from histocoder.training.experts import refit_experts, rewrite_model
+
+        model.to(trainer.device).load_state_dict(weights)
+        model.has_learned(torch.from_numpy(hashes_of(rows.examples)))
+        refit_experts(model, rows)
+        model.config = replace(model.config, fitted_to_validation=True)
+        rewrite_model(run.best, model, remark=_LEARNED_ALL)
+
+    distributed.run_on_primary(save, doing="saving the model")
+    held_out = ""
+    if HELD_OUT in data.splits:
+        held_out = " and the held-out corrections"
+    log.info(
+        f"{BEST_FOLDER}/ is now trained on all {len(rows) - rows.num_titles:,} rows, including the "
+        f"{len(trainer.val_data):,} validation rows{held_out}. The last model, in "
+        f"{run.path}, was not trained on those."
+    )
+
+
+def train_further(trainer: Trainer, weights: dict[str, Tensor], rows: OccupationDataset) -> None:
+    """Train a run's model from some weights, on other rows; a collective call.
+
+    One or two epochs at a low learning rate are enough.
+    """
+    config = trainer.config
+    learner = trainer.learner
+    with learner.strategy.whole() as model:
+        learner.outputs = frozen_outputs(model, rows)
+    sampler, loader = trainer.batches_of(rows)
     epoch_steps = sampler.num_batches
-    total_steps = max(_LEAST_STEPS, min(2 * epoch_steps, _MOST_STEPS), epoch_steps)
-    total_steps = min(total_steps, trainer.config.max_steps or total_steps)
-    trainer.learner.restart(model.state_dict(), share=_RATE, total_steps=total_steps)
+    total_steps = max(_MIN_STEPS, min(2 * epoch_steps, _MAX_STEPS), epoch_steps)
+    if config.max_steps:
+        total_steps = min(total_steps, config.max_steps)
+    learner.restart(weights, share=_RATE, total_steps=total_steps)
     trainer.model.train()
 
     def steps() -> Iterator[tuple[Batch, ...]]:
         for epoch in itertools.count():
             sampler.set_position(epoch, 0)
-            yield from batched(loader, trainer.config.gradient_accumulation_steps)
+            yield from loader.steps()
 
-    products = fast_products(trainer.device, deterministic=trainer.config.deterministic)
+    products = fast_products(trainer.device, deterministic=config.deterministic)
     with closing(Progress(total_steps)) as progress, loader.naming_workers(), products:
         for parts in itertools.islice(steps(), total_steps):
-            trainer.learner.train_step(parts)
+            learner.train_step(parts)
             progress.advance()
-    weights = trainer.learner.trained_weights()
-
-    def save() -> None:
-        """Write the refitted model in place of the measured one, whole."""
-        from histocoder.training.encoded_rows import fit_nearest_expert
-        from histocoder.training.experts import rewrite_model, set_experts
-        from histocoder.training.svm import fit_attribute_expert, fit_linear_expert
-
-        model.to(trainer.device).load_state_dict(weights)
-        model.has_learned(torch.from_numpy(hashes_of(data.examples)))
-        votes = model.config.experts
-        linear = None
-        if "linear" in votes:
-            linear = fit_linear_expert(data, num_classes=model.config.num_classes)
-        if linear is not None:
-            linear = linear.pruned(model.config.linear_threshold)
-        of_attributes = None
-        if model.config.attribute_experts:
-            of_attributes = fit_attribute_expert(data)
-        if of_attributes is not None:
-            of_attributes = of_attributes.pruned(model.config.attribute_threshold)
-        nearest = fit_nearest_expert(model, data) if "nearest" in votes else None
-        set_experts(model, linear, of_attributes, nearest)
-        model.config = replace(model.config, fitted_to_validation=True)
-        rewrite_model(run.best, model, remark=_LEARNED_ALL)
-
-    distributed.run_on_primary(save, doing="saving the model")
-    held_out = " and the held-out corrections" if HELD_OUT in rows.splits else ""
-    log.info(
-        f"{BEST_FOLDER}/ is now trained on all {len(data) - data.num_titles:,} rows, including the "
-        f"{len(trainer.val_data):,} validation rows{held_out}. The last model, in "
-        f"{run.path}, was not trained on those."
-    )

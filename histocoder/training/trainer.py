@@ -1,17 +1,14 @@
 """The training loop: epochs, steps, validation, saves."""
 
-import itertools
 import math
 import signal
 import time
-from collections.abc import Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from histocoder import distributed
 from histocoder.checkpoints import training_state
@@ -19,7 +16,7 @@ from histocoder.checkpoints.model_files import model_card, save_model
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint, TrainState
 from histocoder.config import TrainConfig
-from histocoder.data.dataset import Batch, OccupationDataset
+from histocoder.data.dataset import OccupationDataset
 from histocoder.data.loader import BatchLoader
 from histocoder.data.samplers import BucketSampler
 from histocoder.errors import Interrupted, UserError
@@ -33,6 +30,14 @@ from histocoder.training.tracking import Meter, Progress, Tracker
 from histocoder.training.validation import validate
 
 _RATE_DIVISOR = 10  # of the learning rate of a run that diverged, for the next
+_TITLES = {
+    "train_loss": "loss",
+    "samples_per_sec": "rows/s",
+    "lr": "lr",
+    "gpu_memory_gb": "GPU GB",
+    "skipped_steps": "skipped",
+}
+"""Names of the numbers that a run shows as it trains."""
 
 
 class Trainer:
@@ -70,7 +75,7 @@ class Trainer:
         self.total_steps = 0 if keeps_weights else config.max_steps or usual_steps
         self.eval_interval = config.eval_interval or min(max(epoch_steps, 100), 1000)
 
-        self.learner = _build_learner(model, config, device, total_steps=self.total_steps)
+        self.learner = Learner(model, config, device, total_steps=self.total_steps)
         self.val_outputs: FrozenOutputs | None = None  # computed by `fit`
         self.state = TrainState()
         self.meter = Meter()
@@ -108,7 +113,7 @@ class Trainer:
         """
         if tracker is not None:
             self.tracker = tracker
-        with self.learner.whole() as model:
+        with self.learner.strategy.whole() as model:
             self.learner.outputs = frozen_outputs(model, self.train_data)
             self.val_outputs = frozen_outputs(model, self.val_data)
         self.meter.started = time.monotonic()
@@ -133,7 +138,7 @@ class Trainer:
         config = self.config
         self.model.train()
         self.sampler.set_position(state.epoch, state.samples)
-        for parts in batched(self.train_loader, config.gradient_accumulation_steps):
+        for parts in self.train_loader.steps():
             loss, grad_norm = self.learner.train_step(parts)
             num_rows = parts[0].num_rows
             self.meter.add(loss, grad_norm, rows=num_rows)
@@ -181,15 +186,17 @@ class Trainer:
         values["lr"] = float(self.learner.scheduler.get_last_lr()[-1])
         values["epoch"] = float(self.state.epoch + 1)
         self.tracker.log(self.state.step, values)
+
+        # a run that diverged skips all further steps
         num_skipped = int(self.meter.skipped_in_a_row)
         if num_skipped >= self.config.max_skipped_steps:
             raise self.not_finite(f"The gradients of the last {num_skipped} steps are not finite")
 
-        titles = {"train_loss": "loss", "samples_per_sec": "rows/s", "lr": "lr"}
-        titles["gpu_memory_gb"] = "GPU GB"
-        if values["skipped_steps"]:
-            titles["skipped_steps"] = "skipped"
-        return {title: values[name] for name, title in titles.items() if name in values}
+        # the numbers to show
+        numbers = {title: values[name] for name, title in _TITLES.items() if name in values}
+        if not values["skipped_steps"]:
+            del numbers["skipped"]
+        return numbers
 
     def not_finite(self, fault: str) -> UserError:
         """Return the error of a run that diverged, with flags that differ: a resumed run would take
@@ -220,22 +227,24 @@ class Trainer:
     def validate(self) -> dict[str, float]:
         """Validate, log the numbers, and save the model if it is the best so far."""
         started = time.monotonic()
-        with self.learner.whole() as model:
+        with self.learner.strategy.whole() as model:
             results = validate(model, self.val_data, self.config, outputs=self.val_outputs)
         self.state.results = results
         self.tracker.log(self.state.step, results)
-        accuracies = [
-            f"decoder {results['greedy_seq_acc']:.1f}",
-            f"classifier {results['flat_acc']:.1f}",
+        accuracies = (
+            f"decoder {results['greedy_seq_acc']:.1f}, "
+            f"classifier {results['flat_acc']:.1f}, "
             f"decoder told the true codes so far {results['seq_acc']:.1f} "
-            f"(tokens {results['token_acc']:.1f})",
-        ]
+            f"(tokens {results['token_acc']:.1f})"
+        )
         for name in self.model.config.attributes:
-            accuracies.append(f"{name} {results[f'acc_{name}']:.1f}")
+            accuracies += f", {name} {results[f'acc_{name}']:.1f}"
         log.info(
             f"validation at step {self.state.step}: loss {results['val_loss']:.4g}; "
-            f"accuracy in %: {', '.join(accuracies)}"
+            f"accuracy in %: {accuracies}"
         )
+
+        # whether this is the model to use
         if not math.isfinite(results["val_loss"]):
             raise self.not_finite(f"The validation loss of step {self.state.step} is not finite")
         if self.state.improves(results, num_rows=len(self.val_data)):
@@ -270,8 +279,8 @@ class Trainer:
 
         # states of all ranks, which rank 0 writes
         ranks = {}
-        for name, state in _random_states(self.device).items():
-            ranks[name] = torch.stack(distributed.gather(state))
+        for name, module in _generators(self.device).items():
+            ranks[name] = torch.stack(distributed.gather(module.get_rng_state()))
         is_final = self.state.step == self.total_steps
         is_small = is_final and isinstance(self.model.encoder, NgramEncoder)
         checkpoint = Checkpoint(
@@ -301,10 +310,8 @@ class Trainer:
         self.save_model(self.run.path, doing="saving the model")
         if self.config.save_format != "occcanine":
             return
-        trained = []
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                trained.append(name)
+        parameters = self.model.named_parameters()
+        trained = [name for name, parameter in parameters if parameter.requires_grad]
         save = partial(
             training_state.save_last_bin,
             self.run.path,
@@ -325,45 +332,15 @@ class Trainer:
 
         # with more processes than before, the new ones keep their seeds
         rank = distributed.rank()
-        for name in _random_states(self.device):
+        for name, module in _generators(self.device).items():
             states = checkpoint.ranks.get(name, ())
             if rank < len(states):
-                _set_random_state(name, states[rank].clone())  # a view would be read beyond its end
+                module.set_rng_state(states[rank].clone())  # a view would be read beyond its end
 
 
-def batched(batches: Iterable[Batch], size: int) -> Iterator[tuple[Batch, ...]]:
-    """Yield the parts of each step, as Python 3.12's `itertools.batched` does."""
-    iterator = iter(batches)
-    while parts := tuple(itertools.islice(iterator, size)):
-        yield parts
-
-
-def _build_learner(
-    model: MixerModel, config: TrainConfig, device: torch.device, *, total_steps: int
-) -> Learner:
-    """Return the model with its optimizer, whole on each rank or sharded."""
-    if config.fsdp is None:
-        return Learner(model, config, device, total_steps=total_steps)
-    # here, since it takes a while to import
-    from histocoder.training.fsdp import ShardedLearner
-
-    return ShardedLearner(model, config, device, total_steps=total_steps)
-
-
-def _random_states(device: torch.device) -> dict[str, Tensor]:
-    """Return the states of this rank's generators of random numbers, by their names in a
-    checkpoint.
-    """
-    states = {"rng": torch.get_rng_state()}
+def _generators(device: torch.device) -> dict[str, Any]:
+    """Return the modules that draw random numbers on this rank, by their names in a checkpoint."""
+    modules: dict[str, Any] = {"rng": torch}
     if device.type != "cpu":
-        states[f"rng.{device.type}"] = torch.get_device_module(device).get_rng_state()
-    return states
-
-
-def _set_random_state(name: str, state: Tensor) -> None:
-    """Set the state of the generator with a name in a checkpoint."""
-    _, _, device_type = name.partition(".")
-    if device_type:
-        torch.get_device_module(device_type).set_rng_state(state)
-    else:
-        torch.set_rng_state(state)
+        modules[f"rng.{device.type}"] = torch.get_device_module(device)
+    return modules

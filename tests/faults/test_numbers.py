@@ -110,7 +110,7 @@ import torch
 from trainers import begin, dataset
 from histocoder import distributed
 from histocoder.training.losses import mixed_loss
-from histocoder.training.learner import is_table
+from histocoder.training.optimizer import is_table
 
 distributed.start(device="cpu")
 folder = Path({folder!r}, str(distributed.rank()))

@@ -47,7 +47,7 @@ def test_one_graph_serves_all_lengths(
         widths.add(batch.input_ids.shape[1])
     # texts that are cut have a graph of their own, since nothing follows their last position
     assert counter.frame_count == 2 and len(widths) > 5 and MAX_LEN in widths
-    assert [name for name in trainer.learner.weights() if "_orig_mod" in name] == []
+    assert [name for name in trainer.learner.strategy.weights() if "_orig_mod" in name] == []
 
 
 @pytest.mark.slow

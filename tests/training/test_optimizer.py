@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from histocoder.ops import kernels
-from histocoder.training.learner import AdamW
+from histocoder.training.optimizer import AdamW
 
 
 @pytest.fixture(autouse=True, params=["in C", "in torch"])

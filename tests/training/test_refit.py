@@ -123,7 +123,7 @@ def test_two_ranks_refit_as_one_does(table: Path, tmp_path: Path):
 def test_restarted_learners_step_as_new_ones(table: Path, tmp_path: Path):
     data = dataset(tmp_path / "cache", table)
     ours, new = (begin(tmp_path, data).learner for _ in range(2))
-    start = {name: weight.clone() for name, weight in ours.weights().items()}
+    start = {name: weight.clone() for name, weight in ours.strategy.weights().items()}
     batch = data[
         BatchIndices(rows=np.arange(8), epoch=0, num_rows=8, num_target_blocks=1, weight=1.0)
     ]
@@ -132,7 +132,7 @@ def test_restarted_learners_step_as_new_ones(table: Path, tmp_path: Path):
     for learner in (ours, new):
         learner.restart(start, share=0.5, total_steps=9)
         learner.train_step([batch])
-    torch.testing.assert_close(ours.weights(), new.weights(), rtol=0, atol=0)
+    torch.testing.assert_close(ours.strategy.weights(), new.strategy.weights(), rtol=0, atol=0)
 
 
 @pytest.mark.skipif(kernels.library() is None, reason="the kernels were not compiled")
