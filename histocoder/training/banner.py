@@ -80,11 +80,12 @@ def codes_not_learned(train_rows: Examples, val_rows: Examples) -> str:
     """Return a notice if validation rows have a code that no training row has; an empty text
     otherwise.
     """
-    learned_codes = {*train_rows.code_table, MISSING}
-    is_new = np.array([code not in learned_codes for code in val_rows.code_table], dtype=bool)
+    val_codes = np.array(val_rows.code_table, dtype=object)
+    learned_codes = set(train_rows.code_table) | {MISSING}
+    is_new = np.array([code not in learned_codes for code in val_codes], dtype=bool)
     if not is_new.any():
         return ""
-    new_codes = np.array(val_rows.code_table, dtype=object)[is_new]
+    new_codes = val_codes[is_new]
 
     # index 0 of `code_index` stands for no code
     has_new_code = np.insert(is_new, 0, False)[val_rows.code_index].any(axis=1)
@@ -128,9 +129,12 @@ def log_banner(
     titles = ""
     if data.num_titles and is_trained:
         titles = f"{data.num_titles:,} titles of codes, "
+    chosen_encoder = encoder.name
+    if encoder.reason:
+        chosen_encoder += f": {encoder.reason}"
     lines = {
         "script": Path(sys.argv[0]).name,
-        "encoder": f"{encoder.name}: {encoder.reason}" if encoder.reason else encoder.name,
+        "encoder": chosen_encoder,
         "parameters": _parameters(trainer),
         "data": f"{len(data) - data.num_titles:,} training rows "
         f"({num_distinct[TRAIN]:,} distinct descriptions), {titles}"

@@ -33,7 +33,7 @@ from histocoder.data.labels import rules_of
 from histocoder.data.prepare import KEY_FILE, prepare, prepared_files
 from histocoder.data.prepared_folder import PREPARED_FILE
 from histocoder.errors import UserError, counted, shown
-from histocoder.formatters import MISSING, build_formatter
+from histocoder.formatters import MISSING, Formatter, build_formatter
 from histocoder.log import log
 from histocoder.model import PRESETS, MixerModel
 from histocoder.tables.table import open_table
@@ -83,7 +83,9 @@ class RunData:
         """Return the rows by which models are chosen and judged: without `SEEN`, if there are
         enough others.
         """
-        return self.open(VAL) if self.has_new else self.open(VAL, SEEN)
+        if self.has_new:
+            return self.open(VAL)
+        return self.open(VAL, SEEN)
 
     def num_examples(self, repeats: str) -> int:
         """Return the number of examples of an epoch, by `--repeats`."""
@@ -115,83 +117,98 @@ def example_files(config: FinetuneConfig | MixerConfig, start: Start) -> dict[st
     if isinstance(config, MixerConfig):
         return _mixer_files(config)
 
-    def prepared() -> dict[str, LabelledFiles]:
+    def prepare_and_open() -> dict[str, LabelledFiles]:
+        """Prepare the data, unless the run's folder has them, and return their files."""
+        # a key says what the codes are, unless corrections are of the initial model's
+        known = None
+        if config.corrections or not config.key:
+            known = start.key()
         record = prepare(
             config,
             config.folder,
-            known=start.key() if config.corrections or not config.key else None,
+            known=known,
             overwrite=config.overwrite,
             text_normalization=config.text_normalization,
             trained_on=start.trained_on,
         )
         return prepared_files(config.folder, record, read_key(config.folder / KEY_FILE))
 
-    return distributed.broadcast_from_primary(prepared, doing="preparing the data")
+    return distributed.broadcast_from_primary(prepare_and_open, doing="preparing the data")
 
 
 def _mixer_files(config: MixerConfig) -> dict[str, LabelledFiles]:
     """Return the prepared files that the settings name, with the form of their codes."""
-    columns = config.columns
+    formatter = _mixer_formatter(config)
+    is_fitted = config.block_size is None and config.formatter not in NUM_CODES
+
+    # the key, if there is one, has all codes; they may have lost zeros, up to the length of codes,
+    # which may not be known yet
+    key = None
+    if config.key is not None:
+        num_digits: int | None = 0
+        if config.zero_pad_codes:
+            num_digits = None if is_fitted else formatter.block_size
+        key = read_key(config.key, num_digits=num_digits)
+
+    # all files together, since the form of the codes is that of all of them
+    train_paths = tuple(map(Path, config.train_data))
+    val_paths = tuple(map(Path, config.val_data))
+    attribute_cols = config.attribute_cols or ()
+    needs_code = formatter.system.missing_block is None
+    files = LabelledFiles(
+        train_paths + val_paths,
+        config.columns,
+        formatter,
+        needed=dict.fromkeys(attribute_cols, "attribute_cols"),
+        input_col=config.input_col,
+        language_col=config.language_col,
+        key=key,
+        rules=replace(rules_of(config), needs_code=needs_code),
+        attribute_cols=attribute_cols,
+    )
+    if is_fitted:
+        files = _with_fitted_codes(files)
+    return {TRAIN: replace(files, paths=train_paths), VAL: replace(files, paths=val_paths)}
+
+
+def _mixer_formatter(config: MixerConfig) -> Formatter:
+    """Return the formatter that the settings name; raise a UserError if it can't write the
+    columns.
+    """
     # these formatters fix the number of codes; the general one has a block for each column
-    num_blocks = NUM_CODES.get(config.formatter, len(columns))
+    num_columns = len(config.columns)
     formatter = build_formatter(
         config.formatter,
-        num_blocks=num_blocks,
+        num_blocks=NUM_CODES.get(config.formatter, num_columns),
         block_size=config.block_size or 1,
         use_within_block_sep=config.use_within_block_sep,
     )
     check_target_len(formatter.num_blocks, formatter.block_size)
-
-    # what the formatter can't write
-    if len(columns) > formatter.num_blocks:
+    if num_columns > formatter.num_blocks:
         raise UserError(
             f"--formatter {config.formatter} takes {formatter.num_blocks} columns of codes at most."
         )
-    needs_code = formatter.system.missing_block is None
-    if config.blank_means_no_occupation and needs_code:
+    if config.blank_means_no_occupation and formatter.system.missing_block is None:
         raise UserError(
             f"--formatter {config.formatter} has no mark for a row without any code; give "
             "such rows a code of their "
             "own (in HISCO -1) instead of --blank-means-no-occupation."
         )
+    return formatter
 
-    # the key's codes may have lost zeros, up to the length of codes, which may not be known yet
-    is_fitted = config.block_size is None and config.formatter not in NUM_CODES
-    num_digits: int | None = 0
-    if config.zero_pad_codes:
-        num_digits = None if is_fitted else formatter.block_size
 
-    # the key, if there is one, has all codes
-    key = None
-    if config.key is not None:
-        key = read_key(config.key, num_digits=num_digits)
+def _with_fitted_codes(files: LabelledFiles) -> LabelledFiles:
+    """Return files with the form of the codes that they and their key hold, which rank 0 reads."""
+    codes = []
+    if files.key is not None:
+        codes = [code for code in files.key.codes if code]
 
-    # all files together, since the form of the codes is that of all of them
-    files = LabelledFiles(
-        tuple(map(Path, config.train_data + config.val_data)),
-        columns,
-        formatter,
-        needed=dict.fromkeys(config.attribute_cols or (), "attribute_cols"),
-        input_col=config.input_col,
-        language_col=config.language_col,
-        key=key,
-        rules=replace(rules_of(config), needs_code=needs_code),
-        attribute_cols=config.attribute_cols or (),
-    )
-    if is_fitted:
-        codes = [code for code in key.codes if code] if key is not None else []
+    def fit() -> LabelledFiles:
+        # open files can't be sent to other ranks
+        return replace(files.fitted(codes), opened={})
 
-        def fit() -> LabelledFiles:
-            return replace(
-                files.fitted(codes), opened={}
-            )  # open files can't be sent to other ranks
-
-        fitted = distributed.broadcast_from_primary(fit, doing="reading the codes")
-        files = replace(fitted, opened=files.opened)
-    return {
-        TRAIN: replace(files, paths=tuple(map(Path, config.train_data))),
-        VAL: replace(files, paths=tuple(map(Path, config.val_data))),
-    }
+    fitted = distributed.broadcast_from_primary(fit, doing="reading the codes")
+    return replace(fitted, opened=files.opened)
 
 
 def open_data(
@@ -223,11 +240,12 @@ def task_of(data: RunData) -> Task:
     # without a key, the codes that occur, in validation rows alone, too
     key = data.files.key
     if key is None:
-        key = Key.from_codes({*train_rows.code_table, *val_rows.code_table} - {MISSING})
+        codes = set(train_rows.code_table).union(val_rows.code_table)
+        key = Key.from_codes(codes - {MISSING})
     return Task(
         files=data.files,
         key=key,
-        languages=tuple(sorted({*train_rows.languages, "unk"})),
+        languages=tuple(sorted({"unk"}.union(train_rows.languages))),
         attributes=attribute_categories((train_rows, val_rows)),
     )
 
@@ -280,7 +298,8 @@ def log_cut_descriptions(config: FinetuneConfig | MixerConfig) -> None:
     """Say how many descriptions of prepared data are too long; of encoders that read tokens, only
     training knows.
     """
-    if not distributed.is_primary() or config.encoder not in (PRETRAINED_ENCODER, *PRESETS):
+    reads_characters = config.encoder == PRETRAINED_ENCODER or config.encoder in PRESETS
+    if not distributed.is_primary() or not reads_characters:
         return
     examples = Examples.open(config.folder / EXAMPLES_FILE, TRAIN, VAL)
     num_cut = int((examples.inputs.lengths.astype(np.int64) + 2 > config.max_len).sum())

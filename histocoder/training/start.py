@@ -59,6 +59,7 @@ def choose_encoder(config: FinetuneConfig | MixerConfig, device: torch.device) -
     """
 
     def choose() -> EncoderChoice:
+        """Return the encoder, as rank 0 chooses it."""
         _refuse_misspelt_preset(config.encoder)
         if config.encoder != AUTO:
             return EncoderChoice(config.encoder)
@@ -175,15 +176,19 @@ class Start:
     @property
     def languages(self) -> tuple[str, ...]:
         """The languages that the model knows, and still knows when it is trained further."""
-        return self.config.languages if self.config is not None and self.keeps_heads else ()
+        if self.config is None or not self.keeps_heads:
+            return ()
+        return self.config.languages
 
     def key(self) -> Key | None:
         """Return the codes of the model; None if they are not used, or not known."""
         if self.path is None or not self.keeps_heads:
             return None
         if self.config is None:
-            codes = initial_weights(self.path)[1]
-            return None if codes is None else Key(codes)
+            _, codes = initial_weights(self.path)
+            if codes is None:
+                return None
+            return Key(codes)
 
         # histocoder's own titles are left out: a key or a later version may have better ones
         titles = titles_of(self.config.codes).items()
@@ -246,5 +251,6 @@ def fill_in(config: _Config, start: Start) -> _Config:
         recipe["min_steps"] = 0
 
     missing = {name: value for name, value in recipe.items() if getattr(config, name) is None}
-    by_recipe = dict.fromkeys([*(config.by_recipe or ()), *missing])
+    by_recipe = dict.fromkeys(config.by_recipe or ())
+    by_recipe.update(dict.fromkeys(missing))
     return replace(config, **missing, by_recipe=tuple(by_recipe))

@@ -1,5 +1,6 @@
 """A run from its settings to a fitted model, as both scripts do it."""
 
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -148,22 +149,21 @@ def fit(
     settings = data.description() | settings_to_compare(scaled, task)
     check_settings(settings, scaled, checkpoint, run.path)
 
+    # the model, and the rows as it reads them
     model = seeded_model(config, task, start, checkpoint)
     train_data = training_data(config, model, data.to_train_on())
-    val_data = train_data.of(data.to_validate_on(), augmenter=None)
     start_step = 0
-    if checkpoint is None:
-        begin_model(model, train_data, start, device)
-    else:
+    keeps_weights = False
+    if checkpoint is not None:
         start_step = checkpoint.state.step
-    num_rows = len(train_data) - train_data.num_titles
-    keeps_weights = checkpoint is None and is_adapted(
-        config, start, model.config, num_rows=num_rows
-    )
+    else:
+        begin_model(model, train_data, start, device)
+        num_rows = len(train_data) - train_data.num_titles
+        keeps_weights = is_adapted(config, start, model.config, num_rows=num_rows)
     trainer = Trainer(
         model,
         train_data,
-        val_data,
+        train_data.of(data.to_validate_on(), augmenter=None),
         scaled,
         device=device,
         run=run,
@@ -173,24 +173,21 @@ def fit(
     check_steps(start_step, trainer.total_steps, run.path)
 
     # nothing in the run's folder is replaced before all checks are passed
-    distributed.run_on_primary(
-        partial(begin_run, run, config, checkpoint, task.key), doing="opening the run's folder"
-    )
+    begin = partial(begin_run, run, config, checkpoint, task.key)
+    distributed.run_on_primary(begin, doing="opening the run's folder")
     sentences = notices(config, data, start, trainer)
-    log_banner(
-        trainer, replace(encoder, name=config.encoder), data.record["num_distinct"], sentences
-    )
+    encoder = replace(encoder, name=config.encoder)
+    log_banner(trainer, encoder, data.record["num_distinct"], sentences)
 
     # training itself
     tracker = open_tracker(config, run, start_step=start_step, system=model.config.system)
-    try:
+    with closing(tracker):
         if checkpoint is not None:
             log.info(f"Resuming from step {start_step} ({checkpoint.path}).")
             trainer.restore(checkpoint)
-        checkpoint = None  # or its tensors would stay in memory while the run trains
+        # or its tensors would stay in memory while the run trains
+        del begin, checkpoint
         trainer.fit(tracker)
-    finally:
-        tracker.close()
     finish(config, trainer, data, initial=start if keeps_weights else None)
 
 

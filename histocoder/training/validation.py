@@ -43,6 +43,11 @@ class Sums(NamedTuple):
     right_attributes: Tensor
     known_attributes: Tensor
 
+    def to_vector(self) -> Tensor:
+        """Return the sums one after the other, on the CPU: a GPU is waited for only once."""
+        device = self.flat_loss.device
+        return torch.cat([part.float().to(device).view(-1) for part in self]).cpu()
+
 
 @torch.no_grad()
 def validate(
@@ -74,29 +79,27 @@ def validate(
     in_sample = np.zeros(num_rows, dtype=bool)
     in_sample[np.random.default_rng(0).permutation(num_rows)[:NUM_GREEDY]] = True
 
-    # this rank's rows
+    # this rank's rows, and then those of all
     num_attributes = len(model.config.attributes)
     sizes = [1] * 9 + [num_attributes] * 2  # of the fields of `Sums`
     total = torch.zeros(sum(sizes), dtype=torch.float64)
     for indices in sampler:
         batch = data[indices].to(device)
         decodes_freely = torch.from_numpy(in_sample[indices.rows]).to(device)
-        sums = _batch_sums(model, batch, decodes_freely, outputs=outputs)
-        total += torch.cat([part.float().to(device).view(-1) for part in sums]).cpu()
+        total += _batch_sums(model, batch, decodes_freely, outputs=outputs).to_vector()
     model.train()
+    sums = Sums._make(distributed.all_reduce(total).split(sizes))
 
-    # those of all ranks, as if all rows were one batch
-    sums = Sums(*distributed.all_reduce(total).split(sizes))
+    # losses as if all rows were one batch
     num_blocks = model.config.formatter["num_blocks"]
     num_target_blocks = max(int(data.num_target_blocks.max()), 1)
-    linear_sum = float(sums.flat_loss)
-    attribute_sum = float(sums.attribute_loss)
+    flat_sum = float(sums.flat_loss)
     seq2seq = float(sums.target_loss) / (num_rows * num_target_blocks)
     seq2seq += float(sums.unused_loss) / (num_rows * num_blocks)
-    loss = config.seq2seq_weight * seq2seq + (1 - config.seq2seq_weight) * linear_sum / num_rows
+    loss = config.seq2seq_weight * seq2seq + (1 - config.seq2seq_weight) * flat_sum / num_rows
     results = {
-        "val_loss": loss + config.attribute_weight * attribute_sum / num_rows,
-        "val_loss_linear": linear_sum / num_rows,
+        "val_loss": loss + config.attribute_weight * float(sums.attribute_loss) / num_rows,
+        "val_loss_linear": flat_sum / num_rows,
         "val_loss_seq2seq": seq2seq,
         "seq_acc": 100 * float(sums.forced_right) / num_rows,
         "token_acc": 100 * float(sums.right_tokens) / max(float(sums.real_tokens), 1),
@@ -115,23 +118,21 @@ def _batch_sums(
     """Return a batch's part of `validate`'s sums; `decodes_freely` (B,) marks the rows of the
     sample.
     """
-    encoded = None if outputs is None else outputs.of(batch)
+    config = model.config
+    encoded = None
+    if outputs is not None:
+        encoded = outputs.of(batch)
     memory, pooled, memory_mask = model.encode(batch.input_ids, encoded)
-    num_blocks = model.config.formatter["num_blocks"]
     counts = torch.ones(len(pooled), device=pooled.device)  # each row counts once
 
     # the flat head, whose probabilities the decoder starts from
     flat_logits = model.classify(pooled)
-    flat_losses = flat_loss(
-        flat_logits, batch.class_ids, kind=model.config.flat_loss, num_rows=1, counts=counts
-    )
     is_flat_right = flat_exact_set(
-        model.class_probabilities(flat_logits),
-        batch.class_ids,
-        threshold=model.config.default_threshold,
+        model.class_probabilities(flat_logits), batch.class_ids, threshold=config.default_threshold
     )
 
     # the decoder with teacher forcing
+    num_blocks = config.formatter["num_blocks"]
     prior = model.prior(flat_logits)
     logits = model.decoder(batch.targets[:, :-2], memory, memory_mask, prior)
     target_losses, unused_losses = block_losses(logits, batch.targets, num_blocks=num_blocks)
@@ -144,29 +145,24 @@ def _batch_sums(
     if decodes_freely.any():
         memory = memory.to(model.decoder.head.weight.dtype)
         source = DecoderInputs(memory, memory_mask, prior).rows(decodes_freely)
-        num_tokens = true_tokens.shape[1]
-        tokens, _ = greedy(
-            model.decoder, source, num_tokens=num_tokens, block_size=num_tokens // num_blocks
-        )
-        is_right = exact_set(true_tokens[decodes_freely], tokens[:, 1:], num_blocks=num_blocks)
-        greedy_right = is_right.sum()
+        greedy_right = _num_right_greedily(model, source, true_tokens[decodes_freely])
 
     # attributes, of the rows where they are known
     attributes_loss = torch.zeros(())
     right_attributes = torch.zeros(0)
     attribute_logits = model.classify_attributes(pooled)
     if attribute_logits is not None:
-        attributes_loss = attribute_loss(
-            attribute_logits, batch.attribute_ids, model.config, counts
-        )
-        parts = split_by_attribute(attribute_logits, model.config)
+        attributes_loss = attribute_loss(attribute_logits, batch.attribute_ids, config, counts)
+        parts = split_by_attribute(attribute_logits, config)
         answers = torch.stack([part.argmax(1) for part in parts], dim=1)
         right_attributes = answers.eq(batch.attribute_ids).sum(0)
 
     return Sums(
         target_loss=target_losses.sum(),
         unused_loss=unused_losses.sum(),
-        flat_loss=flat_losses,
+        flat_loss=flat_loss(
+            flat_logits, batch.class_ids, kind=config.flat_loss, num_rows=1, counts=counts
+        ),
         attribute_loss=attributes_loss,
         forced_right=exact_set(true_tokens, forced_tokens, num_blocks=num_blocks).sum(),
         right_tokens=right_tokens.sum(),
@@ -176,6 +172,16 @@ def _batch_sums(
         right_attributes=right_attributes,
         known_attributes=batch.attribute_ids.ge(0).sum(0),
     )
+
+
+def _num_right_greedily(model: MixerModel, source: DecoderInputs, true_tokens: Tensor) -> Tensor:
+    """Return the number of rows, of shape (), whose freely decoded codes are the true ones."""
+    num_blocks = model.config.formatter["num_blocks"]
+    num_tokens = true_tokens.shape[1]
+    tokens, _ = greedy(
+        model.decoder, source, num_tokens=num_tokens, block_size=num_tokens // num_blocks
+    )
+    return exact_set(true_tokens, tokens[:, 1:], num_blocks=num_blocks).sum()
 
 
 def _blocks(tokens: Tensor, num_blocks: int) -> Tensor:
