@@ -21,7 +21,7 @@ from accuracy import CODE, ROOT, TABLES, TEXT, read, run
 
 from histocoder import Coder
 from histocoder.desk.domain.sample import titles
-from histocoder.evaluation.review_file import words_to_correct
+from histocoder.evaluation.checked_file import words_to_correct
 
 MOST = 8_000  # distinct descriptions that are coded
 

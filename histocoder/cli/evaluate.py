@@ -26,9 +26,15 @@ from histocoder.data.labelled_files import other_cells
 from histocoder.data.labels import rules_of
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.baselines import Baselines, run_rows
-from histocoder.evaluation.checked_file import DecidedCodes, read_decisions, write_checked
-from histocoder.evaluation.review_file import Columns, earlier_rounds, next_step, review
-from histocoder.evaluation.scores import named_groups
+from histocoder.evaluation.checked_file import (
+    DecidedCodes,
+    earlier_rounds,
+    next_step,
+    read_decisions,
+    write_checked,
+)
+from histocoder.evaluation.evaluator import named_groups
+from histocoder.evaluation.review_file import Columns, review
 from histocoder.evaluation.summary import percent, points, table_of_shares
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder

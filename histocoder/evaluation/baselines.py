@@ -51,10 +51,11 @@ def run_rows(run: Path, coder: Coder, *splits: str) -> Examples | None:
     record = read_prepared(run).get("examples") or {}
     is_current = record and record["made_from"]["version"] == EXAMPLES_VERSION
     if is_current and examples_file.is_file() and sha256(examples_file) == record["sha256"]:
-        sources = set(record["made_from"]["sources"])
-        if VAL in splits:
-            sources.add(SEEN)
-        return Examples.open(examples_file, *[name for name in (*splits, SEEN) if name in sources])
+        sources = record["made_from"]["sources"]
+        names = [name for name in splits if name in sources]
+        if VAL in splits or SEEN in sources:
+            names.append(SEEN)
+        return Examples.open(examples_file, *names)
 
     # a run of an earlier version
     paths = []
@@ -108,9 +109,12 @@ class Baselines:
         is True.
         """
         texts = self._examples.texts
-        answers = self._known.find(texts, self._examples.langs)
-        is_answered = np.array([answer is not None for answer in answers])
-        codes = [() if answer is None else answer.codes for answer in answers]
+        is_answered = np.zeros(len(texts), dtype=bool)
+        codes: list[Sequence[str]] = [()] * len(texts)
+        for row, answer in enumerate(self._known.find(texts, self._examples.langs)):
+            if answer is not None:
+                is_answered[row] = True
+                codes[row] = answer.codes
         is_exact = is_answered & self._is_right(codes)
         exact_match = ExactMatchScores(
             **vars(_method_scores(right, is_exact, texts)),
@@ -183,7 +187,7 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
     # a machine for each code; a missing code, as formatters mark it, is one of them
     codes = []
     for row in train.codes.to_numpy(dtype=object):
-        codes.append({code for code in row if code is not None})
+        codes.append(set(row) - {None})
     pairs = pd.Series(codes).explode().dropna()
     class_ids, names = pd.factorize(pairs, sort=True)
     vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
@@ -199,16 +203,19 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
     # the best code of each distinct description, and further ones whose machines are positive
     distinct, indices = np.unique(np.array(asked_texts, dtype=object), return_inverse=True)
     values = vectorizer.transform(distinct).astype(np.float32) @ coefficients + intercepts
-    max_codes = max(len(row) for row in codes)
+    max_codes = max(map(len, codes))
     order = np.argsort(-values, axis=1, kind="stable")[:, :max_codes]
     is_given = np.take_along_axis(values, order, axis=1) > 0
     is_given[:, 0] = True
-    sets = [tuple(names[order[row, is_given[row]]]) for row in range(len(distinct))]
-    return [sets[row] for row in indices]
+    answers = []
+    for classes, is_answer in zip(order, is_given, strict=True):
+        answers.append(tuple(names[classes[is_answer]]))
+    return [answers[index] for index in indices]
 
 
 def _with_languages(examples: Examples) -> list[str]:
-    return list(map(" ".join, zip(examples.langs, examples.texts, strict=True)))
+    pairs = zip(examples.langs, examples.texts, strict=True)
+    return [f"{lang} {text}" for lang, text in pairs]
 
 
 def shares(right: np.ndarray, texts: list[str]) -> Shares:

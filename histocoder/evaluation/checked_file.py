@@ -1,7 +1,10 @@
-"""Put what people have decided into a coded file, with the model's codes beside it."""
+"""Decisions of people on codes: read from the files in which they marked rows, put into a coded
+file, and learned from.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from histocoder.checkpoints.run_files import ARGS_FILE
+from histocoder.checkpoints.run_folder import run_settings
+from histocoder.checkpoints.starter import STARTER
 from histocoder.classes.class_columns import Classes
+from histocoder.data.cells import CodeColumn
 from histocoder.data.code_columns import column_of
 from histocoder.data.labelled_files import CHECKED_COL, checked_tables
 from histocoder.errors import UserError, shown
@@ -24,9 +31,10 @@ from histocoder.evaluation.review_file import (
     open_coded,
     text_keys,
 )
+from histocoder.files import finetune_command, from_here, is_same_file
 from histocoder.log import log
-from histocoder.tables.output import Form, check_kept, check_output, write_table
-from histocoder.tables.table import CHUNK_ROWS, TableFile, open_table, strings
+from histocoder.tables.output import Form, check_kept, check_output, num_marked, write_table
+from histocoder.tables.table import CHUNK_ROWS, Table, TableFile, open_table, strings
 
 Decided: TypeAlias = Mapping[tuple[str, str], "DecidedCodes"]
 """(Key of the description, language) -> decision."""
@@ -77,26 +85,43 @@ def read_decisions(
             written.update(table.columns[name].drop_null().to_pylist())
     code_column = column_of(written, known=known)
 
+    # the last of several decisions on a description holds
     decisions: dict[tuple[str, str], DecidedCodes] = {}
     for table in tables:
         cells = {name: column.to_pylist() for name, column in table.columns.items()}
         whos = cells.get("who", [None] * len(table))
         keys = text_keys(cells[text_col], cells.get(lang_col), unknown=ANY_LANGUAGE)
         for row, (key, lang) in enumerate(keys):
-            if not key:  # the row has no description
-                continue
-            codes: list[str] = []
-            for name in code_cols:
-                cell = code_column.read(cells[name][row] or "")
-                if cell.problem:
-                    where = f"{path}, {table.file.unit} {table.lines(np.array([row]))[0]}, column {name!r}"
-                    raise UserError(
-                        f"{where}: {shown(cells[name][row])} {cell.problem}. Correct it, or remove "
-                        "the mark."
-                    )
-                codes.extend(cell.codes)
-            decisions[key, lang] = DecidedCodes(tuple(codes), who=whos[row])
+            if key:  # else the row has no description
+                codes = _read_codes(table, row, cells, names=code_cols, code_column=code_column)
+                decisions[key, lang] = DecidedCodes(codes, who=whos[row])
     return decisions
+
+
+def _read_codes(
+    table: Table,
+    row: int,
+    cells: Mapping[str, Sequence[str | None]],
+    *,
+    names: Sequence[str],
+    code_column: CodeColumn,
+) -> tuple[str, ...]:
+    """Return the codes of a row, in the cells of some columns of its table; raise a UserError if a
+    cell holds something else.
+    """
+    codes: list[str] = []
+    for name in names:
+        text = cells[name][row] or ""
+        cell = code_column.read(text)
+        if cell.problem:
+            file = table.file
+            line = table.lines(np.array([row]))[0]
+            raise UserError(
+                f"{file.path}, {file.unit} {line}, column {name!r}: {shown(text)} {cell.problem}. "
+                "Correct it, or remove the mark."
+            )
+        codes.extend(cell.codes)
+    return tuple(codes)
 
 
 def write_checked(
@@ -166,10 +191,11 @@ class _Writer:
         decisions = self._decisions_on(block)
         is_decided = pa.array([decision is not _UNDECIDED for decision in decisions], pa.bool_())
         self.num_rows += pc.sum(is_decided).as_py() or 0
-        model_codes = [strings(block[answer.code]) for answer in self._answers]
 
         # the codes that people gave and their meanings; the probabilities are of the model's codes
+        model_codes = {}
         for number, answer in enumerate(self._answers):
+            model_codes[f"model_{answer.code}"] = strings(block[answer.code])
             codes = [decision.code(number) for decision in decisions]
             block = _replaced(block, answer.code, is_decided, codes)
             block = _replaced(block, answer.prob, is_decided, [None] * len(block))
@@ -179,12 +205,11 @@ class _Writer:
         block = self._with_classes(block, is_decided)
 
         # who, when, and beside them what the model said
-        names = pa.array([decision.who for decision in decisions], pa.string())
-        times = pa.array([decision.at for decision in decisions], pa.string())
-        block = block.append_column(self._free("checked_by"), names)
-        block = block.append_column(self._free("checked_at"), times)
-        for answer, cells in zip(self._answers, model_codes, strict=True):
-            block = block.append_column(self._free(f"model_{answer.code}"), cells)
+        for name, field in (("checked_by", "who"), ("checked_at", "at")):
+            cells = [getattr(decision, field) for decision in decisions]
+            block = block.append_column(self._free(name), pa.array(cells, pa.string()))
+        for name, column in model_codes.items():
+            block = block.append_column(self._free(name), column)
         return block
 
     def _decisions_on(self, block: pa.Table) -> list[DecidedCodes]:
@@ -230,9 +255,87 @@ def _replaced(block: pa.Table, name: str, mask: pa.Array, cells: Sequence[str | 
     """Return a block with other cells of a column where a mask says so."""
     index = block.column_names.index(name)
     kind = block.schema.types[index]
-    if kind != pa.string() and any(cell is not None for cell in cells):
+    if cells.count(None) < len(cells):
         kind = pa.string()
     column = block[index]
     if kind == pa.string():
         column = strings(column)
     return block.set_column(index, name, pc.if_else(mask, pa.array(cells, kind), column))
+
+
+def earlier_rounds(output: Path, run: Path) -> list[Path]:
+    """Return the files in which people have decided before: the corrections of a run, and
+    `output`'s earlier rounds.
+
+    Those of `review-3.csv` are `review.csv` and `review-2.csv`.
+    """
+    paths = _corrections_of(run)
+
+    # review.csv, review-2.csv and so on are rounds of one review
+    name = re.fullmatch(r"(?P<stem>.+)-(?P<round>\d+)(?P<suffix>\.[a-z.]+)", output.name)
+    if name:
+        paths.append(output.with_name(f"{name['stem']}{name['suffix']}"))
+        for number in range(2, int(name["round"])):
+            paths.append(output.with_name(f"{name['stem']}-{number}{name['suffix']}"))
+
+    # those in which people have marked rows
+    rounds = []
+    for path in _distinct_files(paths):
+        if path.is_file() and not is_same_file(path, output) and num_marked(path):
+            rounds.append(path)
+    return rounds
+
+
+def _corrections_of(run: Path) -> list[Path]:
+    return [Path(path) for path in run_settings(run).get("corrections") or []]
+
+
+def _distinct_files(paths: Sequence[Path]) -> list[Path]:
+    """Return each file once, whatever paths lead to it."""
+    return list({path.resolve(): path for path in paths}.values())
+
+
+def next_step(model: str, corrections: Path, run: Path) -> str:
+    """Return what to do with corrections: the command that trains on them where the settings of the
+    run are known.
+    """
+    if run.resolve() == STARTER.resolve():
+        save_path = from_here(_free_folder(Path("own-model")))
+        words = ["--corrections", from_here(corrections), "--save-path", save_path]
+        return f"Then train a model of your own on them:\n{finetune_command(words)}"
+    settings = run_settings(run)
+    if not settings.get("dataset"):
+        return (
+            "Then train on the corrections together with the model's training data: "
+            "finetune.py --initial-checkpoint "
+            f"{model} --corrections {corrections} --dataset …, with the flags that "
+            "describe that table."
+        )
+    save_path = from_here(_free_folder(run))
+    paths = _corrections_of(run)
+    paths.append(corrections)
+    words = words_to_correct(model, _distinct_files(paths), run)
+    words += ["--save-path", save_path]
+    return f"Then train on the corrections:\n{finetune_command(words)}"
+
+
+def _free_folder(folder: Path) -> Path:
+    """Return a folder that does not exist: this one, or with the first number that is free."""
+    number = 1
+    free = folder
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
+def words_to_correct(model: str | Path, corrections: Sequence[str | Path], run: Path) -> list[str]:
+    """Return the flags, but for `--save-path`, that train a model of a run further on its data and
+    corrections.
+    """
+    words = ["--config", from_here(run / ARGS_FILE), "--initial-checkpoint", from_here(model)]
+    words.append("--corrections")
+    words += map(from_here, corrections)
+    if run_settings(run).get("only_encoder"):
+        words.append("--no-only-encoder")
+    return words

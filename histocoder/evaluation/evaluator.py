@@ -4,7 +4,7 @@ Accuracy, precision, recall and F1 of an observation are those of Dahl, Johansen
 Breaking the HISCO Barrier, https://arxiv.org/abs/2402.13604.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,19 +25,18 @@ from histocoder.evaluation.metrics import (
     ModelComparison,
     TopK,
 )
-from histocoder.evaluation.scores import (
-    code_sets,
-    mean_scores,
-    mean_scores_by,
-    score_sets,
-    seen_groups,
-)
+from histocoder.evaluation.scores import code_sets, mean_scores, mean_scores_by, score_sets
 from histocoder.inference.coder import Coder
 from histocoder.inference.predictions import Prediction
 from histocoder.text.normalize import description_keys
 
 _MAX_DIGITS = 5
 _MAX_K = 5  # of top-k accuracy
+_MAX_NUMBERS = 12  # distinct numbers of a column beyond which its groups are ranges
+_NUM_RANGES = 5
+_MAX_GROUPS = 40
+_SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
+_SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
 
 
 @dataclass
@@ -104,6 +103,34 @@ def evaluate(
     if trained is not None:
         _compare_with_training(metrics, rows, row_scores, trained)
     return Evaluation(metrics, rows)
+
+
+def named_groups(cells: Sequence[str | None]) -> np.ndarray:
+    """Return the name of each row's group, of shape (n,): its cell, or, of many numbers, one of
+    five ranges of them.
+
+    Beyond the 40 with the most rows, groups are "others".
+    """
+    names = pd.Series(cells, dtype=object)
+    numbers = pd.to_numeric(names, errors="coerce")
+
+    # many numbers, such as years, are ranges with as many rows each
+    if numbers.nunique() > _MAX_NUMBERS and numbers.count() == names.count():
+        quantiles = pd.qcut(numbers, _NUM_RANGES, duplicates="drop")
+        ranges = numbers.groupby(quantiles, observed=True)
+        low = ranges.transform("min").map("{:g}".format)
+        high = ranges.transform("max").map("{:g}".format)
+        names = (low + "-" + high).where(numbers.notna())
+
+    # as many groups as a table can show
+    names = names.fillna("(blank)")
+    largest = names.value_counts().index[:_MAX_GROUPS]
+    return names.where(names.isin(largest), "others").to_numpy(dtype=object)
+
+
+def seen_groups(times: Sequence[float]) -> pd.Series:
+    """Group numbers of times: 0, 1, 2-5, 6-20, 21-100, >100."""
+    return pd.cut(pd.Series(times, dtype=float), _SEEN_EDGES, labels=_SEEN_GROUPS)
 
 
 def _compare_with_training(

@@ -144,11 +144,16 @@ def _figures(metrics: EvaluationMetrics, logs: Path | None) -> Iterator[tuple[st
             yield "training", _training_curves(log)
     yield "production", _production_curve(metrics.answer.production)
     yield "calibration", _reliability(metrics.answer.calibration)
+
+    # a group of one row says nothing, nor does a figure of one group
     for name, (field, label) in _GROUPS.items():
         accuracies = {}
         for group, scores in (getattr(metrics.answer, field) or {}).items():
+            title = group
+            if name == "languages":
+                title = _language(group)
             if scores.n > 1:
-                accuracies[_language(group) if name == "languages" else group] = scores
+                accuracies[title] = scores
         if len(accuracies) > 1:
             yield name, bars(accuracies, label)
 
@@ -188,6 +193,8 @@ def _reliability(calibration: Calibration) -> Figure:
     lower.bar(100 * bins["low"] + 1, bins["count"], width=8, align="edge", color=_BLUE)
     upper.set(ylabel="exactly right", xlim=(0, 100), ylim=(0, 100))
     _legend(upper, loc="upper left")
+
+    # confidence is the same axis in both panels
     lower.set(xlabel="confidence", ylabel="descriptions", xticks=range(0, 101, 10))
     lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     _percent(upper.yaxis)

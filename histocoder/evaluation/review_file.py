@@ -9,15 +9,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from histocoder.checkpoints.run_files import ARGS_FILE
-from histocoder.checkpoints.run_folder import run_settings
-from histocoder.checkpoints.starter import STARTER
 from histocoder.data.labelled_files import CHECKED_COL
 from histocoder.errors import UserError, counted, shown
-from histocoder.files import finetune_command, from_here, is_same_file
 from histocoder.inference.predictions import attribute_columns, code_columns
 from histocoder.log import log
-from histocoder.tables.output import Form, check_output, num_marked, write_frame
+from histocoder.tables.output import Form, check_output, write_frame
 from histocoder.tables.table import Table, TableFile, open_table
 from histocoder.text.languages import Language
 from histocoder.text.normalize import description_keys
@@ -72,7 +68,8 @@ def review(
     Raises UserError where a column is missing, or the output exists and `overwrite` is not set or
     people have marked rows in it.
     """
-    check_output(output, inputs=[predictions, *decided_in], num_rows=budget, overwrite=overwrite)
+    inputs = [predictions, *decided_in]
+    check_output(output, inputs=inputs, num_rows=budget, overwrite=overwrite)
     file = open_coded(predictions, columns, sheet=sheet)
     table = _undecided(in_order_of_worth(file, columns), decided_in, columns)
     chosen = table.iloc[:budget]
@@ -89,38 +86,6 @@ def review(
         "right."
     )
     return chosen
-
-
-def earlier_rounds(output: Path, run: Path) -> list[Path]:
-    """Return the files in which people have decided before: the corrections of a run, and
-    `output`'s earlier rounds.
-
-    Those of `review-3.csv` are `review.csv` and `review-2.csv`.
-    """
-    paths = _corrections_of(run)
-
-    # review.csv, review-2.csv and so on are rounds of one review
-    name = re.fullmatch(r"(?P<stem>.+)-(?P<round>\d+)(?P<suffix>\.[a-z.]+)", output.name)
-    if name:
-        paths.append(output.with_name(f"{name['stem']}{name['suffix']}"))
-        for number in range(2, int(name["round"])):
-            paths.append(output.with_name(f"{name['stem']}-{number}{name['suffix']}"))
-
-    # those in which somebody has marked rows
-    rounds = []
-    for path in _distinct_files(paths):
-        if path.is_file() and not is_same_file(path, output) and num_marked(path):
-            rounds.append(path)
-    return rounds
-
-
-def _corrections_of(run: Path) -> list[Path]:
-    return [Path(path) for path in run_settings(run).get("corrections") or []]
-
-
-def _distinct_files(paths: Sequence[Path]) -> list[Path]:
-    """Return each file once, whatever paths lead to it."""
-    return list({path.resolve(): path for path in paths}.values())
 
 
 def _undecided(table: pd.DataFrame, decided_in: Sequence[Path], columns: Columns) -> pd.DataFrame:
@@ -177,16 +142,19 @@ def text_keys(
     pairs = []
     for key, lang in zip(keys, langs, strict=True):
         language = str(Language(lang or "unk"))
-        pairs.append((key, unknown if language == "unk" else language))
+        if language == "unk":
+            language = unknown
+        pairs.append((key, language))
     return pairs
 
 
 def open_coded(predictions: Path, columns: Columns, *, sheet: str | None = None) -> TableFile:
     """Open the output of `histocoder predict`."""
-    settings = {columns.input_col: "input_col", columns.language_col: "language_col"}
-    named = {name: setting for name, setting in settings.items() if name}
+    settings = {columns.input_col: "input_col"}
+    if columns.language_col:
+        settings[columns.language_col] = "language_col"
     return open_table(
-        predictions, named, optional=("conf", "pred_conf", "lang", "pred_lang"), sheet=sheet
+        predictions, settings, optional=("conf", "pred_conf", "lang", "pred_lang"), sheet=sheet
     )
 
 
@@ -207,7 +175,8 @@ def in_order_of_worth(
     lang_col = language_column(file, columns)
     if lang_col is not None:
         new_names[lang_col] = columns.lang_to_write
-    if columns.input_col in (CHECKED_COL, "conf", "times", *answers.values()):
+    written = {CHECKED_COL, "conf", "times"}.union(answers.values())
+    if columns.input_col in written:
         raise UserError(
             f"{file.path}: review writes a column {columns.input_col!r}. Rename the column "
             "of descriptions."
@@ -220,10 +189,10 @@ def in_order_of_worth(
     names_to_read = dict.fromkeys(itertools.chain(names, [conf_col], beside))
     parts = []
     for table in file.tables(list(names_to_read)):
-        cells = {name: column.to_pandas() for name, column in table.columns.items()}
-        rows = pd.DataFrame({name: cells[name] for name in names}, dtype=object)
+        cells = {name: table.columns[name].to_pandas() for name in names}
+        rows = pd.DataFrame(cells, dtype=object)
         for name in beside:
-            rows[f"row_{name}"] = cells[name]
+            rows[f"row_{name}"] = table.columns[name].to_pandas()
         rows["conf"] = _confidences(table, conf_col)
         rows["times"] = 1
         rows = rows[rows["conf"].notna()]
@@ -252,11 +221,9 @@ def _attributes_and_alternatives(file: TableFile) -> dict[str, str]:
     """Return the new names of the columns of a file's last coding that help to judge its codes."""
     prefix = _prefix(file)
     coding = [name for name in file.header if name.startswith(prefix)]
-    names = []
-    for attribute, prob in attribute_columns(coding).items():
-        names += [attribute, prob]
-    names += [name for name in coding if name.startswith(f"{prefix}alt_")]
-    return {name: name.removeprefix(prefix) for name in names}
+    names = itertools.chain.from_iterable(attribute_columns(coding).items())
+    alternatives = [name for name in coding if name.startswith(f"{prefix}alt_")]
+    return {name: name.removeprefix(prefix) for name in itertools.chain(names, alternatives)}
 
 
 def _confidences(table: Table, conf_col: str) -> pd.Series:
@@ -284,10 +251,10 @@ def _one_spelling(rows: pd.DataFrame, by: list[str], answers: list[str]) -> pd.D
     rows = rows.sort_values("times", ascending=False, kind="stable")
 
     # what makes descriptions one: their words, their language as it is read, and the answer
-    text_col, *lang_cols = by
+    text_col = by[0]
     same = rows[by + answers].copy()
     same[text_col] = description_keys(rows[text_col].fillna("").tolist())
-    for name in lang_cols:
+    for name in by[1:]:
         same[name] = rows[name].fillna("unk").map(Language)
     return _distinct(rows, same).sort_index()
 
@@ -305,10 +272,10 @@ def _prefix(file: TableFile) -> str:
     """Return what the columns of a file's last coding begin with; raise a UserError if it has
     none.
     """
-    codings = [name.removesuffix("prob_1") for name in file.header if name.endswith("prob_1")]
-    if not codings:
-        raise UserError(f"{file.path} has no column prob_1; give the output of histocoder predict.")
-    return codings[-1]
+    for name in reversed(file.header):
+        if name.endswith("prob_1"):
+            return name.removesuffix("prob_1")
+    raise UserError(f"{file.path} has no column prob_1; give the output of histocoder predict.")
 
 
 def answer_columns(file: TableFile, target_cols: Sequence[str] = ()) -> list[AnswerColumns]:
@@ -353,47 +320,3 @@ def language_column(file: TableFile, columns: Columns) -> str | None:
         if name and file.has(name):
             return file.column(name)
     return None
-
-
-def next_step(model: str, corrections: Path, run: Path) -> str:
-    """Return what to do with corrections: the command that trains on them where the settings of the
-    run are known.
-    """
-    if run.resolve() == STARTER.resolve():
-        save_path = from_here(_free(Path("own-model")))
-        words = ["--corrections", from_here(corrections), "--save-path", save_path]
-        return f"Then train a model of your own on them:\n{finetune_command(words)}"
-    settings = run_settings(run)
-    if not settings.get("dataset"):
-        return (
-            "Then train on the corrections together with the model's training data: "
-            "finetune.py --initial-checkpoint "
-            f"{model} --corrections {corrections} --dataset …, with the flags that "
-            "describe that table."
-        )
-    save_path = from_here(_free(run))
-    paths = _distinct_files([*_corrections_of(run), corrections])
-    words = words_to_correct(model, paths, run)
-    return f"Then train on the corrections:\n{finetune_command([*words, '--save-path', save_path])}"
-
-
-def _free(folder: Path) -> Path:
-    """Return a folder that does not exist: this one, or with the first number that is free."""
-    number = 1
-    free = folder
-    while free.exists():
-        number += 1
-        free = folder.with_name(f"{folder.name}-{number}")
-    return free
-
-
-def words_to_correct(model: str | Path, corrections: Sequence[str | Path], run: Path) -> list[str]:
-    """Return the flags, but for `--save-path`, that train a model of a run further on its data and
-    corrections.
-    """
-    words = ["--config", from_here(run / ARGS_FILE), "--initial-checkpoint", from_here(model)]
-    words.append("--corrections")
-    words += map(from_here, corrections)
-    if run_settings(run).get("only_encoder"):
-        words.append("--no-only-encoder")
-    return words

@@ -31,11 +31,6 @@ from histocoder.text.normalize import description_keys
 Sets = Sequence[tuple[str, ...]]
 Rows = Iterable[Iterable[str | None]]  # the codes of each row, as they are written
 _NUM_BINS = 10  # of confidence, of equal width
-_MAX_NUMBERS = 12  # distinct numbers of a column beyond which its groups are ranges
-_NUM_RANGES = 5
-_MAX_GROUPS = 40
-_SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
-_SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
 _Z_SQUARED = 3.841459  # of a 95 % interval
 _Item = TypeVar("_Item", str, tuple[str, str])
 
@@ -124,34 +119,6 @@ def cut_codes(sets: Sets, digits: int, *, separator: str = "") -> list[tuple[str
     return [tuple(dict.fromkeys(map(cut, codes))) for codes in sets]
 
 
-def named_groups(cells: Sequence[str | None]) -> np.ndarray:
-    """Return the name of each row's group, of shape (n,): its cell, or, of many numbers, one of
-    five ranges of them.
-
-    Beyond the 40 with the most rows, groups are "others".
-    """
-    names = pd.Series(cells, dtype=object)
-    numbers = pd.to_numeric(names, errors="coerce")
-
-    # many numbers, such as years, are ranges with as many rows each
-    if numbers.nunique() > _MAX_NUMBERS and numbers.count() == names.count():
-        quantiles = pd.qcut(numbers, _NUM_RANGES, duplicates="drop")
-        ranges = numbers.groupby(quantiles, observed=True)
-        low = ranges.transform("min").map("{:g}".format)
-        high = ranges.transform("max").map("{:g}".format)
-        names = (low + "-" + high).where(numbers.notna())
-
-    # as many groups as a table can show
-    names = names.fillna("(blank)")
-    largest = names.value_counts().index[:_MAX_GROUPS]
-    return names.where(names.isin(largest), "others").to_numpy(dtype=object)
-
-
-def seen_groups(times: Sequence[float]) -> pd.Series:
-    """Group numbers of times: 0, 1, 2-5, 6-20, 21-100, >100."""
-    return pd.cut(pd.Series(times, dtype=float), _SEEN_EDGES, labels=_SEEN_GROUPS)
-
-
 def first_true_rank(truth: Sets, ranked: np.ndarray) -> np.ndarray:
     """Return the rank, from 1, of the first true code among ranked codes of shape (n, k), the most
     probable first.
@@ -231,7 +198,9 @@ def agreement(
 
     all_sets = code_sets(first) + code_sets(second)
     levels = []
-    for num_digits in (*range(1, digits + 1), None):
+    depths: list[int | None] = list(range(1, digits + 1))
+    depths.append(None)  # whole codes
+    for num_digits in depths:
         sets = all_sets
         if num_digits is not None:
             sets = cut_codes(all_sets, num_digits, separator=separator)
@@ -279,9 +248,10 @@ def scores_by_group(
     right: np.ndarray, conf: np.ndarray, texts: Sequence[str], groups: np.ndarray
 ) -> list[GroupScores]:
     """Return the scores of each group of n rows."""
+    texts_array = np.array(texts, dtype=object)
     scores = []
     for group, rows in pd.Series(np.arange(len(right))).groupby(groups):
-        interval = share_interval(right[rows], [texts[row] for row in rows])
+        interval = share_interval(right[rows], texts_array[rows].tolist())
         mean_conf = float(conf[rows].mean())
         ece = calibration(conf[rows], right[rows]).ece
         scores.append(GroupScores(str(group), len(rows), **vars(interval), conf=mean_conf, ece=ece))

@@ -41,8 +41,10 @@ def details_in_words(metrics: EvaluationMetrics) -> list[str]:
     and what it gained from corrections; nothing of what was not measured.
     """
     plain = as_json(metrics)
-    parts = ("seen", "attributes", "comparison", "gain")
-    return [sentence for part in parts for sentence in _sentences(part, plain)]
+    sentences = []
+    for part in ("seen", "attributes", "comparison", "gain"):
+        sentences += _sentences(part, plain)
+    return sentences
 
 
 def too_few(num_texts: int) -> str:
@@ -87,7 +89,9 @@ def points(difference: Difference) -> str:
 
 def percent(share: float | None) -> str:
     """Return a share in percent, such as "63.8 %"; a dash for None."""
-    return "\u2013" if share is None else f"{100 * share:.1f}\u00a0%"
+    if share is None:
+        return "\u2013"
+    return f"{100 * share:.1f}\u00a0%"
 
 
 def _points(share: float) -> str:

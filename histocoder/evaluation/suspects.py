@@ -103,8 +103,8 @@ def suspects(
         "doubt": doubt,
         "conf": 1 - _probability_wrong(doubt, random_doubt),
         "probs": pd.Series(probs).groupby(labels.row).agg(tuple).to_numpy(),
-        "alt": [tuple(row) for row in alternatives],
-        "alt_probs": [tuple(row) for row in alternative_probs],
+        "alt": list(map(tuple, alternatives)),
+        "alt_probs": list(map(tuple, alternative_probs)),
     }
     return pd.DataFrame(columns, index=rows.index)
 

@@ -20,7 +20,14 @@ from histocoder.data.examples import Examples
 from histocoder.errors import UserError
 from histocoder.evaluation import scores
 from histocoder.evaluation.baselines import Baselines, difference_interval, linear_codes
-from histocoder.evaluation.evaluator import Evaluation, compare, evaluate, gain, right_rows
+from histocoder.evaluation.evaluator import (
+    Evaluation,
+    compare,
+    evaluate,
+    gain,
+    named_groups,
+    right_rows,
+)
 from histocoder.evaluation.metrics import (
     BaselineMetrics,
     CodeScores,
@@ -199,15 +206,15 @@ def test_nothing_to_evaluate_is_an_error():
 
 
 def test_groups_are_cells_or_ranges_of_numbers():
-    assert scores.named_groups(["a", None, "b"]).tolist() == ["a", "(blank)", "b"]
-    years = scores.named_groups([str(1850 + i) for i in range(50)] + [None])
+    assert named_groups(["a", None, "b"]).tolist() == ["a", "(blank)", "b"]
+    years = named_groups([str(1850 + i) for i in range(50)] + [None])
     assert [years[0], years[10], years[49], years[50]] == [
         "1850-1859",
         "1860-1869",
         "1890-1899",
         "(blank)",
     ]
-    assert scores.named_groups([f"parish {i}" for i in range(60)]).tolist().count("others") == 20
+    assert named_groups([f"parish {i}" for i in range(60)]).tolist().count("others") == 20
 
 
 def test_scores_by_group_agree_with_the_means():

@@ -11,7 +11,7 @@ from models import few_examples, tiny_coder
 import histocoder
 from histocoder.data.examples import Examples
 from histocoder.evaluation.baselines import Baselines
-from histocoder.evaluation.evaluator import Evaluation, evaluate
+from histocoder.evaluation.evaluator import Evaluation, evaluate, named_groups
 from histocoder.evaluation.metrics import (
     AnswerMetrics,
     Calibration,
@@ -22,7 +22,6 @@ from histocoder.evaluation.metrics import (
     as_json,
 )
 from histocoder.evaluation.report import write_report
-from histocoder.evaluation.scores import named_groups
 from histocoder.evaluation.summary import summary
 from histocoder.inference.known import Known
 

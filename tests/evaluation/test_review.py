@@ -9,7 +9,8 @@ from conftest import PROGRAMS, cases
 
 from histocoder.checkpoints.starter import STARTER
 from histocoder.errors import UserError
-from histocoder.evaluation.review_file import Columns, earlier_rounds, next_step, review
+from histocoder.evaluation.checked_file import earlier_rounds, next_step
+from histocoder.evaluation.review_file import Columns, review
 from histocoder.tables.output import check_output
 
 

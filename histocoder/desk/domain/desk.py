@@ -24,7 +24,8 @@ from histocoder.desk.domain.models import Model, Models
 from histocoder.desk.domain.outcome import Outcome
 from histocoder.desk.domain.sources import CORRECTIONS_FILE, DECISIONS_FILE, Sources
 from histocoder.desk.domain.uploads import Uploads
-from histocoder.evaluation.review_file import Columns, next_step
+from histocoder.evaluation.checked_file import next_step
+from histocoder.evaluation.review_file import Columns
 from histocoder.files import make_folder
 from histocoder.tables.output import Form, write_frame, write_table
 from histocoder.text.languages import NAMES, Language, chosen_language

@@ -21,7 +21,7 @@ from histocoder.desk.domain.coding import Coding
 from histocoder.desk.domain.jobs import Job, Jobs, read_records
 from histocoder.desk.domain.sample import TITLES
 from histocoder.errors import Cancelled, UserError
-from histocoder.evaluation.review_file import words_to_correct
+from histocoder.evaluation.checked_file import words_to_correct
 from histocoder.files import make_folder, sha256
 from histocoder.inference.coder import Coder
 
