@@ -11,6 +11,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import pandas as pd
 
+from histocoder.errors import UserError, shown
+from histocoder.tables.table import open_table
+from histocoder.text.normalize import normalize
+
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _NEIGHBOURS = dict(
     pair.split(":")
@@ -42,6 +46,24 @@ class WordList:
         """Count the words of some texts, and keep the most frequent."""
         counts = Counter(word for text in texts for word in text.split())
         return cls(dict(counts.most_common(max_words)))
+
+    @classmethod
+    def read(cls, path: str, text_normalization: str) -> "WordList":
+        """Read words, to be normalised, and their frequencies from a CSV file with the columns
+        `word` and `freq`.
+        """
+        table = open_table(path, ("word", "freq")).read(("word", "freq"))
+        words = table.columns["word"].fill_null("").to_pylist()
+
+        # the first cell that is not a number is named with its line
+        cells = table.columns["freq"].fill_null("").to_pandas()
+        counts = pd.to_numeric(cells, errors="coerce").to_numpy(float)
+        for row in np.flatnonzero(~np.isfinite(counts))[:1]:
+            line = table.lines(np.array([row]))[0]
+            raise UserError(
+                f"--fn-word-freq {path}, line {line}, freq: {shown(cells[row])} is not a number."
+            )
+        return cls(dict(zip(normalize(words, text_normalization), counts.tolist(), strict=True)))
 
     def index(self, draws: np.ndarray) -> np.ndarray:
         """Map numbers in [0, 1) to indices into `words`."""

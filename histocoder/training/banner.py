@@ -1,7 +1,6 @@
 """Text that a run prints before it trains: its data, model and machine, and what a person should know."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,34 +108,32 @@ def codes_not_learned(train_rows: Examples, val_rows: Examples) -> str:
 
 
 def log_banner(
+    config: FinetuneConfig | MixerConfig,
+    data: RunData,
+    start: Start,
     trainer: Trainer,
     encoder: EncoderChoice,
-    num_distinct: dict[str, int],
-    sentences: Sequence[str],
 ) -> None:
-    """Log the lines that describe a run at its start, and then some notices.
-
-    `num_distinct` are the distinct descriptions of each split.
-    """
-    config = trainer.config
-    data = trainer.train_data
+    """Log the lines that describe a run at its start, and then what a person should know."""
+    rows = trainer.train_data
+    num_distinct = data.record["num_distinct"]
     num_codes = trainer.model.config.num_classes
-    step_size = config.step_size(distributed.world_size())
+    step_size = trainer.config.step_size(distributed.world_size())
 
     # the last epoch may end before its last step
     num_epochs = -(-trainer.total_steps // trainer.sampler.num_batches)
     is_trained = trainer.total_steps > 0
     titles = ""
-    if data.num_titles and is_trained:
-        titles = f"{data.num_titles:,} titles of codes, "
-    chosen_encoder = encoder.name
+    if rows.num_titles and is_trained:
+        titles = f"{rows.num_titles:,} titles of codes, "
+    chosen_encoder = config.encoder
     if encoder.reason:
         chosen_encoder += f": {encoder.reason}"
     lines = {
         "script": Path(sys.argv[0]).name,
         "encoder": chosen_encoder,
         "parameters": _parameters(trainer),
-        "data": f"{len(data) - data.num_titles:,} training rows "
+        "data": f"{len(rows) - rows.num_titles:,} training rows "
         f"({num_distinct[TRAIN]:,} distinct descriptions), {titles}"
         f"{len(trainer.val_data):,} validation rows, {counted(num_codes, 'code', 'codes')}",
         "machine": _machine(trainer),
@@ -153,14 +150,14 @@ def log_banner(
     for name, text in lines.items():
         log.info(f"{name:12}{text}")
 
-    for sentence in sentences:
+    for sentence in notices(config, data, start, trainer):
         log.warning(sentence)
     if num_distinct.get(VAL, FEW_TEXTS) < FEW_TEXTS:
         log.info(f"Notice on validation: {too_few(num_distinct[VAL])}")
-    if is_trained and step_size > len(data.rows):
+    if is_trained and step_size > len(rows.rows):
         log.info(
             f"Notice: a step of {step_size:,} rows is larger than the "
-            f"{len(data.rows):,} examples: "
+            f"{len(rows.rows):,} examples: "
             "each epoch is a single step. Lower --batch-size for more steps."
         )
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from histocoder import distributed
 from histocoder.checkpoints.run_folder import RunFolder, check_shared
@@ -32,12 +31,10 @@ from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.labels import rules_of
 from histocoder.data.prepare import KEY_FILE, prepare, prepared_files
 from histocoder.data.prepared_folder import PREPARED_FILE
-from histocoder.errors import UserError, counted, shown
+from histocoder.errors import UserError, counted
 from histocoder.formatters import MISSING, Formatter, build_formatter
 from histocoder.log import log
 from histocoder.model import PRESETS, MixerModel
-from histocoder.tables.table import open_table
-from histocoder.text.normalize import normalize
 from histocoder.training.building import Task
 from histocoder.training.start import Start
 
@@ -328,7 +325,7 @@ def augmenter_of(config: RunConfig, data: OccupationDataset) -> Augmenter | None
 
     # the words to insert: a file's, or the data's own
     if config.fn_word_freq is not None:
-        words = read_word_list(config.fn_word_freq, config.text_normalization)
+        words = WordList.read(config.fn_word_freq, config.text_normalization)
     else:
         words = WordList.from_texts(some_descriptions(data))
     return Augmenter(
@@ -345,21 +342,3 @@ def some_descriptions(data: OccupationDataset) -> Iterator[str]:
     rows = np.arange(0, len(data), -(-len(data) // _MAX_WORD_TEXTS))
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         yield from data.descriptions(rows[start : start + _ROWS_AT_ONCE])
-
-
-def read_word_list(path: str, text_normalization: str) -> WordList:
-    """Read normalised words and their frequencies from a CSV file with the columns `word` and
-    `freq`.
-    """
-    columns = open_table(path, ("word", "freq")).read(("word", "freq"))
-    words = columns.columns["word"].fill_null("").to_pylist()
-
-    # the first cell that is not a number is named with its line
-    cells = columns.columns["freq"].fill_null("").to_pandas()
-    counts = pd.to_numeric(cells, errors="coerce").to_numpy(float)
-    for row in np.flatnonzero(~np.isfinite(counts))[:1]:
-        line = columns.lines(np.array([row]))[0]
-        raise UserError(
-            f"--fn-word-freq {path}, line {line}, freq: {shown(cells[row])} is not a number."
-        )
-    return WordList(dict(zip(normalize(words, text_normalization), counts.tolist(), strict=True)))

@@ -103,6 +103,7 @@ def adapt_to(
     """Adapt a run's initial model to some rows, and write it into folders; a collective call."""
 
     def adapt_model() -> None:
+        """Adapt the model, on rank 0 alone, which imports what it takes."""
         from histocoder.training.adapting import adapt
 
         adapt(

@@ -24,7 +24,7 @@ from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically, computing_dtype
 from histocoder.text.languages import own_languages
 from histocoder.training.adapting import is_adapted
-from histocoder.training.banner import codes_not_learned, log_banner, notices
+from histocoder.training.banner import codes_not_learned, log_banner
 from histocoder.training.building import seeded_model
 from histocoder.training.data import (
     RunData,
@@ -152,11 +152,9 @@ def fit(
     # the model, and the rows as it reads them
     model = seeded_model(config, task, start, checkpoint)
     train_data = training_data(config, model, data.to_train_on())
-    start_step = 0
+    start_step = checkpoint.state.step if checkpoint is not None else 0
     keeps_weights = False
-    if checkpoint is not None:
-        start_step = checkpoint.state.step
-    else:
+    if checkpoint is None:
         begin_model(model, train_data, start, device)
         num_rows = len(train_data) - train_data.num_titles
         keeps_weights = is_adapted(config, start, model.config, num_rows=num_rows)
@@ -175,9 +173,7 @@ def fit(
     # nothing in the run's folder is replaced before all checks are passed
     begin = partial(begin_run, run, config, checkpoint, task.key)
     distributed.run_on_primary(begin, doing="opening the run's folder")
-    sentences = notices(config, data, start, trainer)
-    encoder = replace(encoder, name=config.encoder)
-    log_banner(trainer, encoder, data.record["num_distinct"], sentences)
+    log_banner(config, data, start, trainer, encoder)
 
     # training itself
     tracker = open_tracker(config, run, start_step=start_step, system=model.config.system)

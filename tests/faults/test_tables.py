@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 
 from histocoder.cli.main import main
 from histocoder.config import PrepareConfig
+from histocoder.data.augment import WordList
 from histocoder.data.key import read_key
 from histocoder.data.prepare import prepare
 from histocoder.errors import Notice, UserError
 from histocoder.tables.table import open_table
-from histocoder.training.data import read_word_list
 
 GOOD = b"occ1,hisco_1\nfarmer,61110\nbaker,77610\n"
 
@@ -264,9 +264,7 @@ def test_keys(content: str, message: str):
 def test_frequencies_that_are_no_numbers(tmp_path: Path):
     for cell in ("many", "nan", "inf", "1e999", ""):
         path = write(tmp_path / "t.csv", "word,freq", "a,1", f"b,{cell}")
-        assert f"line 3, freq: {cell!r} is not a number" in refusal(
-            read_word_list, str(path), "nfc"
-        )
+        assert f"line 3, freq: {cell!r} is not a number" in refusal(WordList.read, str(path), "nfc")
 
 
 STRAY = {
