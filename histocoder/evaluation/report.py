@@ -9,7 +9,7 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,7 @@ def _training_curves(log: pd.DataFrame) -> Figure:
                 )
         axes.set(xlabel="step", title=title, xlim=(0, 1.03 * log["step"].max()), ylim=(0, None))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        _legend(axes, loc="upper left", bbox_to_anchor=(0, -0.16))
+        _legend(axes, corner=(0, -0.16))
     panels[1].set(ylim=(0, 100))
     _percent(panels[1].yaxis)
     return figure
@@ -192,7 +192,7 @@ def _reliability(calibration: Calibration) -> Figure:
     )
     lower.bar(100 * bins["low"] + 1, bins["count"], width=8, align="edge", color=_BLUE)
     upper.set(ylabel="exactly right", xlim=(0, 100), ylim=(0, 100))
-    _legend(upper, loc="upper left")
+    _legend(upper)
 
     # confidence is the same axis in both panels
     lower.set(xlabel="confidence", ylabel="descriptions", xticks=range(0, 101, 10))
@@ -238,11 +238,17 @@ def bars(groups: Mapping[str, MeanScores], label: str) -> Figure:
 
 
 def _figure(
-    *, height: float, rows: int = 1, columns: int = 1, **grid: Any
+    *,
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
+    height_ratios: Sequence[float] | None = None,
+    sharex: bool = False,
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure and its axes, row by row."""
     figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained", facecolor="white")
-    panels = figure.subplots(rows, columns, squeeze=False, **grid).ravel().tolist()
+    grid = figure.subplots(rows, columns, squeeze=False, height_ratios=height_ratios, sharex=sharex)
+    panels = grid.ravel().tolist()
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(_GREY)
@@ -256,8 +262,11 @@ def _percent(axis: Any) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
 
 
-def _legend(axes: Axes, **location: Any) -> None:
-    axes.legend(frameon=False, fontsize=9.5, labelcolor=_INK, **location)
+def _legend(axes: Axes, *, corner: tuple[float, float] | None = None) -> None:
+    """Show a legend in the panel, or with its upper left corner at a place beside it."""
+    axes.legend(
+        loc="upper left", bbox_to_anchor=corner, frameon=False, fontsize=9.5, labelcolor=_INK
+    )
 
 
 def _language(code: str) -> str:
