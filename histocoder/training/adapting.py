@@ -16,7 +16,6 @@ from torch import Tensor
 from histocoder.checkpoints.model_files import load_model
 from histocoder.config import RECIPES, ModelConfig, RunConfig
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.hashes import hashes_of
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import LinearExpert
 from histocoder.text.tokenizers import end_characters, lower_characters
@@ -93,10 +92,7 @@ def adapt(
     learn(model, data)
 
     # what it was trained on, so that a further run does not validate on it
-    hashes = hashes_of(data.examples)
-    if start.trained_on is not None:
-        hashes = np.concatenate([hashes, start.trained_on])
-    model.has_learned(torch.from_numpy(hashes))
+    model.has_learned(torch.from_numpy(start.hashes_with(data.examples)))
 
     model.config = replace(
         model.config,

@@ -173,6 +173,15 @@ class Start:
         splits = SPLITS if self.config.fitted_to_validation else (TRAIN, TITLES)
         return hashes_of(Examples.open(examples, *splits))
 
+    def hashes_with(self, examples: Examples) -> np.ndarray:
+        """Return the hashes of the descriptions of examples, and of those that the model was trained
+        on.
+        """
+        hashes = hashes_of(examples)
+        if self.trained_on is not None:
+            hashes = np.concatenate([hashes, self.trained_on])
+        return hashes
+
     @property
     def languages(self) -> tuple[str, ...]:
         """The languages that the model knows, and still knows when it is trained further."""

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from histocoder import distributed, launcher
@@ -13,7 +12,6 @@ from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, recorded
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.hashes import hashes_of
 from histocoder.data.key import Key, write_key
 from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.prepare import KEY_FILE, with_language_column
@@ -207,10 +205,7 @@ def begin_model(
     """Let a new model keep hashes of the descriptions that it is trained on, beside those of before,
     and set the directions of a new head.
     """
-    hashes = hashes_of(data.examples)
-    if start.trained_on is not None:
-        hashes = np.concatenate([hashes, start.trained_on])
-    model.has_learned(torch.from_numpy(hashes))
+    model.has_learned(torch.from_numpy(start.hashes_with(data.examples)))
     if not start.keeps_heads:
         set_directions(model, data, device)
 
