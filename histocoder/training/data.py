@@ -196,7 +196,7 @@ def _mixer_formatter(config: MixerConfig) -> Formatter:
 
 def _with_fitted_codes(files: LabelledFiles) -> LabelledFiles:
     """Return files with the form of the codes that they and their key hold, which rank 0 reads."""
-    codes = []
+    codes: list[str] = []
     if files.key is not None:
         codes = [code for code in files.key.codes if code]
 

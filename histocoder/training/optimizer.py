@@ -56,7 +56,7 @@ def parameter_groups(
 
 def trained_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Return an optimizer's parameters in the order in which its state dict numbers them."""
-    parameters = []
+    parameters: list[nn.Parameter] = []
     for group in optimizer.param_groups:
         parameters += group["params"]
     return parameters
