@@ -119,7 +119,7 @@ def predict_file(
 
 
 def _opened(config: PredictConfig, mode: str) -> tuple[PredictConfig, TableFile]:
-    """Open the input; return the settings with its own names of columns, and a mode, and the input."""
+    """Open the input; return the settings, with a mode and its own names of columns, and it."""
     columns = config.settings_of_columns | config.settings_of_qualifiers
     table = open_table(
         Path(config.input), columns, sheet=config.sheet, encoding=config.file_encoding
@@ -144,7 +144,7 @@ class _Parts:
 
     folder: Path
     identity: str
-    """What the codes depend on: a run takes up the parts of its own identity alone."""
+    """Hash of all that the codes depend on: a run takes up the parts of its own alone."""
     num_texts: int
     """Number of descriptions of a part, at most."""
 
