@@ -47,6 +47,12 @@ def test_several_codes_runs(tmp_path: Path):
     assert '"different": 0' in printed
 
 
+def test_ops_runs(tmp_path: Path):
+    model = save_tiny_model(tmp_path / "model")
+    few = ("--rows", 8, "--rounds", 1)
+    assert '"fit_machines"' in run("benchmarks/ops.py", "--model", model, *few).stdout
+
+
 def test_scale_runs(tmp_path: Path):
     picture = tmp_path / "scale.svg"
     printed = run("benchmarks/scale.py", "--rows", 600, 1200, "--picture", picture).stdout
