@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import NOTES, ROOT, TITLES, environment, run, write_table
+from conftest import NOTES, ROOT, TITLES, environment, free_port, refused, run, write_table
 from jobs import assert_same_weights, children_of, finetune, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.engines]
@@ -286,6 +286,14 @@ def test_a_mistake_that_a_worker_finds_is_a_sentence(engine: str, model: Path, t
         output
     )
     assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
+
+
+@with_ray
+def test_a_cluster_that_does_not_answer_is_told(village: Path, model: Path, tmp_path: Path):
+    command = predict(village, model, tmp_path / "out", "--engine", "ray")
+    told = refused(*command, env=environment(RAY_ADDRESS=f"127.0.0.1:{free_port()}"))
+    assert "Ray can't be started or reached" in told
+    assert list(tmp_path.iterdir()) == []
 
 
 @with_ray

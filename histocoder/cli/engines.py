@@ -4,6 +4,7 @@ import glob
 import os
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from histocoder.tables.table import EXCEL, PARQUET, STATA, TEXT, TableFile, open
 
 _NAMES = {"ray": "Ray", "spark": "Spark"}
 _MODULES = {"ray": "ray.data", "spark": "pyspark.sql"}
+_CONNECT_SECONDS = 10.0  # time in which a cluster must answer
 # names of the files that engines write
 _WRITTEN = re.compile(r".+\.parquet|_SUCCESS|\..+\.crc")
 # how an error of a worker, which arrives as a traceback, names a mistake of the user's
@@ -167,6 +169,10 @@ def _run_ray(
     from ray.data.datasource.partitioning import Partitioning
 
     try:
+        host, _, port = os.environ.get("RAY_ADDRESS", "").removeprefix("ray://").rpartition(":")
+        if host and port.isdecimal():
+            # Ray itself tries for minutes
+            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
         ray.init(logging_level="warning")
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
