@@ -1,14 +1,13 @@
 """Headers as people write them: the row that holds it, and the column that a name means."""
 
 import difflib
-import itertools
 import re
 import unicodedata
 from collections.abc import Collection, Sequence
 
-FIRST_ROWS = 50  # number of first rows among which the header is
+FIRST_ROWS = 50  # number of rows in which the header is looked for
 MAX_COLUMNS = 16_384  # largest number of columns, as of Excel
-_DESCRIPTIONS = (
+_DESCRIPTION_NAMES = (  # names that people give the column of descriptions, likelier ones first
     "occ1",
     "occ",
     "occupation",
@@ -29,7 +28,7 @@ _DESCRIPTIONS = (
 
 
 def plain(name: str) -> str:
-    """Return a name without case, accents, blanks at its ends and repeated ones.
+    """Return a name without case, accents, blanks at its ends and repeated blanks.
 
     Examples
     --------
@@ -37,9 +36,8 @@ def plain(name: str) -> str:
     'metier (pere)'
     """
     letters = unicodedata.normalize("NFKD", name.replace("\ufeff", ""))
-    return " ".join(
-        "".join(char for char in letters if not unicodedata.combining(char)).casefold().split()
-    )
+    without_accents = "".join(char for char in letters if not unicodedata.combining(char))
+    return " ".join(without_accents.casefold().split())
 
 
 def named(name: str, header: Collection[str]) -> list[str]:
@@ -57,15 +55,16 @@ def nearest(name: str, header: Collection[str]) -> str | None:
     usual one.
     """
     names = {plain(column): " ".join(column.split()) for column in header}
-    if close := difflib.get_close_matches(plain(name), names, n=1, cutoff=0.5):
-        return names[close[0]]
-    return descriptions_in(names.values()) if name in _DESCRIPTIONS else None
+    matches = difflib.get_close_matches(plain(name), names, n=1, cutoff=0.5)
+    if matches:
+        return names[matches[0]]
+    return descriptions_in(names.values()) if name in _DESCRIPTION_NAMES else None
 
 
 def descriptions_in(header: Collection[str]) -> str | None:
     """Return the column that is likely to hold descriptions, by its name; None if there is none."""
     words = {column: re.findall(r"[^\W_]+", plain(column)) for column in header}
-    for name in _DESCRIPTIONS:
+    for name in _DESCRIPTION_NAMES:
         for column in header:
             if name in words[column]:
                 return column
@@ -77,21 +76,26 @@ def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -
     columns.
 
     If there is none, it is the first row with three quarters as many cells as the fullest, or with
-    all but the first above a number, as programs write numbers of rows.
+    all but the first above a number, as programs write row numbers.
     """
     cells = [[cell for cell in row if cell and cell.strip()] for row in rows]
     wanted = set(map(plain, columns))
-    complete = [i for i, row in enumerate(cells) if wanted and wanted <= set(map(plain, row))]
-    if complete:
-        return max(complete, key=lambda i: len(cells[i]))
+    if wanted:
+        complete = [i for i, row in enumerate(cells) if wanted <= set(map(plain, row))]
+        if complete:
+            return max(complete, key=lambda i: len(cells[i]))
 
-    # titles are shorter than the header; a header above numbers of rows lacks the first cell
-    num_most = max(map(len, cells))
-    firsts = [(row[0] or "").strip() if row else "" for row in rows]
-    for i, (first, below) in enumerate(itertools.pairwise([*firsts, ""])):
+    # titles have fewer cells than the header
+    max_cells = max(map(len, cells))
+    first_cells = [(row[0] or "").strip() if row else "" for row in rows]
+    for i, below in enumerate([*first_cells[1:], ""]):
         num_cells = len(cells[i])
-        is_above_number = not first and below.isdecimal()
-        if 4 * num_cells >= 3 * num_most or (is_above_number and 0 < num_cells == num_most - 1):
+        if num_cells >= 0.75 * max_cells:
+            return i
+
+        # row numbers have no name, and a header of two or three cells is too short without it
+        is_above_number = first_cells[i] == "" and below.isdecimal()
+        if is_above_number and num_cells > 0 and num_cells == max_cells - 1:
             return i
     raise AssertionError("the fullest row is a header")
 
