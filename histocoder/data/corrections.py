@@ -36,8 +36,8 @@ class Corrections:
     the last counts.
 
     `rows` has the columns of checked rows and `key`; the language of those that apply to every one
-    is `ANY_LANGUAGE`, but a correction of a row's own language comes first. `rejected` are those that can't
-    be used, with the reasons.
+    is `ANY_LANGUAGE`, but a correction of a row's own language comes first. `rejected` are those
+    that can't be used, with the reasons.
     """
 
     def __init__(
@@ -49,14 +49,16 @@ class Corrections:
         self._schema = rows.schema
         self._default_language = default_language
 
-        # a correction that says the same again replaces none
+        # the last correction of a description counts
         code_cols = filter(is_codes, rows.column_names)
         distinct = rows.to_pandas().drop_duplicates(["key", "lang", *code_cols], keep="last")
         self._rows = distinct.drop_duplicates(["key", "lang"], keep="last", ignore_index=True)
         self._index = pd.MultiIndex.from_frame(self._rows[["key", "lang"]])
-        self._is_used = np.zeros(len(self), dtype=bool)
-        self._is_held_out = np.zeros(len(self), dtype=bool)
-        num_replaced = len(distinct) - len(self)
+        self._is_used = np.zeros(len(self._rows), dtype=bool)
+        self._is_held_out = np.zeros(len(self._rows), dtype=bool)
+
+        # one that only repeats the codes of another is not worth a notice
+        num_replaced = len(distinct) - len(self._rows)
         if num_replaced:
             replaced = counted(num_replaced, "correction is", "corrections are")
             log.info(
@@ -107,36 +109,37 @@ class Corrections:
         """
         # a description that a person has decided on is no test of the model
         frame = rows.select(["key", "lang"]).to_pandas()
-        is_kept = np.asarray(rows["reason"].is_null())
-        held_out = set(self._rows["key"][self._is_held_out])
-        is_held_out = frame["key"].isin(held_out).to_numpy() & is_kept
-        is_known = frame["key"].isin(self.keys).to_numpy() & is_kept
-        split = np.where(is_known, SPLITS.index(TRAIN), split)
+        is_usable = np.asarray(rows["reason"].is_null())
+        held_out_keys = set(self._rows["key"][self._is_held_out])
+        is_held_out = frame["key"].isin(held_out_keys).to_numpy() & is_usable
+        has_decided_key = frame["key"].isin(self.keys).to_numpy() & is_usable
+        split = np.where(has_decided_key, SPLITS.index(TRAIN), split)
         split = np.where(is_held_out, NO_SPLIT, split)
 
-        # a correction of the row's own language comes first
-        of_language = self._index.get_indexer(pd.MultiIndex.from_frame(frame))
-        of_any = self._index.get_indexer(pd.MultiIndex.from_frame(frame.assign(lang=ANY_LANGUAGE)))
-        correction = np.where(of_language < 0, of_any, of_language)
-        is_corrected = is_known & (correction >= 0)
-        self._is_used[correction[is_corrected]] = True
+        # a correction of the row's own language comes first; -1: there is none
+        index_in_lang = self._index.get_indexer(pd.MultiIndex.from_frame(frame))
+        any_lang = frame.assign(lang=ANY_LANGUAGE)
+        index_in_any = self._index.get_indexer(pd.MultiIndex.from_frame(any_lang))
+        index = np.where(index_in_lang < 0, index_in_any, index_in_lang)
+        is_corrected = has_decided_key & (index >= 0)
+        self._is_used[index[is_corrected]] = True
         self.num_corrected += int((is_corrected & ~is_held_out).sum())
         if not is_corrected.any():
             return rows, split
 
         # rows without a correction take null, and stay as they are
-        index = pa.array(correction, mask=~is_corrected)
+        index_or_null = pa.array(index, mask=~is_corrected)
         for i, name in enumerate(rows.schema.names):
             if is_codes(name) or name.startswith(ATTRIBUTES):
-                cells = pa.array(self._rows[name], pa.string()).take(index)
-                # an attribute that a correction does not state stays
-                is_given = pa.array(is_corrected) if is_codes(name) else cells.is_valid()
-                rows = rows.set_column(i, name, pc.if_else(is_given, cells, rows[name]))
+                cells = pa.array(self._rows[name], pa.string()).take(index_or_null)
+                # all columns of codes are replaced; an attribute that is not stated stays
+                is_replaced = pa.array(is_corrected) if is_codes(name) else cells.is_valid()
+                rows = rows.set_column(i, name, pc.if_else(is_replaced, cells, rows[name]))
         return rows, split
 
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yield as checked rows the corrections that were in no row and are not held out, then
-        those that are.
+    def added_and_held_out(self) -> Iterator[pa.RecordBatch]:
+        """Yield two batches of checked rows: corrections that `apply` found no row for, which are
+        training data, then those that are held out.
         """
         for mask in (~self._is_used & ~self._is_held_out, self._is_held_out):
             rows = self._rows[mask].assign(row=None, line=None)
@@ -145,14 +148,14 @@ class Corrections:
 
 
 def read_corrections(
-    config: PrepareConfig, table: LabelledFiles, known: Collection[str] = ()
+    config: PrepareConfig, corrected_files: LabelledFiles, known: Collection[str] = ()
 ) -> Corrections:
     """Read the files of `--corrections`, as `histocoder review` writes them and a person fills them
     in.
 
     A checked row without a code is a decision as well: its description has no occupation. One
-    without a language counts for every language. Codes are read as those of the `table` that is
-    corrected; for `known` see `LabelledFiles`.
+    without a language counts for every language. Codes are read as those of the
+    `corrected_files`; for `known` see `LabelledFiles`.
 
     Raises UserError if a file lacks a column, a checked code does not fit, or nothing is checked.
     """
@@ -163,8 +166,10 @@ def read_corrections(
         has_language = language_col is not None and file.has(language_col)
         if language_col is not None and not has_language:
             log.info(f"{path} has no column {language_col!r}; its codes apply to all languages.")
+
+        # read like the corrected files, without what applies to those alone
         files = replace(
-            table,
+            corrected_files,
             paths=(path,),
             needed={},
             language_col=language_col or LANG_COL,
@@ -176,18 +181,22 @@ def read_corrections(
             opened={path: file},
         )
         rows = pa.Table.from_batches(list(files.rows(say=log.info)))
+
+        # reasons name the file; the null of a row that can be used stays null
         reasons = pc.binary_join_element_wise(str(path), rows["reason"], ": ")
         parts.append(_with_column(rows, "reason", reasons))
 
-    # a correction that states no language counts for every one
+    # a correction is found by the key of its description
     rows = pa.concat_tables(parts)
     keys = description_keys(rows["text"].fill_null("").to_pylist())
     rows = rows.append_column("key", pa.array(keys, pa.string()))
+
+    # one that states no language counts for every one
     is_unknown = pc.equal(rows["lang"], UNKNOWN)
     rows = _with_column(rows, "lang", pc.if_else(is_unknown, ANY_LANGUAGE, rows["lang"]))
-    is_kept = rows["reason"].is_null()
-    rejected = rows.filter(pc.invert(is_kept))
-    return Corrections(rows.filter(is_kept), Language(config.language), rejected)
+    is_usable = rows["reason"].is_null()
+    rejected = rows.filter(pc.invert(is_usable))
+    return Corrections(rows.filter(is_usable), Language(config.language), rejected)
 
 
 def _with_column(rows: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:

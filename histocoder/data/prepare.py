@@ -544,7 +544,7 @@ def _write_rows(
 
 def _write_other_corrections(writer: ExampleWriter, corrections: Corrections) -> None:
     """Write the corrections that are in no row to train on, and held-out ones to compare models."""
-    added, held_out = corrections.rest()
+    added, held_out = corrections.added_and_held_out()
     writer.write(added, np.full(len(added), SPLITS.index(TRAIN)))
     writer.write(held_out, np.full(len(held_out), SPLITS.index(HELD_OUT)))
     corrected = counted(corrections.num_corrected, "row has", "rows have")

@@ -109,7 +109,7 @@ def corrected(path: Path, coder: Coder) -> dict[str, list[str]]:
     config = PrepareConfig("t.csv", COLUMNS, language="en", corrections=(str(checked),))
     table = LabelledFiles((), COLUMNS, build_formatter("general", num_blocks=2))
     corrections = read_corrections(config, table, coder.codes)
-    batch, _ = corrections.rest()
+    batch, _ = corrections.added_and_held_out()
     rows = batch.to_pandas()
     codes = rows[[f"codes.{name}" for name in COLUMNS]]
     return dict(zip(rows["text"], map(list, code_sets(codes)), strict=True))
