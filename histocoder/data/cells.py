@@ -13,23 +13,25 @@ from histocoder.text.characters import is_missing, with_ascii_marks
 
 _MISSING_AMONG_NUMBERS = frozenset(
     {
-        *(
-            "na",
-            "n/a",
-            "n.a.",
-            "n.a",
-            "none",
-            "no",
-            "null",
-            "nan",
-            "nil",
-            "missing",
-            "blank",
-            "x",
-            "xx",
-            "xxx",
-        ),
-        *("k.a.", "k.a", "n.v.t.", "nvt"),  # German and Dutch for n/a
+        "na",
+        "n/a",
+        "n.a.",
+        "n.a",
+        "none",
+        "no",
+        "null",
+        "nan",
+        "nil",
+        "missing",
+        "blank",
+        "x",
+        "xx",
+        "xxx",
+        # German and Dutch for n/a
+        "k.a.",
+        "k.a",
+        "n.v.t.",
+        "nvt",
     }
 )
 """Words, in lower case, that mean no code where codes have digits; where codes are words they may
@@ -39,15 +41,13 @@ be codes.
 _FORMULA = re.compile(r'="(.*)"|=(-?[0-9].*)')  # as spreadsheets keep digits as text
 _QUOTED = re.compile(r"""(["'])(.*)\1""")
 _KEPT_AS_TEXT = re.compile(r"'(-?[0-9=].*)")
-_EDGES = re.compile(
-    r"[^\w-]*(-? ?[0-9](?:.*[0-9])?)[^\w-]*"
-)  # a number, and signs around it that are not its own
+# a number, and signs around it that are not its own
+_EDGES = re.compile(r"[^\w-]*(-? ?[0-9](?:.*[0-9])?)[^\w-]*")
 
 WHOLE_NUMBER = re.compile(r"(-?[0-9]+)([.,]0+)?")
 _ZERO = re.compile(r"0([.,]0+)?")
-_FRACTION = re.compile(
-    r"-?[0-9]+[.,][0-9]+|[A-Za-z]\w*[.,][0-9]+"
-)  # decimals that belong to a code
+# decimals that belong to a code
+_FRACTION = re.compile(r"-?[0-9]+[.,][0-9]+|[A-Za-z]\w*[.,][0-9]+")
 _THOUSANDS = re.compile(r"-?[0-9]{1,3}([.,' ])[0-9]{3}(\1[0-9]{3})*")
 _PRINTED_HISCO = re.compile(r"([0-9])-([0-9]{2})\.([0-9]{2})")
 _LOOSE_HISCO = re.compile(r"([0-9])[-. ]?([0-9]{2})[-.,]([0-9]{2})")
@@ -67,8 +67,9 @@ _SPOILT = {
 
 FEWEST_DIGITS = 3
 """Fewest digits of codes whose zeros may be lost; shorter ones, such as HISCLASS's, have none."""
+# kinds of `Cell.change`
 BLANK = "blank"
-"""Change of a cell that is not taken as it stands: a mark that means no code."""
+"""A mark that means no code is read as a blank cell."""
 FORMATTED = "formatted"
 """Signs that a program has added are left out."""
 PADDED = "padded"
@@ -118,7 +119,7 @@ def bare(cell: str) -> str:
 
 
 def _visible(text: str) -> str:
-    """Return a text without characters that nobody sees, such as soft hyphens."""
+    """Return a text without invisible characters, such as soft hyphens."""
     return "".join(char for char in text if unicodedata.category(char) != "Cf").strip()
 
 
@@ -272,16 +273,16 @@ class CodeColumn:
         plain = bare(text)
         if plain in self.known:
             return Cell((plain,), FORMATTED)
-        if self.separator and self.separator in plain:
-            parts = [self._single(part.strip()) for part in plain.split(self.separator)]
-            codes = tuple(dict.fromkeys(code for part in parts for code in part.codes))
+        if not self.separator or self.separator not in plain:
+            return self._read_one(plain, text)
 
-            # one damaged code is the problem of the whole cell
-            for part in parts:
-                if part.problem:
-                    return part
-            return Cell(codes, SPLIT if len(codes) > 1 else FORMATTED)
-        return self._single(plain, text)
+        # one damaged code is the problem of the whole cell
+        parts = [self._read_one(part.strip()) for part in plain.split(self.separator)]
+        for part in parts:
+            if part.problem:
+                return part
+        codes = tuple(dict.fromkeys(code for part in parts for code in part.codes))
+        return Cell(codes, SPLIT if len(codes) > 1 else FORMATTED)
 
     def spelling_key(self, code: str) -> str:
         """Return what spellings of a code have in common: they differ in case and blanks; 02 is 2
@@ -298,22 +299,25 @@ class CodeColumn:
             return folded
         return folded.lstrip("0") or "0"
 
-    def _single(self, plain: str, text: str | None = None) -> Cell:
-        """Return what a bare text without separators holds, of a cell with `text`, which may be the
-        same.
+    def _read_one(self, plain: str, text: str | None = None) -> Cell:
+        """Return what a bare text without separators holds.
+
+        `text` is the cell as it is written; None for one of the codes of a cell that has several.
         """
         if self._is_blank(plain):
             return Cell(change=BLANK)
         code = self._code(plain)
 
-        # a word is left as it stands: what was made of it to compare it with numbers is not the
-        # person's
-        is_word = not has_digit(code)
-        if text is not None and is_word and not _QUOTED.fullmatch(with_ascii_marks(text)):
-            code = _visible(text)
-        change = FORMATTED if text is not None and code != text else ""
+        change = ""
+        if text is not None:
+            # `bare` writes marks as ASCII to read numbers; a word keeps those of its writer
+            is_word = not has_digit(code)
+            if is_word and not _QUOTED.fullmatch(with_ascii_marks(text)):
+                code = _visible(text)
+            if code != text:
+                change = FORMATTED
 
-        # of several changes the last one is said, since it matters most
+        # of several changes the last one is reported, since it matters most
         spelling = self.spellings.get(self.spelling_key(code), code)
         if spelling != code:
             code = spelling
@@ -344,8 +348,10 @@ class CodeColumn:
     def _code(self, plain: str) -> str:
         """Return the code in a bare text: without decimals and signs that are not its own."""
         number = number_in(plain) if self.is_numeric else plain
-        if number is None or number in self.known:
-            return number or plain
+        if number is None:
+            return plain
+        if number in self.known:
+            return number
 
         # HISCO's codes in printed form, where the number is not a code as it stands
         form = _LOOSE_HISCO if self.is_hisco else _PRINTED_HISCO
@@ -357,13 +363,9 @@ class CodeColumn:
 
         # whole numbers that a program wrote with decimals
         whole_number = WHOLE_NUMBER.fullmatch(number)
-        has_marks = self.has_thousands and _THOUSANDS.fullmatch(number)
-        if (
-            whole_number is None
-            or self.has_decimals
-            or has_marks
-            or (self.has_commas and "," in number)
-        ):
+        has_mark_of_thousands = self.has_thousands and _THOUSANDS.fullmatch(number)
+        separates_tokens = self.has_commas and "," in number
+        if self.has_decimals or has_mark_of_thousands or separates_tokens or whole_number is None:
             return number
         return whole_number[1]
 
@@ -420,7 +422,7 @@ def read_code(cell: str, column: CodeColumn = _ANY_COLUMN) -> str:
     >>> [read_code(cell) for cell in (' ="02000"', "'02000", "61110.0", "6-11.10", "NA")]
     ['02000', '02000', '61110', '61110', '']
     """
-    read = column.read(cell)
-    if read.problem:
+    content = column.read(cell)
+    if content.problem:
         return bare(cell)
-    return "".join(read.codes)
+    return "".join(content.codes)
