@@ -10,8 +10,18 @@ import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
 
-from histocoder.data import cells as changes
-from histocoder.data.cells import Cell, CodeColumn, bare, is_short
+from histocoder.data.cells import (
+    BLANK,
+    FORMATTED,
+    MAYBE_BLANK,
+    PADDED,
+    RESPELT,
+    SPLIT,
+    Cell,
+    CodeColumn,
+    bare,
+    is_short,
+)
 from histocoder.data.code_columns import MIN_SHARE_WITH_DIGITS, column_of, count_cells
 from histocoder.data.key import Key
 from histocoder.errors import UserError, counted, shown
@@ -21,17 +31,17 @@ from histocoder.tables.table import Table, TableFile
 
 _NUM_EXAMPLES = 3  # rows that an error names
 _SENTENCES = {
-    changes.BLANK: "{cells} of codes mean that there is no code: {texts}; {first}. If one is a code, "
+    BLANK: "{cells} of codes mean that there is no code: {texts}; {first}. If one is a code, "
     "list all codes in --key.",
-    changes.FORMATTED: "{cells} of codes are read without what is not the code's; {first}.",
-    changes.PADDED: "{cells} of codes got leading zeros; {first}.",
-    changes.RESPELT: "{cells} of codes differ from others in case, blanks or zeros alone, and are "
+    FORMATTED: "{cells} of codes are read without what is not the code's; {first}.",
+    PADDED: "{cells} of codes got leading zeros; {first}.",
+    RESPELT: "{cells} of codes differ from others in case, blanks or zeros alone, and are "
     "read as these; {first}. If they are different codes, list all codes in --key.",
-    changes.SPLIT: "{cells} hold several codes, with {separator} between them; {first}.",
-    changes.MAYBE_BLANK: "{cells} of codes may mean that there is no code: {texts}; {first}. They "
+    SPLIT: "{cells} hold several codes, with {separator} between them; {first}.",
+    MAYBE_BLANK: "{cells} of codes may mean that there is no code: {texts}; {first}. They "
     "are taken as a code.",
 }
-"""Change of cells -> what is said of them."""
+"""`Cell.change` -> the notice of the cells that have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +89,8 @@ class CheckedRow:
     codes: list[str]
     problem: str | None
     has_code: bool  # whether there is a code, or the mark for none
-    is_blank: bool  # whether all cells are
-    num_ignored: int  # number of codes behind a missing one, or that the row has twice
+    is_blank: bool  # whether no cell holds a code
+    num_ignored: int  # number of codes that follow a missing one or repeat another
 
     @property
     def reason(self) -> str | None:
@@ -172,11 +182,11 @@ class LabelChecker:
             self._column = self._column_for(table)
 
         # rows with the same cells are checked once
-        columns = [self._read(name, table) for name in self._target_cols]
+        columns = [self._read_column(name, table) for name in self._target_cols]
         index = pd.DataFrame({i: column.index for i, column in enumerate(columns)})
         row_index = index.groupby(list(index), sort=False).ngroup().to_numpy()
         _, first_rows, counts = np.unique(row_index, return_index=True, return_counts=True)
-        rows = [self._check_row(columns, row) for row in index.to_numpy()[first_rows]]
+        rows = [self._check_row(columns, indices) for indices in index.to_numpy()[first_rows]]
         self._count(table, rows, row_index, counts)
 
         # each row gets what was found for its cells
@@ -212,48 +222,54 @@ class LabelChecker:
             allow_short=self._allow_short,
         )
 
-    def _read(self, name: str, table: Table) -> ReadColumn:
+    def _read_column(self, name: str, table: Table) -> ReadColumn:
         """Read the distinct cells of a column, and count those that are not taken as they stand."""
+        # index -1, of a blank cell, is that of the last text
         blank = Cell()
         if name not in table.columns:
             return ReadColumn(np.full(len(table), -1), [""], [blank])
         assert self._column is not None
         coded = pc.dictionary_encode(table.columns[name])
         index = np.array(pc.fill_null(coded.indices, -1))
-        texts = coded.dictionary.to_pylist()
-        cells = [self._column.read(text) for text in texts]
+        texts = [*coded.dictionary.to_pylist(), ""]
+        cells = [self._column.read(text) for text in texts[:-1]]
+        cells.append(blank)
+
+        # prepared data have the formatter's own mark of a row without codes
         if name == self._target_cols[0] and self._marks_missing:
-            # prepared data have the formatter's own mark of a row without codes
             for i, text in enumerate(texts):
                 if bare(text) == MISSING:
                     cells[i] = Cell((MISSING,))
 
-        counts = np.bincount(index[index >= 0], minlength=len(cells)).tolist()
-        for i, cell in enumerate(cells):
+        column = ReadColumn(index, texts, cells)
+        self._count_cells(name, table, column)
+        return column
+
+    def _count_cells(self, name: str, table: Table, column: ReadColumn) -> None:
+        """Count the codes of a column, and its cells that are not taken as they stand."""
+        counts = np.bincount(column.index[column.index >= 0], minlength=len(column.cells)).tolist()
+        for i, cell in enumerate(column.cells):
             if cell.problem:
                 continue
             self._findings.codes.update(cell.codes)
-            if cell.change:
-                changed = self._findings.changed.setdefault(cell.change, Changed())
-                changed.texts[texts[i].strip()] += counts[i]
-                if not changed.first:
-                    line = table.lines(np.flatnonzero(index == i)[:1])[0]
-                    changed.first = (
-                        f"the first in {table.file.unit} {line}, {name}: {shown(texts[i])}"
-                    )
-                    if cell.codes and cell.change != changes.MAYBE_BLANK:
-                        changed.first += f" as {' & '.join(cell.codes)}"
+            if not cell.change:
+                continue
 
-        # index -1, of a blank cell, is that of the last text
-        texts.append("")
-        cells.append(blank)
-        return ReadColumn(index, texts, cells)
+            # a notice gives examples, and the line of the first
+            text = column.texts[i]
+            changed = self._findings.changed.setdefault(cell.change, Changed())
+            changed.texts[text.strip()] += counts[i]
+            if not changed.first:
+                line = table.lines(np.flatnonzero(column.index == i)[:1])[0]
+                changed.first = f"the first in {table.file.unit} {line}, {name}: {shown(text)}"
+                if cell.codes and cell.change != MAYBE_BLANK:
+                    changed.first += f" as {' & '.join(cell.codes)}"
 
-    def _check_row(self, columns: Sequence[ReadColumn], index: np.ndarray) -> CheckedRow:
-        """Check a row, of which `index` has the index of each column's text."""
+    def _check_row(self, columns: Sequence[ReadColumn], indices: np.ndarray) -> CheckedRow:
+        """Check a row, which has the text `indices[i]` of the i-th column."""
         first_col = self._target_cols[0]
-        texts = [column.texts[i] for column, i in zip(columns, index, strict=True)]
-        cells = [column.cells[i] for column, i in zip(columns, index, strict=True)]
+        texts = [column.texts[i] for column, i in zip(columns, indices, strict=True)]
+        cells = [column.cells[i] for column, i in zip(columns, indices, strict=True)]
         problems: list[str] = []
 
         # the text of a damaged cell stands for its code, so that the row has one
@@ -274,8 +290,8 @@ class LabelChecker:
                 problems.append(
                     f"{first_col}: {content} holds {len(codes)} codes for {num_columns}"
                 )
-            codes.extend(None for _ in cells)
-            del codes[len(cells) :]
+            padding = [None] * len(cells)
+            codes = [*codes, *padding][: len(cells)]
 
         # a row is read up to its first missing code
         codes_read: list[str] = []
