@@ -24,8 +24,8 @@ from histocoder.model.layers import (
     dropout,
     layer_norm,
     linear,
-    linear_beside,
     padded,
+    residual_and_linear,
     reusable,
 )
 
@@ -286,7 +286,7 @@ class CanineLayer(TransformerLayer):
             attention_p = self.config.attention_probs_dropout_prob
         weights = Weights(x.dtype, self, joined=list(self.attention["self"].values()))
 
-        # Attention needs all positions, padding too; the other products do not.
+        # Attention takes whole rows, with zeros for padding; the other products skip it.
         x, sources = self._sources(x, weights)
         if real is not None:
             sources = [padded(torch.cat(sources, dim=-1), real, (len(mask), mask.shape[-1]))]
@@ -299,8 +299,9 @@ class CanineLayer(TransformerLayer):
         update = linear(mixed, output.dense, weights)
         x = add_norm(x, update, output.LayerNorm, hidden_p, weights)
 
+        # Feed-forward network.
         dense = self.intermediate.dense
-        x, wide = linear_beside(x, weights[dense.weight], weights[dense.bias])
+        x, wide = residual_and_linear(x, weights[dense.weight], weights[dense.bias])
         update = linear(F.gelu(wide), self.output.dense, weights)
         return add_norm(x, update, self.output.LayerNorm, hidden_p, weights)
 
@@ -310,7 +311,7 @@ class CanineLayer(TransformerLayer):
         if x.device.type == "cpu":
             return x, [linear(x, projection, weights) for projection in projections]
         weight, bias = weights.of_joined()
-        x, source = linear_beside(x, weight, bias)
+        x, source = residual_and_linear(x, weight, bias)
         return x, [source]
 
 

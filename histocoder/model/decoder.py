@@ -22,7 +22,7 @@ from histocoder.model.layers import (
     attention,
     dropout,
     linear,
-    linear_beside,
+    residual_and_linear,
     reusable,
     scaled_dot_product,
 )
@@ -74,11 +74,13 @@ class Attention(nn.Module):
         same shape.
         """
         if source is None:
-            x, product = linear_beside(x, weights[self.in_proj_weight], weights[self.in_proj_bias])
+            x, product = residual_and_linear(
+                x, weights[self.in_proj_weight], weights[self.in_proj_bias]
+            )
             sources = [product]
         else:
             of_queries, of_source = self.projections(weights)
-            x, queries = linear_beside(x, *of_queries)
+            x, queries = residual_and_linear(x, *of_queries)
             sources = [queries, F.linear(source, *of_source)]
         mixed = attention(*sources, num_heads=self.num_heads, mask=mask)
         return x, linear(mixed, self.out_proj, weights)
@@ -111,7 +113,7 @@ class DecoderLayer(TransformerLayer):
         x = add_norm(x, update, self.norm1, p, weights)
         x, update = self.multihead_attn(x, memory, memory_mask, weights)
         x = add_norm(x, update, self.norm2, p, weights)
-        x, wide = linear_beside(x, weights[self.linear1.weight], weights[self.linear1.bias])
+        x, wide = residual_and_linear(x, weights[self.linear1.weight], weights[self.linear1.bias])
         update = linear(dropout(F.relu(wide), p), self.linear2, weights)
         return add_norm(x, update, self.norm3, p, weights)
 

@@ -163,7 +163,7 @@ def linear(x: Tensor, module: nn.Linear, weights: Weights | None = None) -> Tens
     return F.linear(x, weights[module.weight], weights[module.bias])
 
 
-def linear_beside(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def residual_and_linear(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Return `x` (…, in), for a residual connection, and its product by a linear layer, of shape
     (…, out).
 
@@ -172,10 +172,10 @@ def linear_beside(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tens
     """
     if x.device.type == "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return x, F.linear(x, weight, bias)
-    return _LinearBesideFunction.apply(x, weight, bias)
+    return _ResidualAndLinearFunction.apply(x, weight, bias)
 
 
-class _LinearBesideFunction(torch.autograd.Function):
+class _ResidualAndLinearFunction(torch.autograd.Function):
     """A linear layer beside a residual connection."""
 
     @staticmethod
