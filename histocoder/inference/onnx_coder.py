@@ -101,8 +101,8 @@ class OnnxCoder:
                 tokenizer_folder, reads_language=self._config.reads_language
             )
         self._num_blocks = build_formatter(**self._config.formatter).num_blocks
-        # OccCANINE has a class for blank cells, which is no code.
-        self._is_code = np.flatnonzero(list(map(bool, self._config.codes)))
+        # Indices of the flat head's classes that are codes: OccCANINE has one for blank cells, too.
+        self._classes_of_codes = np.flatnonzero(list(map(bool, self._config.codes)))
         self.codes = tuple(filter(None, self._config.codes))
         self.mode = "flat" if self._config.mode == "flat" else "combined"
 
@@ -155,14 +155,14 @@ class OnnxCoder:
         logits = outputs[0]
         is_softmax = self._config.flat_loss == "softmax"
         flat = _softmax(logits) if is_softmax else 1 / (1 + np.exp(-logits))
-        probs = {"flat": flat[:, self._is_code]}
+        probs = {"flat": flat[:, self._classes_of_codes]}
 
         if mode == "flat":
             prediction = self._flat(probs["flat"], inputs.thresholds)
         else:
             if "linear_expert" in self._experts:
                 linear = self._linear("linear_expert", inputs.characters)
-                probs["linear"] = _softmax(linear[:, self._is_code])
+                probs["linear"] = _softmax(linear[:, self._classes_of_codes])
             prediction = self._combined(probs, queries=outputs[-1], ends=inputs.ends)
         if not self._config.attributes:
             return prediction
@@ -241,10 +241,10 @@ class OnnxCoder:
         known = expert["buckets"]
         bias = expert["bias"]
 
-        # How often each text has each of the known n-grams; a number stands for both.
+        # How often each text has each known n-gram; text and n-gram are one number, to be counted.
         buckets = _run(self._ngrams, characters)[0].reshape(len(characters), -1)
-        row, at = (buckets >= 0).nonzero()
-        bucket = buckets[row, at]
+        row, position = (buckets >= 0).nonzero()
+        bucket = buckets[row, position]
         index = np.searchsorted(known, bucket).clip(max=len(known) - 1)
         is_known = known[index] == bucket
         pairs = row[is_known] * len(known) + index[is_known]
@@ -256,11 +256,13 @@ class OnnxCoder:
         norm = np.sqrt(np.bincount(row, tfidf**2, minlength=len(characters)).astype(np.float32))
         shares = tfidf / norm[row]
 
-        # The weights of all n-grams, one n-gram of a text after the other.
+        # Each n-gram of a text has several weights, which lie side by side: a product of TF-IDF and
+        # weight has the index of the n-gram, and that of the weight.
         num_weights = expert["counts"][index]
-        starts = expert["starts"][index]
         pair = np.repeat(np.arange(len(index)), num_weights)
-        weight = (starts - num_weights.cumsum() + num_weights)[pair] + np.arange(len(pair))
+        first_product = num_weights.cumsum() - num_weights
+        skipped = expert["starts"][index] - first_product
+        weight = skipped[pair] + np.arange(len(pair))
 
         # Each weight is added to the cell of its text and its class.
         cell = row[pair] * len(bias) + expert["classes"][weight]
@@ -276,19 +278,20 @@ class OnnxCoder:
         codes (B, K).
         """
         expert = self._experts["nearest_expert"]
-        classes = self._is_code[codes]
+        classes = self._classes_of_codes[codes]
 
-        # Class by class, since its rows are compared with all descriptions that it is proposed for.
+        # Class by class: a class's rows are compared with all descriptions that it is proposed for.
         cosine = np.full(codes.shape, -1.0, np.float32)
         row = np.full(codes.shape, -1)
         for class_id in np.unique(classes):
             start, stop = expert["first"][class_id : class_id + 2]
             if start < stop:
-                query, choice = (classes == class_id).nonzero()
+                query, candidate = (classes == class_id).nonzero()
                 products = queries[query] @ expert["rows"][start:stop].astype(np.float32).T
-                cosine[query, choice] = products.max(1)
-                row[query, choice] = start + products.argmax(1)
+                cosine[query, candidate] = products.max(1)
+                row[query, candidate] = start + products.argmax(1)
 
+        # Where a class has no row, row -1 is compared, which does not count.
         is_same = (expert["ends"][row] == ends[:, None]) & (row >= 0)[..., None]
         similarity = np.exp(float(expert["sharpness"]) * (cosine - 1))
         return {

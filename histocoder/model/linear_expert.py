@@ -116,7 +116,7 @@ class LinearExpert(nn.Module):
         num_features = len(self.buckets)
         row, bucket = ngram_rows(characters)
 
-        # How often each text has each of the known n-grams; a number stands for both.
+        # How often each text has each known n-gram; text and n-gram are one number, to be counted.
         feature = index.of_bucket[bucket]
         is_known = feature >= 0
         pairs = row[is_known] * num_features + feature[is_known]
@@ -127,10 +127,10 @@ class LinearExpert(nn.Module):
         # TF-IDF of each text, with a norm of 1.
         device = self.values.device
         tfidf = (1 + moved(counts, device).float().log()) * self.idf[moved(feature, device)]
-        row_there = moved(row, device)
+        device_row = moved(row, device)
         squares = torch.zeros(len(characters), device=device)
-        norm = squares.index_add_(0, row_there, tfidf.square()).sqrt()
-        shares = tfidf / norm[row_there]
+        norm = squares.index_add_(0, device_row, tfidf.square()).sqrt()
+        shares = tfidf / norm[device_row]
         return row, feature, shares
 
     def _feature_index(self, device: torch.device) -> "_FeatureIndex":
@@ -166,9 +166,13 @@ def _sum_weights(
 ) -> Tensor:
     """Return what `kernels.sum_weights` returns, by torch's operators."""
     starts, classes, values = weights
+
+    # Each n-gram of a text has several weights, which lie side by side: a product of TF-IDF and
+    # weight has the index of the n-gram, and that of the weight.
     num_weights = starts[feature + 1] - starts[feature]
     pair = torch.arange(len(feature), device=row.device).repeat_interleave(num_weights)
-    skipped = starts[feature] - (num_weights.cumsum(0) - num_weights)
+    first_product = num_weights.cumsum(0) - num_weights
+    skipped = starts[feature] - first_product
     weight = skipped[pair] + torch.arange(len(pair), device=row.device)
 
     # Each weight is added to the cell of its text and its class.
@@ -199,8 +203,8 @@ def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:
     text.
     """
     buckets = linear_ngrams(characters).flatten(1)
-    row, at = (buckets >= 0).nonzero(as_tuple=True)
-    return row, buckets[row, at]
+    row, position = (buckets >= 0).nonzero(as_tuple=True)
+    return row, buckets[row, position]
 
 
 def linear_ngrams(characters: Tensor) -> Tensor:
