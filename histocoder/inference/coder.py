@@ -182,7 +182,6 @@ class Coder:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError
 
-        # A network that can't be reached is an OSError, a name without an owner a ValueError.
         api = HfApi()
         with TemporaryDirectory() as name:
             folder = Path(name) / "model"
@@ -190,6 +189,7 @@ class Coder:
             try:
                 api.create_repo(repo_id, private=private, exist_ok=True)
                 api.upload_folder(repo_id=repo_id, folder_path=folder)
+            # An OSError is a network that can't be reached, a ValueError a malformed repo_id.
             except (HfHubHTTPError, OSError, ValueError) as error:
                 reason = str(error).strip().splitlines()[0]
                 raise UserError(

@@ -151,11 +151,12 @@ class TableCoder:
         `find`. Blocks come in the order in which they were found.
         """
         self._count_confidence(codes)
+        # `rows` index what is remembered, then what is new, as `DistinctDescriptions.add` counts.
         all_codes = pa.concat_tables([self._remembered, *codes]).combine_chunks()
         if len(self._remembered) < self._room:
             self._remembered = all_codes
 
-        # Its column is called as in training data, unless the table has one of that name.
+        # A language given for all rows has the name of training data's column, unless it is taken.
         if self._config.language != "unk":
             name = "lang"
             while name in block.column_names:
@@ -163,10 +164,10 @@ class TableCoder:
             language = str(Language(self._config.language))
             block = block.append_column(name, pa.repeat(language, len(block)))
 
-        # Candidates are not written: classes count their values by them.
-        of_rows = all_codes.take(pa.array(rows, mask=rows < 0))
+        # Candidates are not written; from them classes derive the values of their columns.
+        codes_of_rows = all_codes.take(pa.array(rows, mask=rows < 0))
         likely = {}
-        for name, column in zip(of_rows.column_names, of_rows.columns, strict=True):
+        for name, column in zip(codes_of_rows.column_names, codes_of_rows.columns, strict=True):
             if name.startswith(LIKELY):
                 likely[name.removeprefix(LIKELY)] = column.combine_chunks()
             else:

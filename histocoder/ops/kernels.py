@@ -151,7 +151,7 @@ def adamw_rows(
     pointers = _pointers([table, mean, square, gradient, rows])
     num_rows, dim = gradient.shape
 
-    # both corrections of the moments' bias, which begin at 0
+    # The moments begin at 0: these factors correct the bias of the mean and of the square.
     step_size = lr / (1 - betas[0] ** step)
     correction = math.sqrt(1 - betas[1] ** step)
     library().adamw_rows(*pointers, num_rows, dim, betas[0], betas[1], eps, step_size, correction)

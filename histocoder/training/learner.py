@@ -35,7 +35,7 @@ from histocoder.training.optimizer import (
     parameter_groups,
     trained_parameters,
 )
-from histocoder.training.strategy import spread
+from histocoder.training.strategy import build_strategy
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # of the optimizer's state, in the shape of a parameter
 
@@ -56,7 +56,7 @@ class Learner:
         self.outputs: FrozenOutputs | None = None
         """A frozen encoder's, of the data that the next steps take, unless each step is to compute them."""
 
-        # how the model computes, before it is wrapped
+        # Precision, recomputation and compilation are set before a strategy wraps the model.
         model.to(device)
         model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
         if config.gradient_checkpointing:
@@ -64,7 +64,7 @@ class Learner:
         if config.compile:
             _check_compiler(model, device)
             model.compile(dynamic=True)  # in place: names of weights stay as they are
-        self.strategy = spread(model, config, device)
+        self.strategy = build_strategy(model, config, device)
         self.optimizer = AdamW(
             parameter_groups(model.named_parameters(), config),
             lr=config.learning_rate,
@@ -73,7 +73,7 @@ class Learner:
             total_norm=self.strategy.total_norm,
         )
 
-        # a first step of the warm-up has rate 0, so a single step is none
+        # A warm-up begins with a step of rate 0, so a run of one step has none.
         warmup = min(round(config.warmup_pct * total_steps), total_steps - 1)
         self.schedule = partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps)
         self.scheduler = LambdaLR(self.optimizer, self.schedule)

@@ -48,6 +48,7 @@ def parameter_groups(
         return config.learning_rate
 
     trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    # Neighbours alone are grouped: saved optimizer states number parameters in the model's order.
     groups = []
     for lr, group in itertools.groupby(trained, key=rate):
         groups.append({"params": [parameter for _, parameter in group], "lr": lr})

@@ -49,8 +49,8 @@ class Strategy(Protocol):
         """Return this rank's part of an optimizer's state dict that is whole on every rank."""
 
 
-def spread(model: MixerModel, config: TrainConfig, device: torch.device) -> Strategy:
-    """Spread a model over the ranks as the settings say."""
+def build_strategy(model: MixerModel, config: TrainConfig, device: torch.device) -> Strategy:
+    """Return the strategy of the settings, which wraps a model for all ranks."""
     if config.fsdp is None:
         return Replicas(model, config, device)
     # here, since it takes a second to import
