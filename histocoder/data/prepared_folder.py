@@ -13,16 +13,17 @@ from histocoder.files import temporary_folder, write_text
 from histocoder.tables.table import fingerprint
 
 PREPARED_FILE = "prepared.json"
-_EARLIER_FOLDER = ".earlier"  # with prepared data that a run has replaced and not yet begun with
-_ABSENT_FILE = ".absent.json"  # in it, the names of files that the run has added
+_EARLIER_FOLDER = ".earlier"  # prepared data that are set aside until a run begins with new ones
+_ABSENT_FILE = ".absent.json"  # in that folder: names of files that the new data added
 PREPARED_VERSION = 4
 """Version of the rules; since 2, rows without any code are dropped; since 3, the split is by
 `description_keys`; since 4, these ignore punctuation.
 """
 _OLDEST_VERSION = 2
-_NOT_OF_THE_DATA = {"dataset", "corrections", "save_path", "prepare_only"}
-_FILES = {"dataset", "key", "corrections"}  # settings whose files are compared by their content
-_NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
+_FILE_SETTINGS = {"dataset", "key", "corrections"}  # their files are compared by content
+_NOT_COPIED = {"dataset", "corrections", "save_path", "prepare_only"}
+"""Settings that `prepared.json` lacks, since they don't change the data, or has in another form."""
+_RECORDED_NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
 """Setting -> its name in `prepared.json`, if it differs."""
 
 
@@ -94,13 +95,17 @@ def record_of(config: PrepareConfig) -> dict[str, Any]:
     """
     settings: dict[str, Any] = {}
     for setting in settings_of(PrepareConfig):
-        if setting.name not in _NOT_OF_THE_DATA:
-            settings[_NAMES.get(setting.name, setting.name)] = getattr(config, setting.name)
+        if setting.name not in _NOT_COPIED:
+            name = _RECORDED_NAMES.get(setting.name, setting.name)
+            settings[name] = getattr(config, setting.name)
 
-    # what is recorded in another form than it is set
+    # a tuple becomes a list, as JSON reads it; none is the same as no columns
     settings["language_col"] = config.column_of_languages
     for name in ("target_cols", "attribute_cols"):
-        settings[name] = list(getattr(config, name) or ()) or None
+        columns = getattr(config, name)
+        settings[name] = list(columns) if columns else None
+
+    # files are recorded by their content, since they may be moved or edited
     settings["key"] = fingerprint(config.key) if config.key else None
     if config.titles not in ("auto", "none"):
         settings["titles"] = fingerprint(config.titles)
@@ -115,8 +120,8 @@ def prepared_before(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | No
     """Return the record of data that were prepared in a folder; None if there are none, or not all
     of them yet.
 
-    Raises UserError if they were prepared from other data, with settings other than the `wanted` ones, by a newer
-    histocoder or one with other rules.
+    Raises UserError if they were prepared from other data, with settings other than the `wanted`
+    ones, by a newer histocoder or one with other rules.
     """
     if not (folder / PREPARED_FILE).is_file():
         return None
@@ -143,7 +148,7 @@ def prepared_before(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | No
     for name in new | old:
         if old.get(name) == new.get(name):
             continue
-        if name in _FILES:
+        if name in _FILE_SETTINGS:
             differences.append(f"{name} has changed")
         else:
             differences.append(f"{name}: {old.get(name)!r} there, {new.get(name)!r} now")
