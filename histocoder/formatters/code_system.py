@@ -65,13 +65,19 @@ class CodeSystem:
         self._form = form
 
         # labels are numbers of as many digits as a block has tokens
-        self._tokens = dict(zip(self.symbols, range(FIRST_TOKEN, self.vocab_size), strict=True))
-        self._numbers = {label: f"{i:0{block_size}}" for i, label in enumerate(labels or ())}
-        self._labels = dict(zip(self._numbers.values(), self._numbers, strict=True))
-        self.missing_block = self.to_block(MISSING) if MISSING in self._tokens else None
+        self._token_of_symbol = dict(
+            zip(self.symbols, range(FIRST_TOKEN, self.vocab_size), strict=True)
+        )
+        self._number_of_label = {
+            label: f"{i:0{block_size}}" for i, label in enumerate(labels or ())
+        }
+        self._label_of_number = dict(
+            zip(self._number_of_label.values(), self._number_of_label, strict=True)
+        )
+        self.missing_block = self.to_block(MISSING) if MISSING in self._token_of_symbol else None
 
     def _split(self, code: str) -> list[str]:
-        code = self._numbers.get(code, code)
+        code = self._number_of_label.get(code, code)
         if code in self._special:
             return [code] * self.block_size
         if self.separator:
@@ -83,7 +89,7 @@ class CodeSystem:
         if self.labels is not None:
             return None
         symbols = self._split(code)
-        unknown = next((symbol for symbol in symbols if symbol not in self._tokens), None)
+        unknown = next((symbol for symbol in symbols if symbol not in self._token_of_symbol), None)
 
         # a form says more than what is wrong with a symbol
         if self._form:
@@ -109,7 +115,7 @@ class CodeSystem:
 
     def to_block(self, code: str) -> list[int]:
         """Return the `block_size` tokens of a valid code."""
-        tokens = [self._tokens[symbol] for symbol in self._split(code)]
+        tokens = [self._token_of_symbol[symbol] for symbol in self._split(code)]
         return tokens + [EOS] * (self.block_size - len(tokens))
 
     def from_block(self, block: Sequence[int]) -> str | None:
@@ -132,7 +138,7 @@ class CodeSystem:
 
         code = self.separator.join(symbols)
         if self.labels is not None:
-            return self._labels.get(code)
+            return self._label_of_number.get(code)
         if code == MISSING or (self._form and self.problem(code)):
             return None
         return code

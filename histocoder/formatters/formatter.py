@@ -151,12 +151,12 @@ def build_formatter(
     models have their own. By default there is room for twice as many `labels`, so that a model can
     be trained further with new ones behind its own.
     """
-    if name not in ("hisco", "occ1950", "general", "gpf"):
-        raise ValueError(f"no formatter {name!r}; there are hisco, occ1950 and general")
     if name == "hisco":
         system = HISCO
     elif name == "occ1950":
         system = OCC1950
+    elif name not in ("general", "gpf"):
+        raise ValueError(f"no formatter {name!r}; there are hisco, occ1950 and general")
     elif labels is not None:
         # a model's block can't grow, but new labels can be added to it
         block_size = block_size or len(str(2 * len(labels)))
