@@ -26,11 +26,11 @@ from histocoder.tables.text_file import MAX_LINE_BYTES, TextFile
 _DELIMITERS = ",;\t| "
 _DELIMITER_LINE = re.compile(rb'"?sep=(.)"?,*')  # Excel's first line
 _BREAK = r"\r\n|\n|\r"
-# characters that begin cells which a spreadsheet would run, and such a cell
+# first characters of cells which a spreadsheet would run as formulas, and such cells
 _FORMULA_BEGINNINGS = pa.array(list("'=+-@\t\r\n＝＋－＠"))
-_RUN = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"
-# numbers, which it shows as they are: -1, -2 and -3 are codes
-_SHOWN = r"^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$"
+_FORMULA = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"
+# numbers with signs, which it shows as they are: -1, -2 and -3 are codes
+_NUMBER = r"^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$"
 
 
 class _CsvHeader(NamedTuple):
@@ -40,17 +40,17 @@ class _CsvHeader(NamedTuple):
     names: list[str]
     end: int  # number of lines to its end
     notices: list[str]
-    num_matches: int  # number of columns that are looked for and that it has
+    num_matches: int  # number of the columns looked for that it has
 
 
 @dataclass(frozen=True)
 class Quotes:
-    """Parts of CSV that are in quotation marks, whether or not they need them."""
+    """Parts of a CSV that are in quotation marks even where they don't need them."""
 
     header: bool = True
     text: bool = True  # columns of text
     numbers: bool = False  # columns of other types
-    bare: frozenset[str] = frozenset()  # columns of text that are not
+    bare: frozenset[str] = frozenset()  # columns of text without quotation marks
 
 
 class CsvFile:
@@ -345,8 +345,9 @@ class CsvFile:
         return not any(map(str.strip, cells))
 
     def _with_uneven_rows(self, batch: pa.RecordBatch, num_passed: int) -> pa.RecordBatch:
-        """Return a batch behind some rows with the uneven ones that Arrow has skipped, where they
-        were.
+        """Return a batch with the uneven rows that Arrow has skipped, where they were.
+
+        `num_passed` is the number of rows of the file above the batch.
         """
         # Arrow reads ahead: later rows belong to later batches
         positions: list[int] = []
@@ -359,9 +360,11 @@ class CsvFile:
         rows = [self._uneven_rows.pop(position) for position in positions]
         columns = [pa.array(cells, pa.string()) for cells in zip(*rows, strict=True)]
         uneven = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+        # `np.insert` counts positions without the rows that it inserts
         counter = np.arange(len(positions))
-        places = np.array(positions) - num_passed - counter
-        order = np.insert(np.arange(len(batch)), places, len(batch) + counter)
+        insert_at = np.array(positions) - num_passed - counter
+        order = np.insert(np.arange(len(batch)), insert_at, len(batch) + counter)
         return pa.Table.from_batches([batch, uneven]).take(order).combine_chunks().to_batches()[0]
 
     def _without_repeats(self, columns: list[pa.Array]) -> list[pa.Array]:
@@ -375,29 +378,31 @@ class CsvFile:
         return [pc.if_else(are_repeats, "", column) for column in columns]
 
     def _first_fault(self, error: str) -> UserError:
-        """Return what is wrong with the first row of another length than the header, or the last;
-        else the error.
+        """Return what is wrong with the first row of another length than the header, or the last
+        row; the `error` of the parser if nothing is.
         """
         row: list[str] = []
-        begin = 0
-        end = 0
+        num_lines_above = 0
+        num_lines = 0
         with self._reader(self.delimiter) as reader:
             try:
                 for row in reader:
-                    begin = end
-                    end = reader.line_num
+                    num_lines_above = num_lines
+                    num_lines = reader.line_num
                     if len(row) not in (0, len(self.header)) and not self._is_readable(row):
                         break
+
+                # an open quotation mark takes in all that follows, so its row is the last
                 is_last = next(reader, None) is None
                 has_breaks = re.search(_BREAK, "".join(row)) is not None
                 is_open = is_last and has_breaks and not self._text.ends_with_quote
             except csv.Error:
-                # the row is longer than a block
-                begin = end
+                # a row is longer than a block, as if a quotation mark were open
+                num_lines_above = num_lines
                 is_open = True
 
-        # an open quotation mark takes in all that follows, so the numbers of fields mislead there
-        where = f"{self.path}, line {self._num_skipped + begin + 1}"
+        # the number of fields means nothing where a quotation mark is open
+        where = f"{self.path}, line {self._num_skipped + num_lines_above + 1}"
         if is_open:
             return UserError(
                 f"{where}: a quotation mark is opened and not closed. Close it, or remove it."
@@ -460,14 +465,13 @@ def are_formulas(cells: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Arra
     malicious one can run programs. See https://owasp.org/www-community/attacks/CSV_Injection.
     """
     beginnings = pc.utf8_slice_codeunits(cells, 0, 1)
-    is_run = pc.is_in(beginnings, value_set=_FORMULA_BEGINNINGS.cast(cells.type))
+    may_be_formula = pc.is_in(beginnings, value_set=_FORMULA_BEGINNINGS.cast(cells.type))
 
     # regular expressions are slow, and most columns need none
-    if pc.any(is_run, min_count=0).as_py():
-        is_run = pc.and_not(
-            pc.match_substring_regex(cells, _RUN), pc.match_substring_regex(cells, _SHOWN)
-        )
-    return is_run
+    if not pc.any(may_be_formula, min_count=0).as_py():
+        return may_be_formula
+    is_number = pc.match_substring_regex(cells, _NUMBER)
+    return pc.and_not(pc.match_substring_regex(cells, _FORMULA), is_number)
 
 
 def without_formulas(cells: pa.ChunkedArray | pa.Array) -> tuple[pa.ChunkedArray | pa.Array, int]:

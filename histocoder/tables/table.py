@@ -136,22 +136,23 @@ class TableFile:
         elif isinstance(self.rows, pa.Table):
             batches = iter(self.rows.to_batches(max_chunksize=chunk_rows))
         else:
-            # few are read ahead, to take little memory
+            # little is read ahead, to save memory
             batches = self.rows.to_batches(
                 columns=columns, batch_size=chunk_rows, batch_readahead=1, fragment_readahead=1
             )
 
-        # the last chunk waits for the end, since it may be the only one
-        rows = self.schema.empty_table()
+        # a full chunk waits until a row follows it, so that the last one is never empty
+        pending = self.schema.empty_table()
         for batch in batches:
             table = pa.Table.from_batches([batch])
-            rows = pa.concat_tables([rows, table]) if len(rows) else table
-            while len(rows) > chunk_rows:
-                yield rows.slice(0, chunk_rows).combine_chunks()
-                rows = rows.slice(chunk_rows)
-        if not len(rows):
-            raise UserError(f"{self.path} has {'a header' if self.csv else 'columns'} but no rows.")
-        yield rows.combine_chunks()
+            pending = pa.concat_tables([pending, table]) if len(pending) else table
+            while len(pending) > chunk_rows:
+                yield pending.slice(0, chunk_rows).combine_chunks()
+                pending = pending.slice(chunk_rows)
+        if not len(pending):
+            names = "a header" if self.csv else "columns"
+            raise UserError(f"{self.path} has {names} but no rows.")
+        yield pending.combine_chunks()
 
     def tables(self, columns: Collection[str]) -> Iterator[Table]:
         """Yield some columns in chunks, as text, under the names given; raise what `column` and
