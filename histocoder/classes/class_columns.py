@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.classes.crosswalk import CODE_COL, EXACT, NO_CODE, WITHOUT_VALUE, Crosswalk, Found
+from histocoder.classes.crosswalk import CODE_COL, EXACT, NO_CODE, WITHOUT_VALUE, Crosswalk, Match
 from histocoder.classes.groups import Groups, system_of
 from histocoder.config.prediction import QUALIFIERS, ClassOptions
 from histocoder.errors import UserError
@@ -18,7 +18,7 @@ from histocoder.tables.header import named
 from histocoder.tables.table import strings
 
 _DECIMALS = 4
-_ENDS_OF_SCALES = ("mean", "sd", "share")
+_SCALE_SUFFIXES = ("mean", "sd", "share")
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,14 @@ class LikelyCodes:
         that of each candidate.
         """
         is_written = classes == written[self.rows]
-        behind_first = np.where(self.is_first, 0, self.probs)
-        unlisted = 1 - self._sums(self.probs)
-        sum_behind = np.maximum(self._sums(behind_first), np.finfo(float).tiny)
         listed = self._sums(self.probs * is_written)
-        probs = listed + unlisted * self._sums(behind_first * is_written) / sum_behind
+
+        # codes that are not listed have the class as often as those listed after the first
+        probs_after_first = np.where(self.is_first, 0, self.probs)
+        sum_after_first = np.maximum(self._sums(probs_after_first), np.finfo(float).tiny)
+        sum_with_class = self._sums(probs_after_first * is_written)
+        unlisted = 1 - self._sums(self.probs)
+        probs = listed + unlisted * sum_with_class / sum_after_first
         return np.where(pd.notna(written), probs, np.nan)
 
     def scale_moments(self, values: np.ndarray) -> dict[str, np.ndarray]:
@@ -56,6 +59,8 @@ class LikelyCodes:
         """
         texts = pd.Series(values).str.replace(",", ".")
         numbers = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=float)
+
+        # a code without a value has no weight; a row without any value gets NaN
         weights = np.where(np.isnan(numbers), 0, self.probs)
         numbers = np.nan_to_num(numbers)
         share = self._sums(weights)
@@ -73,8 +78,7 @@ class Classes:
     well:
 
     - `…_prob` of a class: the sum of p over the codes that have the class that is written, where
-      codes that are not
-      listed are taken to have it as often as those listed behind the first one;
+      codes that are not listed are taken to have it as often as those listed after the first one;
     - `…_mean`, `…_sd` of a scale: mean and standard deviation of its values, weighted by p, over
       codes with one;
     - `…_share` of a scale: the sum of p over the codes that have a value, on which the former rest.
@@ -113,15 +117,17 @@ class Classes:
             for value, name in names.items():
                 fields.append(pa.field(name, pa.string()))
                 if self._expect and number == 0:
-                    ends = self._ends_of_numbers(value)
-                    fields += [pa.field(f"{name}_{end}", pa.float64()) for end in ends]
+                    for suffix in self._number_suffixes(value):
+                        fields.append(pa.field(f"{name}_{suffix}", pa.float64()))
         return fields
 
-    def _ends_of_numbers(self, value: str) -> tuple[str, ...]:
-        """Return how the names of the columns of numbers end that belong to a column of values."""
+    def _number_suffixes(self, value: str) -> tuple[str, ...]:
+        """Return the suffixes of the columns of numbers that a column of values has; none of a
+        title.
+        """
         if value in self.values.classes:
             return ("prob",)
-        return _ENDS_OF_SCALES if value in self.values.scales else ()
+        return _SCALE_SUFFIXES if value in self.values.scales else ()
 
     def append(self, table: pa.Table, likely: Mapping[str, pa.Array] | None = None) -> pa.Table:
         """Return a table with the new columns behind its own.
@@ -131,12 +137,13 @@ class Classes:
         """
         # qualifiers are in the input's column, else in that of what is predicted
         for name in self.values.qualifiers:
-            usual_names = (getattr(self._options, f"{name}_col") or name, f"{self._prefix}{name}")
-            columns = [
-                column for usual in usual_names for column in named(usual, table.column_names)
-            ]
+            input_col = getattr(self._options, f"{name}_col") or name
+            columns = named(input_col, table.column_names)
+            columns += named(f"{self._prefix}{name}", table.column_names)
             if columns:
                 self._qualifier_cols[name] = columns[0]
+
+        # the cells by which values are found
         cells = {
             name: strings(table[name], f"The column {name!r}").to_pylist() for name in self._matched
         }
@@ -145,15 +152,20 @@ class Classes:
             name: cells.get(self._qualifier_cols.get(name, ""), nothing) for name in QUALIFIERS
         }
 
+        # values of the written codes, and how often they were found in which way
         new: dict[str, np.ndarray] = {}
         for code_col, names in zip(self._code_cols, self._names, strict=True):
             keys = list(zip(cells[code_col], *qualifiers.values(), strict=True))
             matches = self._find_all(keys)
             for value, name in names.items():
                 new[name] = np.array([match.value for match in matches[value]], dtype=object)
-                if self._ends_of_numbers(value):
+
+                # a title is found whenever its group is
+                if value in self.values.classes or value in self.values.scales:
                     ways = (match.way for match in matches[value])
                     self._counts.setdefault(name, Counter()).update(ways)
+
+        # numbers from the likely codes
         if likely is not None:
             new |= self._expected_values(likely, qualifiers, new)
         for field in self.fields:
@@ -161,7 +173,7 @@ class Classes:
             table = table.append_column(field, column)
         return table
 
-    def _find_all(self, keys: Sequence[tuple[str | None, ...]]) -> dict[str, list[Found]]:
+    def _find_all(self, keys: Sequence[tuple[str | None, ...]]) -> dict[str, list[Match]]:
         """Return the values of codes with their qualifiers, by column of values."""
         matches = {key: self.values.find(*key) for key in set(keys)}
         rows = [matches[key] for key in keys]
@@ -177,6 +189,7 @@ class Classes:
         where there is none.
         """
         num_rows = len(likely[CODE_COL])
+
         # a predicted qualifier is likely with a probability of its own, one of the input is certain
         frame = _candidates(likely[CODE_COL], CODE_COL)
         for name, cells in qualifiers.items():
@@ -189,14 +202,17 @@ class Classes:
                 frame["p"] *= frame.pop("p_of_qualifier").fillna(1.0)
             else:
                 frame[name] = np.array(cells, dtype=object)[frame["row"]]
-        code_of_row = frame.groupby("row")[CODE_COL].transform("first")
+
+        # with predicted qualifiers, several candidates of a row have its first code
+        first_code = frame.groupby("row")[CODE_COL].transform("first")
         likely_codes = LikelyCodes(
             num_rows=num_rows,
             rows=frame["row"].to_numpy(),
             probs=frame["p"].to_numpy(),
-            is_first=(frame[CODE_COL] == code_of_row).to_numpy(),
+            is_first=(frame[CODE_COL] == first_code).to_numpy(),
         )
 
+        # what follows from each candidate's values
         keys = frame[[CODE_COL, *QUALIFIERS]].astype(object)
         keys = keys.where(keys.notna(), None)
         matches = self._find_all(list(keys.itertuples(index=False, name=None)))
@@ -207,7 +223,7 @@ class Classes:
                 columns[f"{name}_prob"] = likely_codes.class_probability(values, written[name])
             if value in self.values.scales:
                 moments = likely_codes.scale_moments(values)
-                columns |= {f"{name}_{end}": column for end, column in moments.items()}
+                columns |= {f"{name}_{suffix}": column for suffix, column in moments.items()}
 
         # a row without codes has no numbers
         is_coded = np.isin(np.arange(num_rows), likely_codes.rows)
@@ -222,7 +238,7 @@ class Classes:
         return [*self._code_cols, *self._qualifier_cols.values()]
 
     @property
-    def told(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The table, the columns that are matched, rows by how a value was found, and means of
         numbers; for JSON.
         """

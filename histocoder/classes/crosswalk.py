@@ -30,8 +30,8 @@ _VALUES = CodeColumn(has_decimals=True)  # of classes and scales
 _NUMBER = re.compile(r"-?\d+([.,]\d+)?")
 
 
-class Found(NamedTuple):
-    """A value, None if there is none, and how it was found or why there is none."""
+class Match(NamedTuple):
+    """The value of a code, None if there is none, and how it was found or why there is none."""
 
     value: str | None
     way: str
@@ -113,12 +113,12 @@ class Crosswalk:
         key = self._key(row[CODE_COL], *map(row.get, QUALIFIERS))
         if key.code is None:
             return
-        of_code = self._by_code.setdefault(key.code, {})
-        of_key = self._by_key.setdefault(key, {})
+        code_values = self._by_code.setdefault(key.code, {})
+        key_values = self._by_key.setdefault(key, {})
         for name in self.value_cols:
             value = self._value(row[name])
-            of_code.setdefault(name, set()).add(value)
-            of_key.setdefault(name, set()).add(value)
+            code_values.setdefault(name, set()).add(value)
+            key_values.setdefault(name, set()).add(value)
 
     def _is_scale(self, name: str) -> bool:
         """Return whether a column holds numbers, of which some have decimals unless it is a HISCAM."""
@@ -134,32 +134,37 @@ class Crosswalk:
         status: str | None = None,
         relation: str | None = None,
         product: str | None = None,
-    ) -> list[Found]:
+    ) -> list[Match]:
         """Return the value of each of `value_cols` for cells as they are in a table; None is a
         blank one.
         """
         key = self._key(code, status, relation, product)
         if key.code is None:
-            return [Found(None, NO_CODE)] * len(self.value_cols)
+            return [Match(None, NO_CODE)] * len(self.value_cols)
         if key.code not in self._by_code:
-            return [Found(None, UNKNOWN)] * len(self.value_cols)
+            return [Match(None, UNKNOWN)] * len(self.value_cols)
         values, way = self._most_specific(key)
+
+        # rows of one key may disagree about a value
         matches = []
         for name in self.value_cols:
-            value = next(iter(values[name]))
             if len(values[name]) > 1:
-                matches.append(Found(None, AMBIGUOUS))
-            elif value is None:
-                matches.append(Found(None, NO_VALUE))
+                matches.append(Match(None, AMBIGUOUS))
+                continue
+            (value,) = values[name]
+            if value is None:
+                matches.append(Match(None, NO_VALUE))
             else:
-                matches.append(Found(value, way))
+                matches.append(Match(value, way))
         return matches
 
     def _most_specific(self, key: CodeKey) -> tuple[RowValues, str]:
         """Return the values of the most specific rows that match, and how these were found."""
+        # qualifiers are left out in the order of binary numbers: none, the last one, the one before
+        # it, these two, and so on
         stated = [name for name in QUALIFIERS if getattr(key, name) is not None]
         for is_left_out in itertools.product((False, True), repeat=len(stated)):
-            left_out = list(itertools.compress(stated, is_left_out))  # the last one first
+            left_out = list(itertools.compress(stated, is_left_out))
             values = self._by_key.get(key._replace(**dict.fromkeys(left_out)))
             if values is not None:
                 return values, f"without {', '.join(left_out)}" if left_out else EXACT
@@ -167,7 +172,9 @@ class Crosswalk:
 
     def _value(self, cell: str | None) -> str | None:
         text = read_code(cell or "", _VALUES)
-        return None if text in self._none else text or None
+        if text == "" or text in self._none:
+            return None
+        return text
 
     def _key(self, code: str | None, *qualifiers: str | None) -> CodeKey:
         """Return a code with its leading zeros, and qualifiers without."""

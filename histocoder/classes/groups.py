@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from histocoder.classes.crosswalk import EXACT, NO_CODE, NO_VALUE, UNKNOWN, Found, code_in
+from histocoder.classes.crosswalk import EXACT, NO_CODE, NO_VALUE, UNKNOWN, Match, code_in
 from histocoder.errors import UserError
 from histocoder.formatters.classifications import GROUPS, are_hisco, group_of
 from histocoder.tables.header import plain
@@ -26,16 +26,18 @@ class Groups:
         self.value_cols = [name for level in levels for name in (level, f"{level}_title")]
         self.identity = {"table": f"groups of {system.upper()}", "sha256": fingerprint(GROUPS)}
 
-    def find(self, code: str | None, *_: str | None) -> list[Found]:
+    def find(self, code: str | None, *_: str | None) -> list[Match]:
         """Return the number of each level's group, and its title."""
-        known = code_in(code)
-        if known is None:
-            return [Found(None, NO_CODE)] * len(self.value_cols)
-        missing = Found(None, NO_VALUE if known.startswith("-") else UNKNOWN)
+        full_code = code_in(code)
+        if full_code is None:
+            return [Match(None, NO_CODE)] * len(self.value_cols)
+
+        # -1 and the like are codes without a group
+        missing = Match(None, NO_VALUE if full_code.startswith("-") else UNKNOWN)
         matches = []
         for level in self.classes:
-            for value in group_of(self._system, level, known):
-                matches.append(Found(value, EXACT) if value else missing)
+            for value in group_of(self._system, level, full_code):
+                matches.append(Match(value, EXACT) if value else missing)
         return matches
 
 

@@ -43,7 +43,7 @@ def run_classes(config: ClassesFlags) -> None:
         log.info(notice)
     for classes in added:
         log.info(classes.coverage())
-    write_provenance(["classes"], config, {"classes": [classes.told for classes in added]})
+    write_provenance(["classes"], config, {"classes": [classes.record for classes in added]})
     log.info(f"Wrote {output} and {provenance_file(output)}.")
 
 

@@ -320,7 +320,7 @@ class RowCounter:
         return {
             "counts": dict(self._counts),
             "expected_accuracy": mean_conf,
-            "classes": [classes.told for classes in self._classes],
+            "classes": [classes.record for classes in self._classes],
         }
 
 
