@@ -75,8 +75,8 @@ class WordList:
         return self._lengths[self.index(draws)]
 
 
-def _letter(what: float) -> str:
-    return _LETTERS[int(what * len(_LETTERS))]
+def _letter(draw: float) -> str:
+    return _LETTERS[int(draw * len(_LETTERS))]
 
 
 def _delete(text: str, at: float, *_: object) -> str:
@@ -84,22 +84,22 @@ def _delete(text: str, at: float, *_: object) -> str:
     return text[:i] + text[i + 1 :]
 
 
-def _insert(text: str, at: float, what: float, *_: object) -> str:
+def _insert(text: str, at: float, draw: float, *_: object) -> str:
     i = int(at * (len(text) + 1))
-    return text[:i] + _letter(what) + text[i:]
+    return text[:i] + _letter(draw) + text[i:]
 
 
-def _substitute(text: str, at: float, what: float, *_: object) -> str:
+def _substitute(text: str, at: float, draw: float, *_: object) -> str:
     i = int(at * len(text))
-    return text and text[:i] + _letter(what) + text[i + 1 :]
+    return text and text[:i] + _letter(draw) + text[i + 1 :]
 
 
-def _neighbour(text: str, at: float, what: float, *_: object) -> str:
+def _neighbour(text: str, at: float, draw: float, *_: object) -> str:
     i = int(at * len(text))
     neighbours = _NEIGHBOURS.get(text[i : i + 1].lower())
     if neighbours is None:
         return text
-    return text[:i] + neighbours[int(what * len(neighbours))] + text[i + 1 :]
+    return text[:i] + neighbours[int(draw * len(neighbours))] + text[i + 1 :]
 
 
 def _swap_characters(text: str, at: float, *_: object) -> str:
@@ -116,9 +116,9 @@ def _swap_words(text: str, at: float, *_: object) -> str:
     return " ".join(words)
 
 
-def _insert_word(text: str, at: float, what: float, new: WordList) -> str:
+def _insert_word(text: str, at: float, draw: float, new: WordList) -> str:
     words = text.split(" ")
-    words.insert(int(at * (len(words) + 1)), new.words[int(new.index(np.float64(what)))])
+    words.insert(int(at * (len(words) + 1)), new.words[int(new.index(np.float64(draw)))])
     return " ".join(words)
 
 
@@ -142,11 +142,11 @@ class Noise(NamedTuple):
     num_edits: np.ndarray
     """Number of edits of each row, of shape (n,)."""
     edits: np.ndarray
-    """Index of each edit in `_EDITS`, of shape (n, num_transformations), as are `at` and `what`."""
+    """Index of each edit in `_EDITS`, of shape (n, num_transformations), as are `at` and `draws`."""
     at: np.ndarray
     """Position of each edit in its text, from 0 (the beginning) to below 1 (the end)."""
-    what: np.ndarray
-    """Draw of a letter or word, from 0 to below 1."""
+    draws: np.ndarray
+    """Number that chooses the letter or word of each edit, from 0 to below 1."""
 
 
 @dataclass(frozen=True)
@@ -170,29 +170,31 @@ class Augmenter:
 
     def noise(self, rows: np.ndarray, epoch: int) -> Noise:
         """Draw the noise of some rows in an epoch."""
+        # a generator for each row; pandas hashes integers by the mixing function of SplitMix64
+        seed_and_epoch = np.array([self.seed % 2**64, epoch], dtype=np.uint64)
+        hashes = pd.util.hash_array(seed_and_epoch)
+        epoch_state = pd.util.hash_array(hashes[:1] + np.uint64(3) * hashes[1:])
+        state = pd.util.hash_array(epoch_state + rows.astype(np.uint64))
+
         # three draws for each row: whether its language is withheld, whether it is altered, and by
         # how many edits
+        withheld, altered, number = _uniforms(state, range(3))
         max_edits = self.num_transformations
-        # pandas hashes integers by the mixing function of SplitMix64
-        parts = pd.util.hash_array(np.array([self.seed % 2**64, epoch], dtype=np.uint64))
-        run = pd.util.hash_array(parts[:1] + np.uint64(3) * parts[1:])
-        state = pd.util.hash_array(run + rows.astype(np.uint64))
-        withheld, altered, many = _uniforms(state, range(3))
-        num_edits = np.ceil((1 - many) * max_edits).astype(int)
+        num_edits = np.ceil((1 - number) * max_edits).astype(int)
         num_edits = np.where(altered < self.augmentation_prob, num_edits, 0)
 
         # three draws for each edit of a row that is altered
-        edited = num_edits > 0
-        draws = np.zeros((3, max_edits, len(rows)))
-        shape = (3, max_edits, edited.sum())
-        draws[..., edited] = _uniforms(state[edited], range(3, 3 + 3 * max_edits)).reshape(shape)
-        kind, at, what = draws.transpose(0, 2, 1)
+        is_altered = num_edits > 0
+        edit_draws = np.zeros((3, max_edits, len(rows)))
+        drawn = _uniforms(state[is_altered], range(3, 3 + 3 * max_edits))
+        edit_draws[..., is_altered] = drawn.reshape(3, max_edits, is_altered.sum())
+        kind, at, draw = edit_draws.transpose(0, 2, 1)
         return Noise(
             withheld=withheld < self.unk_lang_prob,
             num_edits=num_edits,
             edits=(kind * len(_EDITS)).astype(int),
             at=at,
-            what=what,
+            draws=draw,
         )
 
     def lengths(self, noise: Noise, lengths: np.ndarray) -> np.ndarray:
@@ -200,21 +202,22 @@ class Augmenter:
         before.
         """
         lengths = lengths.astype(np.int64)
-        rows = noise.num_edits.nonzero()[0]
+        rows = np.flatnonzero(noise.num_edits)
         for i in range(self.num_transformations):
             rows = rows[noise.num_edits[rows] > i]
             edit = noise.edits[rows, i]
             lengths[rows] += edit == _EDITS.index(_insert)
             lengths[rows] -= (edit == _EDITS.index(_delete)) & (lengths[rows] > 1)
             longer = rows[edit == _EDITS.index(_insert_word)]
-            lengths[longer] += 1 + self.words.lengths(noise.what[longer, i])
+            lengths[longer] += 1 + self.words.lengths(noise.draws[longer, i])
         return lengths
 
     def alter(self, text: str, noise: Noise, row: int) -> str:
         """Apply the edits of one row of the noise to a description."""
         for i in range(noise.num_edits[row]):
             edit = _EDITS[noise.edits[row, i]]
-            text = edit(text, noise.at[row, i], noise.what[row, i], self.words) or text
+            # an edit that would leave nothing is not made
+            text = edit(text, noise.at[row, i], noise.draws[row, i], self.words) or text
         return text
 
 
