@@ -25,7 +25,7 @@ WEIGHT = np.float32(0.3)
 same.
 """
 _CODE_COLUMNS = ("hisco", "code", "system_code")
-_MAX_ROWS = 200_000  # larger tables have the words of titles themselves
+_MAX_ROWS = 200_000  # tables with more rows have the words of titles themselves
 MIN_SHARE_WITH_TITLES = 1 / 3
 """Share of a table's codes that have titles of HISCO, from which on it is coded by HISCO."""
 MIN_SHARE_AGREEING = 1 / 2
@@ -57,7 +57,7 @@ def titles_to_learn(
     titles = _read(config)
     kept_rows = rows.filter(rows["reason"].is_null())
     first_codes = kept_rows[next(filter(is_codes, rows.column_names))]
-    described = pd.DataFrame(
+    coded_rows = pd.DataFrame(
         {
             "key": kept_rows["key"].to_pylist(),
             "lang": kept_rows["lang"].to_pylist(),
@@ -65,14 +65,14 @@ def titles_to_learn(
         }
     )
     fits = [files.formatter.system.problem(code) is None for code in titles["code"]]
-    titles = titles[titles["lang"].isin(described["lang"].unique()) & np.array(fits)]
+    titles = titles[titles["lang"].isin(coded_rows["lang"].unique()) & np.array(fits)]
 
     # titles that the user names are taken as they are
-    if config.titles == "auto" and not _is_coded_by(titles, described):
+    if config.titles == "auto" and not _is_coded_by(titles, coded_rows):
         return None
 
     # none is validated on, or contradicts the table
-    titles = titles[~titles["key"].isin(set(described["key"]).union(beside))]
+    titles = titles[~titles["key"].isin(set(coded_rows["key"]).union(beside))]
     titles = titles.drop_duplicates(["key", "lang"])
     if key is not None:
         titles = titles[titles["code"].isin(key.codes)]
@@ -86,13 +86,17 @@ def titles_to_learn(
     return _checked_rows(files, titles)
 
 
-def _is_coded_by(titles: pd.DataFrame, described: pd.DataFrame) -> bool:
+def _is_coded_by(titles: pd.DataFrame, coded_rows: pd.DataFrame) -> bool:
     """Return whether a table's descriptions have the codes that titles have."""
-    has_title = described["code"].drop_duplicates().isin(titles["code"])
+    has_title = coded_rows["code"].drop_duplicates().isin(titles["code"])
     if has_title.mean() < MIN_SHARE_WITH_TITLES:
         return False
-    pairs = titles.merge(described.drop_duplicates(["key", "lang", "code"]), on=["key", "lang"])
-    agrees = pairs["code_x"] == pairs["code_y"]
+    pairs = titles.merge(
+        coded_rows.drop_duplicates(["key", "lang", "code"]),
+        on=["key", "lang"],
+        suffixes=("_of_title", "_of_row"),
+    )
+    agrees = pairs["code_of_title"] == pairs["code_of_row"]
     return pairs.empty or agrees.mean() >= MIN_SHARE_AGREEING
 
 

@@ -11,7 +11,7 @@ HISCO_TITLES = Path(__file__).with_name("titles.csv")
 LEXICON = Path(__file__).with_name("lexicon.csv")
 """More of them, with words for people in a household, spellings and abbreviations."""
 _DIGITS = {"unit": 3, "minor": 2}  # of HISCO's groups; a major group may have several first digits
-_LEAST_HISCO = 0.9  # least share of codes in groups of HISCO
+_MIN_SHARE_OF_HISCO = 0.9  # least share of codes in groups of HISCO
 
 
 @cache
@@ -52,11 +52,12 @@ def group_of(system: str, level: str, code: str) -> tuple[str | None, str | None
     titles = _titles(system)
     group = None
 
-    # groups of OCC1950 are ranges of codes; those of HISCO are the first digits of codes
+    # groups of OCC1950 are ranges of codes, such as 100-123; those of HISCO are the first digits
     if system == "occ1950" and code.isdecimal():
-        for numbers in titles:
-            if int(numbers[:3]) <= int(code) <= int(numbers[4:]):
-                group = numbers
+        for code_range in titles:
+            first, last = code_range.split("-")
+            if int(first) <= int(code) <= int(last):
+                group = code_range
     elif code.isdecimal() and len(code) == 5 and code[:2] in titles:
         if level == "major":
             group = next(digits for digits in titles if code[0] in digits.split("/"))
@@ -94,6 +95,7 @@ def titles_of(codes: Collection[str]) -> dict[str, str]:
 
 def are_hisco(codes: Collection[str]) -> bool:
     """Return whether nearly all codes of occupations are in groups of HISCO."""
-    of_work = [code for code in codes if not code.startswith("-")]
-    num_hisco = sum(group_of("hisco", "unit", code)[0] is not None for code in of_work)
-    return len(of_work) > 0 and num_hisco >= _LEAST_HISCO * len(of_work)
+    # -1 and the like are no occupations
+    occupations = [code for code in codes if not code.startswith("-")]
+    num_hisco = sum(group_of("hisco", "unit", code)[0] is not None for code in occupations)
+    return len(occupations) > 0 and num_hisco >= _MIN_SHARE_OF_HISCO * len(occupations)
