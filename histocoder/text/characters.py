@@ -61,10 +61,13 @@ class _PlainForms(dict[int, str]):
         char = chr(code_point)
         category = unicodedata.category(char)
         plain = unicodedata.normalize("NFKC", char)
-        if category == "Cf" or (category == "Cc" and not char.isspace()) or _FILLERS.match(char):
+        is_control = category == "Cc" and not char.isspace()
+        if category == "Cf" or is_control or _FILLERS.match(char):
             return self.setdefault(code_point, "")
+
         # a diacritic by itself would become a blank with a diacritic, ŀ a word that ends in l
         ends_word = len(plain) > 1 and (" " in plain or (char.isalpha() and not plain.isalpha()))
+
         # 1½ is not 11/2, 2² is not 22, and the sign of micro is no Greek letter
         if category == "No" or char == "\u00b5" or ends_word:
             plain = char
@@ -88,7 +91,9 @@ def with_plain_letters(text: str) -> str:
     >>> with_plain_letters("\u017fchuh\u00adma\ufb05er"), with_plain_letters("1\u00bd ac. M\u02b3")
     ('schuhmaster', '1½ ac. Mr')
     """
-    return text if text.isascii() and text.isprintable() else text.translate(_PLAIN_FORMS)
+    if text.isascii() and text.isprintable():
+        return text
+    return text.translate(_PLAIN_FORMS)
 
 
 def with_ascii_marks(text: str) -> str:
@@ -126,5 +131,6 @@ def without_blanks(texts: pa.Array) -> pa.Array:
 
     has_visible_ascii = pc.match_substring_regex(texts, "[!-~]")
     may_be_blank = pc.fill_null(pc.invert(has_visible_ascii), False)
-    visible = [None if is_blank(text) else text for text in texts.filter(may_be_blank).to_pylist()]
-    return pc.replace_with_mask(texts, may_be_blank, pa.array(visible, pa.string()))
+    candidates = texts.filter(may_be_blank).to_pylist()
+    text_or_null = [None if is_blank(text) else text for text in candidates]
+    return pc.replace_with_mask(texts, may_be_blank, pa.array(text_or_null, pa.string()))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ENTITY = r"&(#?[0-9A-Za-z]+;)"
-_OF_PLAIN_LETTERS = ("nfc2", "lower2", "lower_ascii2")
+_FORMS_WITH_PLAIN_LETTERS = ("nfc2", "lower2", "lower_ascii2")
 
 
 def normalize(texts: Sequence[str], form: str) -> list[str]:
@@ -40,7 +40,7 @@ def normalize(texts: Sequence[str], form: str) -> list[str]:
     (['husmand og vaever'], ['husmand'])
     """
     texts = [without_entities(text) if "&" in text else text for text in texts]
-    if form in _OF_PLAIN_LETTERS:
+    if form in _FORMS_WITH_PLAIN_LETTERS:
         texts = list(map(with_plain_letters, texts))
         form = form.removesuffix("2")
     if form == "none":
@@ -69,7 +69,7 @@ def normalize_column(texts: pa.Array, form: str) -> pa.Array:
     needs_python = pc.match_substring(texts, "&")
     if form != "none":
         needs_python = pc.or_(needs_python, pc.invert(pc.string_is_ascii(texts)))
-    if form in _OF_PLAIN_LETTERS:
+    if form in _FORMS_WITH_PLAIN_LETTERS:
         needs_python = pc.or_(needs_python, pc.invert(pc.ascii_is_printable(texts)))
     if form in ("lower", "lower2"):
         needs_python = pc.or_(needs_python, pc.not_equal(pc.ascii_trim_whitespace(texts), texts))
@@ -77,9 +77,9 @@ def normalize_column(texts: pa.Array, form: str) -> pa.Array:
         needs_python = pc.or_(needs_python, pc.match_substring(texts, "  "))
 
     needs_python = pc.fill_null(needs_python, False)
-    changed = normalize(texts.filter(needs_python).to_pylist(), form)
-    plain = texts if form in ("none", "nfc", "nfc2") else pc.ascii_lower(texts)
-    return pc.replace_with_mask(plain, needs_python, pa.array(changed, pa.string()))
+    normalized = normalize(texts.filter(needs_python).to_pylist(), form)
+    in_arrow = texts if form in ("none", "nfc", "nfc2") else pc.ascii_lower(texts)
+    return pc.replace_with_mask(in_arrow, needs_python, pa.array(normalized, pa.string()))
 
 
 def without_entities(text: str) -> str:
@@ -91,7 +91,7 @@ def without_entities(text: str) -> str:
     >>> without_entities("boot &amp; shoe maker"), without_entities("R&D; B&amp;amp;B")
     ('boot & shoe maker', 'R&D; B&B')
     """
-    while text != (decoded := re.sub(_ENTITY, _decoded, text)):
+    while text != (decoded := re.sub(_ENTITY, _decode, text)):
         text = decoded
     return text
 
@@ -101,12 +101,12 @@ def decode_entities(column: pa.Array) -> pa.Array:
     import pyarrow as pa  # here, since exported models run without it
     import pyarrow.compute as pc
 
-    marked = pc.fill_null(pc.match_substring(column, "&"), False)
-    decoded = map(without_entities, column.filter(marked).to_pylist())
-    return pc.replace_with_mask(column, marked, pa.array(decoded, pa.string()))
+    may_have_entity = pc.fill_null(pc.match_substring(column, "&"), False)
+    decoded = map(without_entities, column.filter(may_have_entity).to_pylist())
+    return pc.replace_with_mask(column, may_have_entity, pa.array(decoded, pa.string()))
 
 
-def _decoded(match: re.Match[str]) -> str:
+def _decode(match: re.Match[str]) -> str:
     # `unescape` alone would also decode names that merely begin like an entity
     if match[1].startswith("#") or match[1] in html5:
         return unescape(match[0])

@@ -146,19 +146,19 @@ class PretrainedTokenizer:
         special = set(tokenizer.all_special_ids)
         added = special | set(tokenizer.get_added_vocab().values())
 
-        # some have one token without any file
+        # without its files, a tokenizer may be built with one token besides special ones
         if len(tokenizer) - len(added) <= 1:
             raise ValueError("its tokenizer has no vocabulary; files are missing")
         tokenizer.model_max_length = 10**9  # texts are cut by `token_ids`
 
-        # what a literal padding token in a description is read as
+        # a literal padding token in a description is read as another special token
         self.pad_id = int(tokenizer.pad_token_id)
         self._instead_of_padding = int(self.pad_id == 0)
         for token_id in (tokenizer.sep_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id):
             if token_id is not None:
                 self._instead_of_padding = token_id
 
-        # the marks around texts
+        # a word shows which marks the tokenizer puts around texts
         first, *_, last = self._read(["a"], ["a"])[0]
         self._ends_with_sep = last in special
         self.begins_with_cls = first in special and first == tokenizer.cls_token_id
@@ -202,7 +202,7 @@ class PretrainedTokenizer:
         return ids, lengths, num_cut
 
     def num_positions(self, length: int, max_len: int) -> int:
-        return min(max_len, -(-length // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE)
+        return min(max_len, math.ceil(length / POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE)
 
     def num_encoded(self, num_positions: int, max_len: int) -> int:
         return num_positions
@@ -324,5 +324,5 @@ def end_characters(texts: Sequence[str]) -> np.ndarray:
     >>> [chr(x) for x in end_characters(["en[SEP]Ship's cook"])[0]]
     ['s', 'k']
     """
-    described = (text.partition(LANG_SEP)[2].strip().lower() or " " for text in texts)
-    return np.array([(ord(text[0]), ord(text[-1])) for text in described], dtype=np.int32)
+    descriptions = (text.partition(LANG_SEP)[2].strip().lower() or " " for text in texts)
+    return np.array([(ord(text[0]), ord(text[-1])) for text in descriptions], dtype=np.int32)
