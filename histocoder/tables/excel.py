@@ -27,7 +27,7 @@ from histocoder.errors import UserError, counted, shown
 from histocoder.tables.header import FIRST_ROWS, below_titles, header_row, named, nearest
 
 MAX_ROWS = 1_048_575  # largest number of rows of a sheet, below its header
-MOST_DIGITS = 2**53  # largest integer up to which its numbers, doubles, tell all integers apart
+MAX_EXACT_INTEGER = 2**53  # largest integer up to which doubles, as its numbers are, are exact
 _MAX_CHARACTERS = 32_767  # largest number of characters of a cell
 _MAX_BYTES = 2 << 30  # largest unpacked size of a workbook
 # largest ratio of the unpacked size to the packed one, of more than `_SMALL_BYTES`
@@ -72,12 +72,12 @@ class _SheetParser(WorkSheetParser):
     of a text.
     """
 
-    is_uncomputed = False
+    computes_on_opening = False
 
     def parse_cell(self, element: Any) -> dict[str, Any]:
         cell: dict[str, Any] = super().parse_cell(element)
         has_no_value = cell["value"] is None and cell["data_type"] != "str"
-        may_be_uncomputed = has_no_value or (self.is_uncomputed and cell["value"] == 0)
+        may_be_uncomputed = has_no_value or (self.computes_on_opening and cell["value"] == 0)
         if may_be_uncomputed and element.find(FORMULA_TAG) is not None:
             cell["value"] = NO_VALUE
         return cell
@@ -106,7 +106,7 @@ class _Sheet:
                 date_formats=book._date_formats,
                 timedelta_formats=book._timedelta_formats,
             )
-            parser.is_uncomputed = getattr(book.calculation, "fullCalcOnLoad", False)
+            parser.computes_on_opening = getattr(book.calculation, "fullCalcOnLoad", False)
 
             # a cell's format is looked up once a style, since that takes longer than its value
             for number, cells in parser.parse():
@@ -126,7 +126,7 @@ class _Sheet:
                 self.merged = parser.merged_cells.mergeCell
 
 
-class _OldSheet:
+class _CalamineSheet:
     """A sheet of an .xls or .ods file."""
 
     def __init__(self, path: Path, sheet: Any, *, is_hidden: bool, content: bytes) -> None:
@@ -262,15 +262,15 @@ def _sheets(path: Path, stack: ExitStack) -> list[Any]:
         return [_Sheet(path, sheet) for sheet in book.worksheets]
 
     # openpyxl reads neither .xls nor .ods
-    old_book = stack.enter_context(CalamineWorkbook.from_path(path))
+    calamine_book = stack.enter_context(CalamineWorkbook.from_path(path))
     contents = content.split(b"<table:table ")[1:]
     sheets: list[Any] = []
-    for i, metadata in enumerate(old_book.sheets_metadata):
+    for i, metadata in enumerate(calamine_book.sheets_metadata):
         if metadata.typ == SheetTypeEnum.WorkSheet:
-            sheet = old_book.get_sheet_by_name(metadata.name)
+            sheet = calamine_book.get_sheet_by_name(metadata.name)
             is_hidden = metadata.visible != SheetVisibleEnum.Visible
             sheet_content = contents[i] if i < len(contents) else b""
-            sheets.append(_OldSheet(path, sheet, is_hidden=is_hidden, content=sheet_content))
+            sheets.append(_CalamineSheet(path, sheet, is_hidden=is_hidden, content=sheet_content))
     return sheets
 
 
@@ -282,6 +282,7 @@ def _area(content: bytes) -> int:
     for sheet in content.split(b"<table:table ")[1:]:
         num_rows = height = width = 0
         for row in sheet.split(b"<table:table-row")[1:]:
+            # what follows the last text of a row is blank, however often it is repeated
             cells = row[: row.rfind(b"</text:p>") + 1]
             num_rows += _number(_REPEATED_ROWS, row)
             if cells:
@@ -365,8 +366,9 @@ def _header(sheet: Any, columns: Collection[str]) -> _SheetHeader:
         return _SheetHeader(0, {}, [])
     names = [{column: str(_text(value)) for column, value in row.cells.items()} for row in rows]
 
-    # a blank first cell counts, since programs write numbers of rows below one
-    texts = [list(({1: None} | row).values()) for row in names]
+    # a blank first cell counts, since programs write row numbers below one
+    with_first_cell = [{1: None} | row for row in names]
+    texts = [list(row.values()) for row in with_first_cell]
     index = header_row(texts, columns)
     header = _SheetHeader(rows[index].number, names[index], [])
     if index:
@@ -401,27 +403,26 @@ def _read(path: Path, sheet: Any, header: _SheetHeader, wanted: Collection[str])
             "column of its range."
         )
 
-    # blank rows are kept, so that rows stay beside those of the file, unless the last ones are far
-    # below
+    # blank rows are kept, so that rows stay beside those of the file, unless most rows are blank
     numbers = np.array(cells.row_numbers, np.int64)
-    counter = np.arange(len(numbers))
+    row_numbers = numbers
+    index = np.arange(len(numbers))
     last = cells.row_numbers[-1] if cells.row_numbers else header.number
     if last - header.number <= 2 * len(numbers) + _MAX_BLANK_ROWS:
-        all_numbers = np.arange(header.number + 1, last + 1)
-        index = np.full(len(all_numbers), -1)
-        index[numbers - header.number - 1] = counter
+        row_numbers = np.arange(header.number + 1, last + 1)
+        index = np.full(len(row_numbers), -1)
+        index[numbers - header.number - 1] = np.arange(len(numbers))
     else:
-        all_numbers = numbers
-        index = counter
         notices.append(f"{path}: blank rows are left out; the last row with content is {last:,}.")
 
+    # lists end with the last cell that has content; -1 is a blank row
     rows_or_null = pa.array(index, mask=index < 0)
     arrays: list[pa.Array] = []
     for column in names:
         values = cells.values[column]
         values.extend([None] * (len(numbers) - len(values)))
         arrays.append(_array(values).take(rows_or_null))
-    return Workbook(pa.Table.from_arrays(arrays, list(names.values())), notices, all_numbers)
+    return Workbook(pa.Table.from_arrays(arrays, list(names.values())), notices, row_numbers)
 
 
 def _read_cells(path: Path, sheet: Any, header: _SheetHeader) -> _Cells:
@@ -528,7 +529,7 @@ def _array(values: list[Any]) -> pa.Array:
     are_numbers = bool(types) and types <= {int, float}
 
     # larger numbers, such as long identifiers, lose digits as doubles
-    if are_numbers and all(abs(number) < MOST_DIGITS for number in with_content):
+    if are_numbers and all(abs(number) < MAX_EXACT_INTEGER for number in with_content):
         return pa.array(values, pa.int64() if types == {int} else pa.float64())
     return pa.array(map(_text, values), pa.string())
 
@@ -549,17 +550,18 @@ def write_workbook(path: Path, names: list[str], tables: Iterable[pa.Table]) -> 
     book = openpyxl.Workbook(write_only=True)
     sheet = book.create_sheet("data")
     sheet.freeze_panes = "A2"
-    model: Any = WriteOnlyCell(sheet)
-    model.number_format = "@"
+    text_cell: Any = WriteOnlyCell(sheet)
+    text_cell.number_format = "@"
 
     def cell_of(value: Any) -> Any:
         """Return a cell of text, or another value, which is None for NaN."""
+        # NaN alone differs from itself
         if value != value:  # noqa: PLR0124
             return None
         if not isinstance(value, str):
             return value
         cell: Any = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub("", value)[:_MAX_CHARACTERS])
-        cell._style = model._style
+        cell._style = text_cell._style
         cell.data_type = "s"  # whatever it begins with
         return cell
 

@@ -319,7 +319,7 @@ def _as_doubles_hold(table: pa.Table) -> pa.Table:
 
     Excel has no dates before 1900, and a 29 February then.
     """
-    from histocoder.tables.excel import MOST_DIGITS
+    from histocoder.tables.excel import MAX_EXACT_INTEGER
 
     table = _without_bytes(table)
     for i, column in enumerate(table.schema):
@@ -331,7 +331,7 @@ def _as_doubles_hold(table: pa.Table) -> pa.Table:
             table = table.set_column(i, column.name, texts)
         elif pa.types.is_integer(column.type):
             ends = [end.as_py() or 0 for end in pc.min_max(cells).values()]
-            if max(map(abs, ends)) > MOST_DIGITS:
+            if max(map(abs, ends)) > MAX_EXACT_INTEGER:
                 table = table.set_column(i, column.name, cells.cast(pa.string()))
     return table
 
