@@ -260,20 +260,20 @@ class _Stream(io.RawIOBase):
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
-        self._left = memoryview(b"")
+        self._unread = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while not self._left:
+        while not self._unread:
             chunk = next(self._chunks, None)
             if chunk is None:
                 return 0
-            self._left = memoryview(chunk)
-        size = min(len(buffer), len(self._left))
-        buffer[:size] = self._left[:size]
-        self._left = self._left[size:]
+            self._unread = memoryview(chunk)
+        size = min(len(buffer), len(self._unread))
+        buffer[:size] = self._unread[:size]
+        self._unread = self._unread[size:]
         return size
 
 
