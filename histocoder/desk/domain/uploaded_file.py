@@ -10,11 +10,10 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from histocoder.desk.domain.jobs import Job
+from histocoder.tables.table import READ_ONLY
 from histocoder.tables.text_encodings import Reading
 
 _MAX_NAME_BYTES = 160  # of the 255 that a name may have on disk, with what is added to it
-NOT_WRITTEN = {".sav": ".csv", ".xlsm": ".xlsx", ".xls": ".xlsx", ".ods": ".xlsx"}
-"""Forms that are only read -> those in which they come back."""
 Use: TypeAlias = Literal["code", "train", "classes"]
 
 
@@ -82,7 +81,7 @@ def coded_name(name: str) -> str:
     if suffix.lower() == ".gz":
         suffix = "".join(path.suffixes[-2:])
     stem = name.removesuffix(suffix)
-    return f"{stem}_coded{NOT_WRITTEN.get(suffix.lower(), suffix)}"
+    return f"{stem}_coded{READ_ONLY.get(suffix.lower(), suffix)}"
 
 
 def options_of(file: File) -> Options:
