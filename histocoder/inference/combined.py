@@ -1,8 +1,5 @@
-"""The mode "combined": decoder, flat head and further experts vote on each code of a row; the
-probability of a set.
-"""
+"""The mode "combined": decoder, flat head and further experts vote on each code of a row."""
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,8 +17,6 @@ from histocoder.inference.search import CodeTrie
 from histocoder.model import Decoder
 from histocoder.model.nearest import HIGHEST_VOTES
 
-MIN_ORDER_PROBABILITY = 1e-6
-"""Probability of a beginning, below which orders of codes that begin so are not followed."""
 MIN_DOUBT = 1e-6
 """Least probability on either side of odds."""
 MIN_RELATIVE_SHARE = 3e-2
@@ -531,66 +526,3 @@ def indices_of(mask: Tensor) -> Tensor:
     if mask.device.type == "cpu":
         return mask.nonzero()[:, 0]
     return torch.arange(len(mask), device=mask.device)
-
-
-@torch.no_grad()
-def set_probability(
-    decoder: Decoder,
-    source: DecoderInputs,
-    tokens: Tensor,
-    probabilities: Tensor,
-    *,
-    is_code: Tensor,
-) -> Tensor:
-    """Return the probability (B,) of each row's set of codes, summed over the orders in which they
-    can be written.
-
-    It includes the first unused block after the codes, and is exact within 1e-6 for each beginning
-    of an order. `tokens` (B, num_blocks * block_size) are decoded codes as blocks, without BOS and
-    EOS; unused blocks are PAD, and come last. `probabilities`, of the same shape, are those of the
-    tokens as they were decoded. `is_code` (B, num_blocks) says which blocks are codes: if a used
-    one is none, there is no set, and the sequence itself counts.
-    """
-    num_blocks = is_code.shape[1]
-    blocks = tokens.unflatten(1, (num_blocks, -1))
-    used = blocks[..., 0].ne(PAD)
-    counts = used.sum(1)
-    scored = torch.arange(num_blocks, device=tokens.device) <= counts[:, None]
-    total = probabilities.unflatten(1, (num_blocks, -1)).prod(-1).masked_fill(~scored, 1.0).prod(1)
-    if num_blocks == 1:  # one code has one order
-        return total.clamp(max=1.0)
-
-    is_set = (is_code | ~used).all(1)
-    # the copies of a repeated code stay in order, or the same sequence would count twice
-    follows_copy = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1) & used[
-        :, None
-    ]  # (B, num_blocks, earlier)
-    last = counts.clamp(
-        max=num_blocks - 1
-    )  # index of the first unused block, which follows all codes
-
-    # beginning of an order -> rows in which it is probable
-    begun: dict[tuple[int, ...], Tensor] = {(): (is_set & counts.gt(1)).nonzero()[:, 0]}
-    while begun:
-        longer: dict[tuple[int, ...], Tensor] = {}
-        for order, block in itertools.product(begun, range(num_blocks)):
-            rows, is_last = begun[order], block == len(order)
-            if block in order or not len(rows):
-                continue
-            copies = follows_copy[rows, block]
-            copies[:, [*order]] = False
-            may_follow = (block < counts[rows]) | (is_last & (block == last[rows]))
-            rows = rows[may_follow & ~copies.any(1)]
-            if order == tuple(range(len(order))) and is_last:
-                rows = rows[counts[rows] > block + 1]  # else it makes the given order
-            if not len(rows):
-                continue
-            extended = (*order, block)
-            ordered = F.pad(blocks[rows][:, extended].flatten(1), (1, 0), value=BOS)
-            logits = decoder(ordered[:, :-1], *source.rows(rows))
-            log_probs = logits.float().log_softmax(-1).gather(-1, ordered[:, 1:, None]).sum((1, 2))
-            is_whole = (counts[rows] + 1).clamp(max=num_blocks) == len(order) + 1
-            total[rows[is_whole]] += log_probs[is_whole].exp()
-            longer[extended] = rows[~is_whole & (log_probs > math.log(MIN_ORDER_PROBABILITY))]
-        begun = longer
-    return total.clamp(max=1.0)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from histocoder.config import PredictOptions
 from histocoder.formatters import build_formatter
-from histocoder.inference.combined import CombinedSearch, set_probability
+from histocoder.inference.combined import CombinedSearch
 from histocoder.inference.descriptions import Inputs
 from histocoder.inference.incremental import DecoderInputs
 from histocoder.inference.predictions import (
@@ -21,7 +21,7 @@ from histocoder.inference.predictions import (
     Prediction,
     RankedPrediction,
 )
-from histocoder.inference.search import CodeTrie, TrieSearch, greedy
+from histocoder.inference.search import CodeTrie, TrieSearch, greedy, set_probability
 from histocoder.model import MixerModel
 from histocoder.model.devices import moved
 from histocoder.model.ngram import Lookup, NgramEncoder

@@ -10,9 +10,8 @@ from conftest import spied
 from torch import Tensor
 
 from histocoder.formatters import BOS, PAD, Formatter, build_formatter
-from histocoder.inference.combined import set_probability
 from histocoder.inference.incremental import DecoderInputs, IncrementalDecoder
-from histocoder.inference.search import CodeTrie, TrieSearch, greedy
+from histocoder.inference.search import CodeTrie, TrieSearch, greedy, set_probability
 from histocoder.model import Decoder, Prior
 from histocoder.model.decoder import class_blocks
 
