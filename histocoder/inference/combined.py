@@ -20,7 +20,9 @@ from histocoder.model.nearest import HIGHEST_VOTES
 MIN_DOUBT = 1e-6
 """Least probability on either side of odds."""
 MIN_RELATIVE_SHARE = 3e-2
-"""Share of a candidate, as a part of the best one's, from which on the decoder is asked."""
+"""Share of a candidate, relative to that of the code written first, from which on the decoder is
+asked.
+"""
 
 
 class DecodedCodes(NamedTuple):
@@ -32,18 +34,19 @@ class DecodedCodes(NamedTuple):
     ranked: Tensor  # candidates for the first code, best first, -1 after the last, (B, K)
     ranked_probabilities: Tensor  # of shape (B, K)
 
-    def replaced(self, rows: Tensor, others: "DecodedCodes", *, where: Tensor) -> "DecodedCodes":
-        """Return the answer with those of `others` in some rows (R,), `where` (R,) is True."""
-        width = others.ranked.shape[1] - self.ranked.shape[1]
+    def replaced(self, rows: Tensor, answers: "DecodedCodes", *, where: Tensor) -> "DecodedCodes":
+        """Return these codes with the `answers` of some rows (R,), `where` (R,) is True."""
+        # The answers may have one more candidate: the decoder's own.
+        num_missing = answers.ranked.shape[1] - self.ranked.shape[1]
         padded = self._replace(
-            ranked=F.pad(self.ranked, (0, width), value=-1),
-            ranked_probabilities=F.pad(self.ranked_probabilities, (0, width)),
+            ranked=F.pad(self.ranked, (0, num_missing), value=-1),
+            ranked_probabilities=F.pad(self.ranked_probabilities, (0, num_missing)),
         )
-        parts = []
-        for whole, part in zip(padded, others, strict=True):
-            is_taken = where if part.dim() == 1 else where[:, None]
-            parts.append(whole.index_copy(0, rows, part.where(is_taken, whole[rows])))
-        return DecodedCodes(*parts)
+        fields = []
+        for field, answer in zip(padded, answers, strict=True):
+            is_taken = where if answer.dim() == 1 else where[:, None]
+            fields.append(field.index_copy(0, rows, answer.where(is_taken, field[rows])))
+        return DecodedCodes(*fields)
 
 
 @dataclass
@@ -59,12 +62,15 @@ class Candidates:
         votes = {name: vote[rows] for name, vote in self.votes.items()}
         return Candidates(self.codes[rows], votes, self.is_repeated[rows])
 
-    def beside(self, more: "Candidates") -> "Candidates":
-        """Return these candidates and `more` of the same rows."""
+    def joined(self, after: "Candidates") -> "Candidates":
+        """Return these candidates, and those that come `after` them in the same rows."""
+        votes = {}
+        for name, vote in self.votes.items():
+            votes[name] = torch.cat([vote, after.votes[name]], dim=1)
         return Candidates(
-            torch.cat([self.codes, more.codes], dim=1),
-            {name: torch.cat([vote, more.votes[name]], dim=1) for name, vote in self.votes.items()},
-            torch.cat([self.is_repeated, more.is_repeated], dim=1),
+            torch.cat([self.codes, after.codes], dim=1),
+            votes,
+            torch.cat([self.is_repeated, after.is_repeated], dim=1),
         )
 
     def scores(self, weights: Mapping[str, float]) -> Tensor:
@@ -73,13 +79,13 @@ class Candidates:
         return weighted.sum(0).masked_fill(self.is_repeated, -torch.inf)
 
 
-class Written(NamedTuple):
-    """A code for each of some rows (R,), and what the decoder says while it writes the code."""
+class WrittenCodes(NamedTuple):
+    """A code for each of some rows (R,), and what the decoder predicts as it writes the code."""
 
     rows: Tensor  # indices of the rows in the batch, of shape (R,)
     prefix: Tensor  # tokens before the code, BOS first, of shape (R, L)
     codes: Tensor  # indices in the key, of shape (R,)
-    log_probs: Tensor  # of what follows each token, from the last of the prefix on, (R, ≥ size, V)
+    log_probs: Tensor  # of what follows each token, from the prefix's last on, (R, size or more, V)
 
 
 class CombinedSearch:
@@ -95,9 +101,10 @@ class CombinedSearch:
     Most of the time is spent in the decoder, which is asked no more than the answer takes. It
     writes the code that the others prefer, which bounds its votes on all others: a code is at most
     as probable as its beginning. It is asked about those whose share may be `MIN_RELATIVE_SHARE` of
-    the best one's or more; for the rest its vote is estimated, by the flat head's probability if
-    that is its prior. So the codes are those that it would choose if asked about all. A further code
-    is sought only in rows that may have one according to the odds alone.
+    the written one's or more; for the rest its vote is estimated, by the flat head's probability if
+    that is its prior. Its own code, which it writes by itself, becomes a candidate where a code
+    beside the candidates may have such a share. A further code is sought only in rows that may have
+    one according to the odds alone.
 
     It is not asked at all where the others are sure: its vote could turn the first code only with
     a probability below `LEAST`, and the flat head's log-odds of that code are above "sure", from
@@ -148,11 +155,14 @@ class CombinedSearch:
 
     def rows(self, rows: Tensor) -> "CombinedSearch":
         """Return the search for some rows (R,) of the batch."""
+        source = self._source
+        if source is not None:
+            source = source.rows(rows)
         nearest = self._nearest
         return CombinedSearch(
             self._decoder,
             self._trie,
-            None if self._source is None else self._source.rows(rows),
+            source,
             {name: belief[rows] for name, belief in self._beliefs.items()},
             nearest=None if nearest is None else lambda codes, part: nearest(codes, rows[part]),
             num_blocks=self._num_blocks,
@@ -168,62 +178,66 @@ class CombinedSearch:
         code and on several (B, 2), which are true only of rows whose first one is among the
         candidates.
         """
+        # All candidates: what the others propose, and what the decoder writes by itself.
         codes = self._proposals()
         written = None
         if self._source is not None:
             written = self._write_first(codes[:, 0])
             bound = self._trie.bound_of_greedy(written.codes, written.log_probs)
-            own = self._greedy_codes(written, indices_of(bound.isfinite()))
-            codes = torch.cat([codes, own[:, None]], dim=1)
+            greedy_codes = self._greedy_codes(written, indices_of(bound.isfinite()))
+            codes = torch.cat([codes, greedy_codes[:, None]], dim=1)
         candidates = self._candidates(codes)
-        votes = candidates.votes
+
+        # The decoder is asked about each of them, since its weight is not known yet.
+        votes = {}
         if written is not None:
-            by_decoder = self._ask(
-                written, codes, self._bounds(written, codes), is_asked=~candidates.is_repeated
-            )
-            votes = {"decoder": by_decoder, **votes}
-        votes = {
-            name: vote.masked_fill(candidates.is_repeated, -torch.inf)
-            for name, vote in votes.items()
-        }
-        is_true = (candidates.codes[:, :, None] == true[:, None]).any(-1)
+            bounds = self._bounds(written, codes)
+            votes["decoder"] = self._ask(written, codes, bounds, is_asked=~candidates.is_repeated)
+        votes |= candidates.votes
+        for name, vote in votes.items():
+            votes[name] = vote.masked_fill(candidates.is_repeated, -torch.inf)
+        is_true = (codes[:, :, None] == true[:, None]).any(-1)
         if written is None or self._num_blocks == 1 or len(self._trie.blocks) == 1:
             return [(votes, is_true)]
 
-        # Whether a row ends behind its first true code.
+        # Whether a row ends behind its first true code: the alternatives are one code and several.
         first_true = codes.gather(1, is_true.int().argmax(1, keepdim=True))[:, 0]
         log_odds = log_odds_of(self._end_after(written, first_true))[:, None]
-        on_end = {
+        end_votes = {
             "end": F.pad(log_odds, (0, 1)),
             "few": F.pad(torch.ones_like(log_odds), (0, 1)),
         }
         is_one = ((true < 0) | (true == true[:, :1])).all(1)
-        is_either = torch.stack([is_one, ~is_one], dim=1)
-        return [(votes, is_true), (on_end, is_either & is_true.any(1, keepdim=True))]
+        is_true_end = torch.stack([is_one, ~is_one], dim=1) & is_true.any(1, keepdim=True)
+        return [(votes, is_true), (end_votes, is_true_end)]
 
     def log_odds_of_one(self) -> tuple[Tensor, Tensor]:
         """Return the log-odds (B,) that a row has the code that the others prefer and no other: the
         flat head's of that code, and the decoder's of one code.
         """
         written = self._write_first(self._proposals()[:, 0])
-        by_head = self._log_beliefs["flat"].gather(1, written.codes[:, None])[:, 0]
-        by_decoder = log_odds_of(self._end_after(written, written.codes))
+        head_log_probs = self._log_beliefs["flat"].gather(1, written.codes[:, None])[:, 0]
+
+        # A row has one code if it has no further one, and not none.
+        log_odds = log_odds_of(self._end_after(written, written.codes))
         if self._missing is not None:
-            is_none = log_odds_of(written.log_probs[:, 0, self._missing])
-            by_decoder = by_decoder.minimum(-is_none)
-        return log_odds_of(by_head), by_decoder
+            log_odds_of_none = log_odds_of(written.log_probs[:, 0, self._missing])
+            log_odds = log_odds.minimum(-log_odds_of_none)
+        return log_odds_of(head_log_probs), log_odds
 
     def decode(self, weights: Mapping[str, float]) -> DecodedCodes:
         """Return the best set of codes by the experts' weights, by default equal ones."""
         candidates = self._candidates(self._proposals())
         if self._source is None or "sure" not in weights:
             return self._decode(candidates, weights)
+
+        # The decoder is asked about the rows of which the others are not sure.
         answer, is_sure = self._decode_without_decoder(candidates, weights)
         rows = indices_of(~is_sure)
         if not len(rows):
             return answer
-        others = self.rows(rows)._decode(candidates.rows(rows), weights)
-        return answer.replaced(rows, others, where=~is_sure[rows])
+        answers = self.rows(rows)._decode(candidates.rows(rows), weights)
+        return answer.replaced(rows, answers, where=~is_sure[rows])
 
     def _decode_without_decoder(
         self, candidates: Candidates, weights: Mapping[str, float]
@@ -232,16 +246,19 @@ class CombinedSearch:
         are the answer (B,).
         """
         scores = candidates.scores(weights)
-        by_head = candidates.votes["flat"]
-        total = scores + weights["decoder"] * by_head
-        answer, index = self._first_codes(
-            candidates, total, weights, ended=torch.zeros_like(total[:, 0])
-        )
+        head_votes = candidates.votes["flat"]
+        total = scores + weights["decoder"] * head_votes
+        ended = torch.zeros_like(total[:, 0])
+        answer, index = self._first_codes(candidates, total, weights, ended=ended)
 
-        log_odds = log_odds_of(by_head.gather(1, index)[:, 0])
-        answer.conf.mul_(odds_of_end(log_odds, weights).sigmoid())
+        # The set is right if the first code is, and no other follows.
+        log_odds = log_odds_of(head_votes.gather(1, index)[:, 0])
+        answer.conf.mul_(log_odds_of_end(log_odds, weights).sigmoid())
+
+        # The decoder can't turn a lead that is larger than its vote can be.
         highest = F.pad(scores, (0, 1), value=-torch.inf).topk(2).values
-        cannot_turn = highest[:, 0] - highest[:, 1] >= -weights["decoder"] * math.log(LEAST)
+        lead = highest[:, 0] - highest[:, 1]
+        cannot_turn = lead >= -weights["decoder"] * math.log(LEAST)
         return answer, cannot_turn & (log_odds > weights["sure"])
 
     def _decode(self, candidates: Candidates, weights: Mapping[str, float]) -> DecodedCodes:
@@ -251,6 +268,7 @@ class CombinedSearch:
             if self._source is not None:
                 names.append("decoder")
             weights = dict.fromkeys(names, 1 / len(names))
+
         scores = candidates.scores(weights)
         ended = torch.zeros_like(scores[:, 0])
         if self._source is None:
@@ -264,6 +282,8 @@ class CombinedSearch:
         )
         if self._missing is not None:
             ended = log_odds_of(written.log_probs[:, 0, self._missing]).sigmoid()
+
+        # The first code, by all votes; the codes behind it only where a row may have several.
         total = scores + weights["decoder"] * self._votes(written, candidates, scores, weights)
         answer, index = self._first_codes(candidates, total, weights, ended=ended)
         if self._num_blocks > 1:
@@ -277,19 +297,23 @@ class CombinedSearch:
         """Return the answer with first codes alone, by the candidates' scores (B, K) and the
         probability (B,) that there is none; and which candidates these are, of shape (B, 1).
         """
+        # Candidates, and any other code, share the probability that a row has a code.
         batch = len(scores)
-        other = scores.new_full((batch, 1), weights.get("other", -torch.inf))
-        shares = torch.cat([scores, other], dim=1).softmax(-1)[:, :-1] * (1 - ended[:, None])
-        best, index = shares.max(1, keepdim=True)
-        is_given = best[:, 0] >= ended
+        other_score = scores.new_full((batch, 1), weights.get("other", -torch.inf))
+        shares = torch.cat([scores, other_score], dim=1).softmax(-1)[:, :-1]
+        shares = shares * (1 - ended[:, None])
         ranked_probabilities, order = shares.sort(1, descending=True)
         ranked = candidates.codes.masked_fill(candidates.is_repeated, -1).gather(1, order)
 
+        # The best one is given if it is more probable than none.
+        best, index = shares.max(1, keepdim=True)
+        share = best[:, 0]
+        is_given = share >= ended
         codes = torch.full((batch, self._num_blocks), -1, device=scores.device)
         codes[:, 0] = candidates.codes.gather(1, index)[:, 0].where(is_given, -1)
         probabilities = scores.new_full(codes.shape, torch.nan)
-        probabilities[:, 0] = best[:, 0].where(is_given, torch.nan)
-        conf = best[:, 0].where(is_given, ended)
+        probabilities[:, 0] = share.where(is_given, torch.nan)
+        conf = share.where(is_given, ended)
         return DecodedCodes(codes, probabilities, conf, ranked, ranked_probabilities), index
 
     def _decode_further(
@@ -311,13 +335,14 @@ class CombinedSearch:
         is_open = answer.codes[:, 0] >= 0
         prefix = torch.full_like(answer.codes[:, :1], BOS)
         for number in range(1, self._num_blocks):
+            # What a row has already is no candidate for its next code.
             chosen = answer.codes[:, number - 1]
             prefix = torch.cat([prefix, blocks[chosen]], dim=1)
             scores = scores.masked_fill(candidates.codes == chosen[:, None], -torch.inf)
             is_open = is_open & scores.isfinite().any(1)
 
             # No candidate can be as probable as all of them together.
-            ended = odds_of_end(log_odds_of(end), weights).sigmoid()
+            ended = log_odds_of_end(log_odds_of(end), weights).sigmoid()
             may_follow = 1 - ended >= ended.clamp(min=further)
             answer.conf.copy_(answer.conf.where(~is_open | may_follow, answer.conf * ended))
             is_open = is_open & may_follow
@@ -329,21 +354,21 @@ class CombinedSearch:
             preferred = candidates.codes.gather(1, scores.argmax(1, keepdim=True))[rows, 0]
             has_next = number + 1 < self._num_blocks
             written = self._write(rows, prefix[rows], preferred, has_next=has_next)
-            of_rows = candidates.rows(rows)
-            of_rows, of_others = self._with_own_codes(
-                written, of_rows, scores[rows], weights, earlier=answer.codes[rows]
+            row_candidates, row_scores = self._with_own_codes(
+                written, candidates.rows(rows), scores[rows], weights, earlier=answer.codes[rows]
             )
-            votes = self._votes(written, of_rows, of_others, weights)
-            total = of_others + weights["decoder"] * votes
+            votes = self._votes(written, row_candidates, row_scores, weights)
+            total = row_scores + weights["decoder"] * votes
+
+            # The best candidate is given if it is more probable than the end, and than `further`.
             shares = total.softmax(-1) * (1 - ended[rows, None])
             best, index = shares.max(1, keepdim=True)
-            chosen = of_rows.codes.gather(1, index)[:, 0]
-            is_given = is_open[rows] & (best[:, 0] >= ended[rows].clamp(min=further))
-
-            factor = best[:, 0].where(is_given, ended[rows]).where(is_open[rows], 1.0)
-            answer.conf[rows] *= factor
+            share = best[:, 0]
+            chosen = row_candidates.codes.gather(1, index)[:, 0]
+            is_given = is_open[rows] & (share >= ended[rows].clamp(min=further))
+            answer.conf[rows] *= share.where(is_given, ended[rows]).where(is_open[rows], 1.0)
             answer.codes[rows, number] = chosen.where(is_given, -1)
-            answer.probabilities[rows, number] = best[:, 0].where(is_given, torch.nan)
+            answer.probabilities[rows, number] = share.where(is_given, torch.nan)
             is_open = is_open.index_copy(0, rows, is_given)
             if has_next:
                 end = end.index_copy(0, rows, self._end_after(written, chosen))
@@ -354,7 +379,7 @@ class CombinedSearch:
 
     def _proposals(self) -> Tensor:
         """Return the codes (B, K) that the others believe in most, the first one first."""
-        together = torch.stack([*self._log_beliefs.values()]).sum(0)
+        together = torch.stack(list(self._log_beliefs.values())).sum(0)
         return together.topk(min(NUM_CANDIDATES, together.shape[1])).indices
 
     def _candidates(self, codes: Tensor, rows: Tensor | None = None) -> Candidates:
@@ -367,7 +392,7 @@ class CombinedSearch:
         is_repeated = (codes[:, :, None] == codes[:, None]).tril(-1).any(-1)
         return Candidates(codes, votes, is_repeated)
 
-    def _write_first(self, codes: Tensor) -> Written:
+    def _write_first(self, codes: Tensor) -> WrittenCodes:
         """Have the decoder write a first code (B,)."""
         rows = torch.arange(len(codes), device=codes.device)
         prefix = torch.full_like(codes[:, None], BOS)
@@ -375,38 +400,45 @@ class CombinedSearch:
 
     def _with_own_codes(
         self,
-        written: Written,
+        written: WrittenCodes,
         candidates: Candidates,
         scores: Tensor,
         weights: Mapping[str, float],
         *,
         earlier: Tensor,
     ) -> tuple[Candidates, Tensor]:
-        """Return the candidates (R, K) and their scores by all experts but the decoder, with what
-        the decoder writes by itself as one more where it may count.
+        """Return the candidates (R, K) and their scores by all experts but the decoder, with the
+        decoder's own code, which it writes by itself, as one more where that code may count.
 
-        It is not sought where it can have no share that counts, by the most that each expert may
-        say of a code beside the candidates. `earlier` (R, n) are codes that rows have already.
+        `earlier` (R, n) are codes that rows have already.
         """
-        beliefs = [weights[name] * log[written.rows] for name, log in self._log_beliefs.items()]
-        beside = torch.stack(beliefs).sum(0).scatter(1, candidates.codes, -torch.inf)
-        by_decoder = self._trie.bound_of_greedy(written.codes, written.log_probs)
-        highest = beside.amax(1) + weights["decoder"] * by_decoder
-        for name, most in HIGHEST_VOTES.items():
-            highest = highest + weights.get(name, 0.0) * most
+        # The highest score of a code beside the candidates, by the most that each expert may say.
+        weighted = [
+            weights[name] * belief[written.rows] for name, belief in self._log_beliefs.items()
+        ]
+        beside_candidates = torch.stack(weighted).sum(0).scatter(1, candidates.codes, -torch.inf)
+        bound = self._trie.bound_of_greedy(written.codes, written.log_probs)
+        highest = beside_candidates.amax(1) + weights["decoder"] * bound
+        for name, highest_vote in HIGHEST_VOTES.items():
+            highest = highest + weights.get(name, 0.0) * highest_vote
 
-        least = self._least_score(written, candidates.codes, scores, weights)
-        part = indices_of(by_decoder.isfinite() & (highest >= least[:, 0]))
+        # Where that does not count, or the decoder's own code is the one written, none is sought.
+        least = self._least_score(written, candidates.codes, scores, weights)[:, 0]
+        part = indices_of(bound.isfinite() & (highest >= least))
         if not len(part):
             return candidates, scores
-        own = self._candidates(self._greedy_codes(written, part)[:, None], written.rows)
-        known = torch.cat([candidates.codes, earlier], dim=1)
-        own.is_repeated |= (own.codes == known).any(1, keepdim=True)
-        return candidates.beside(own), torch.cat([scores, own.scores(weights)], dim=1)
 
-    def _greedy_codes(self, written: Written, part: Tensor) -> Tensor:
-        """Return the codes (R,) that were written, and those that the decoder writes by itself behind
-        the same prefix in a part (N,) of them.
+        # All rows get one more candidate; it repeats another one in rows where none was sought.
+        greedy_codes = self._greedy_codes(written, part)[:, None]
+        own_candidates = self._candidates(greedy_codes, written.rows)
+        known_codes = torch.cat([candidates.codes, earlier], dim=1)
+        own_candidates.is_repeated |= (greedy_codes == known_codes).any(1, keepdim=True)
+        own_scores = own_candidates.scores(weights)
+        return candidates.joined(own_candidates), torch.cat([scores, own_scores], dim=1)
+
+    def _greedy_codes(self, written: WrittenCodes, part: Tensor) -> Tensor:
+        """Return the codes (R,) that were written, replaced in a part (N,) of them by those that the
+        decoder writes by itself behind the same prefix.
         """
         if not len(part):
             return written.codes
@@ -420,7 +452,9 @@ class CombinedSearch:
             tokens = torch.cat([tokens, following[:, None]], dim=1)
         return written.codes.index_copy(0, part, nodes)
 
-    def _write(self, rows: Tensor, prefix: Tensor, codes: Tensor, *, has_next: bool) -> Written:
+    def _write(
+        self, rows: Tensor, prefix: Tensor, codes: Tensor, *, has_next: bool
+    ) -> WrittenCodes:
         """Have the decoder write codes (R,) behind prefixes (R, L), and say what follows if another
         code can.
         """
@@ -432,23 +466,23 @@ class CombinedSearch:
             blocks = blocks[:, :-1]
         tokens = torch.cat([prefix, blocks], dim=1)
         log_probs = self._scorer.log_probs(tokens, rows, num_last=num_last)
-        return Written(rows, prefix, codes, log_probs)
+        return WrittenCodes(rows, prefix, codes, log_probs)
 
-    def _end_after(self, written: Written, codes: Tensor) -> Tensor:
-        """Return the log-probabilities (R,) that no code follows these (R,), of which most have been
-        written.
+    def _end_after(self, written: WrittenCodes, codes: Tensor) -> Tensor:
+        """Return the log-probabilities (R,) that no code follows these (R,); those that differ from
+        the written ones are written now.
         """
         end = written.log_probs[:, -1, PAD]
         part = indices_of(codes != written.codes)
         if len(part):
-            rows, prefix = written.rows[part], written.prefix[part]
-            of_part = self._write(rows, prefix, codes[part], has_next=True)
-            end = end.index_copy(0, part, of_part.log_probs[:, -1, PAD])
+            rows = written.rows[part]
+            written_part = self._write(rows, written.prefix[part], codes[part], has_next=True)
+            end = end.index_copy(0, part, written_part.log_probs[:, -1, PAD])
         return end
 
     def _votes(
         self,
-        written: Written,
+        written: WrittenCodes,
         candidates: Candidates,
         scores: Tensor,
         weights: Mapping[str, float],
@@ -456,32 +490,37 @@ class CombinedSearch:
         """Return the decoder's votes on candidates (R, K), whose scores by all others are given: it
         is asked where that matters, and else estimated.
         """
+        # The decoder is asked about candidates whose share may count.
         codes = candidates.codes
         bounds = self._bounds(written, codes)
         highest = scores + weights["decoder"] * bounds
         is_asked = highest >= self._least_score(written, codes, scores, weights)
-        is_written = codes == written.codes[:, None]
+
+        # An estimate is the prior, but not above the bound; what was written needs none.
         estimates = bounds
         if self._source is not None and self._source.prior is not None:
+            is_written = codes == written.codes[:, None]
             estimates = bounds.minimum(candidates.votes["flat"]).where(~is_written, bounds)
         return self._ask(written, codes, estimates, is_asked=is_asked & scores.isfinite())
 
-    def _bounds(self, written: Written, candidates: Tensor) -> Tensor:
+    def _bounds(self, written: WrittenCodes, candidates: Tensor) -> Tensor:
         """Return upper bounds of the decoder's log-probabilities of candidates (R, K).
 
         They are those of the tokens up to the first in which a candidate differs from the code that
         was written; for that code itself the bound is its log-probability.
         """
         blocks = self._trie.blocks[candidates]  # (R, K, size)
-        size = blocks.shape[2]
-        log_probs = written.log_probs[:, None, :size].expand(-1, blocks.shape[1], -1, -1)
-        of_tokens = log_probs.gather(3, blocks[..., None])[..., 0]
+        _, num_candidates, size = blocks.shape
+        log_probs = written.log_probs[:, None, :size].expand(-1, num_candidates, -1, -1)
+        token_log_probs = log_probs.gather(3, blocks[..., None])[..., 0]
+
+        # A token counts if all before it are the same.
         is_same = blocks == self._trie.blocks[written.codes][:, None]
         begins_alike = F.pad(is_same[..., :-1], (1, 0), value=True).cumprod(-1)
-        return of_tokens.masked_fill(begins_alike == 0, 0.0).sum(-1)
+        return token_log_probs.masked_fill(begins_alike == 0, 0.0).sum(-1)
 
     def _least_score(
-        self, written: Written, codes: Tensor, scores: Tensor, weights: Mapping[str, float]
+        self, written: WrittenCodes, codes: Tensor, scores: Tensor, weights: Mapping[str, float]
     ) -> Tensor:
         """Return the score (R, 1) from which on a code's share counts beside that of the code that
         was written, which is among `codes` (R, K).
@@ -489,12 +528,12 @@ class CombinedSearch:
         `scores` (R, K) are those by all experts but the decoder.
         """
         is_written = codes == written.codes[:, None]
-        by_others = scores.masked_fill(~is_written, -torch.inf).amax(1, keepdim=True)
-        by_decoder = self._bounds(written, written.codes[:, None])
-        return by_others + weights["decoder"] * by_decoder + math.log(MIN_RELATIVE_SHARE)
+        score = scores.masked_fill(~is_written, -torch.inf).amax(1, keepdim=True)
+        decoder_vote = self._bounds(written, written.codes[:, None])
+        return score + weights["decoder"] * decoder_vote + math.log(MIN_RELATIVE_SHARE)
 
     def _ask(
-        self, written: Written, candidates: Tensor, estimates: Tensor, *, is_asked: Tensor
+        self, written: WrittenCodes, candidates: Tensor, estimates: Tensor, *, is_asked: Tensor
     ) -> Tensor:
         """Return the decoder's log-probabilities of candidates (R, K), by estimates where it is not
         asked.
@@ -505,13 +544,13 @@ class CombinedSearch:
         if len(index):
             row = index // candidates.shape[1]
             codes = candidates.flatten()[index]
-            one_each = self._write(written.rows[row], written.prefix[row], codes, has_next=False)
-            of_tokens = one_each.log_probs.gather(2, self._trie.blocks[codes][..., None])
-            votes = votes.index_copy(0, index, of_tokens.sum((1, 2)))
+            asked = self._write(written.rows[row], written.prefix[row], codes, has_next=False)
+            token_log_probs = asked.log_probs.gather(2, self._trie.blocks[codes][..., None])
+            votes = votes.index_copy(0, index, token_log_probs.sum((1, 2)))
         return votes.view_as(estimates).where(~is_written, estimates)
 
 
-def odds_of_end(log_odds: Tensor, weights: Mapping[str, float]) -> Tensor:
+def log_odds_of_end(log_odds: Tensor, weights: Mapping[str, float]) -> Tensor:
     """Return the log-odds that a row has no further code, by those of an expert."""
     return weights.get("end", 1.0) * log_odds + weights.get("few", 0.0)
 

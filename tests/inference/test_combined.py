@@ -98,7 +98,7 @@ def test_own_codes_are_sought_where_they_may_count(monkeypatch: pytest.MonkeyPat
     num_sought: list[int] = []
     write = search._greedy_codes
 
-    def counted(self: combined.CombinedSearch, written: combined.Written, part: torch.Tensor):
+    def counted(self: combined.CombinedSearch, written: combined.WrittenCodes, part: torch.Tensor):
         num_sought.append(len(part))
         return write(self, written, part)
 
