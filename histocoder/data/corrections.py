@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config import PrepareConfig
-from histocoder.data.examples import ATTRIBUTES, LANG_COL, NO_SPLIT, SPLITS, TRAIN, is_codes
+from histocoder.data.examples import ATTRIBUTES_PREFIX, LANG_COL, NO_SPLIT, SPLITS, TRAIN, is_codes
 from histocoder.data.labelled_files import CHECKED_COL, LabelledFiles
 from histocoder.errors import counted
 from histocoder.formatters import MISSING
@@ -130,7 +130,7 @@ class Corrections:
         # rows without a correction take null, and stay as they are
         index_or_null = pa.array(index, mask=~is_corrected)
         for i, name in enumerate(rows.schema.names):
-            if is_codes(name) or name.startswith(ATTRIBUTES):
+            if is_codes(name) or name.startswith(ATTRIBUTES_PREFIX):
                 cells = pa.array(self._rows[name], pa.string()).take(index_or_null)
                 # all columns of codes are replaced; an attribute that is not stated stays
                 is_replaced = pa.array(is_corrected) if is_codes(name) else cells.is_valid()

@@ -1,5 +1,6 @@
 """The data set of a run: its examples as batches of tensors."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ from histocoder.config import LANG_SEP
 from histocoder.data.augment import Augmenter
 from histocoder.data.examples import TITLES, Examples
 from histocoder.data.samplers import BatchIndices
-from histocoder.data.titles import WEIGHT
+from histocoder.data.titles import TITLE_WEIGHT
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
 from histocoder.model.ngram import Lookup
 from histocoder.text.tokenizers import (
@@ -70,7 +71,7 @@ class Batch:
         # the first row of each group stays, and as many others as fill up a multiple
         is_repeat = np.ones(len(table), dtype=bool)
         is_repeat[first] = False
-        num_rows = -(-len(first) // _ROWS_MULTIPLE) * _ROWS_MULTIPLE
+        num_rows = math.ceil(len(first) / _ROWS_MULTIPLE) * _ROWS_MULTIPLE
         dropped = np.flatnonzero(is_repeat)[max(num_rows - len(first), 0) :]
         if not len(dropped):
             return self
@@ -165,13 +166,13 @@ class OccupationDataset(Dataset):
             self.num_cut = int((lengths > self.max_len).sum())
             lengths = np.minimum(lengths, self.max_len)
         else:
-            parts = []
+            lengths_of_parts: list[np.ndarray] = []
             self.num_cut = 0
             for texts in self._texts():
                 _, lengths, num_cut = self.tokenizer.token_ids(texts, max_len=self.max_len)
-                parts.append(lengths)
+                lengths_of_parts.append(lengths)
                 self.num_cut += num_cut
-            lengths = np.concatenate(parts)
+            lengths = np.concatenate(lengths_of_parts)
         self._lengths = lengths.astype(np.min_scalar_type(self.max_len))
 
     def _weigh_rows(self) -> None:
@@ -182,7 +183,7 @@ class OccupationDataset(Dataset):
         """Weight of each row in the loss, of shape (n,)."""
         if TITLES in self.examples.splits:
             is_title = pc.equal(self.examples.table["split"].cast(pa.string()), TITLES).to_numpy()
-            self.weights = np.where(is_title, WEIGHT, np.float32(1.0))
+            self.weights = np.where(is_title, TITLE_WEIGHT, np.float32(1.0))
         self.num_titles = int((self.weights < 1).sum())
         if not self.once:
             return
@@ -199,7 +200,8 @@ class OccupationDataset(Dataset):
 
     def _texts(self) -> Iterator[list[str]]:
         """Yield the inputs of all rows, some at a time."""
-        for rows in np.array_split(np.arange(len(self)), -(-len(self) // _ROWS_AT_ONCE)):
+        num_parts = math.ceil(len(self) / _ROWS_AT_ONCE)
+        for rows in np.array_split(np.arange(len(self)), num_parts):
             yield self.examples.inputs.texts(rows)
 
     def __len__(self) -> int:
@@ -266,37 +268,37 @@ class OccupationDataset(Dataset):
         """Return normalised descriptions, without their languages."""
         return [text.partition(LANG_SEP)[2] for text in self.examples.inputs.texts(rows)]
 
-    def __getitem__(self, share: BatchIndices) -> Batch:
+    def __getitem__(self, indices: BatchIndices) -> Batch:
         # missing codes are index 0: a block of padding, and class -1
-        rows = share.rows
+        rows = indices.rows
         codes = self._code_index[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
         targets = np.pad(blocks, ((0, 0), (1, 1)), constant_values=((0, 0), (BOS, EOS)))
         return Batch(
-            input_ids=torch.from_numpy(self._input_ids(share)),
+            input_ids=torch.from_numpy(self._input_ids(indices)),
             targets=torch.from_numpy(targets),
             class_ids=torch.from_numpy(self._class_ids[codes]),
             attribute_ids=torch.from_numpy(self._attribute_ids[rows].astype(np.int64)),
-            num_rows=share.num_rows,
-            num_target_blocks=share.num_target_blocks,
-            weight=share.weight,
+            num_rows=indices.num_rows,
+            num_target_blocks=indices.num_target_blocks,
+            weight=indices.weight,
             rows=torch.from_numpy(rows),
             counts=torch.from_numpy(self.weights[rows]),
         )
 
-    def _input_ids(self, share: BatchIndices) -> np.ndarray:
+    def _input_ids(self, indices: BatchIndices) -> np.ndarray:
         """Return token ids, of shape (B, S)."""
         augmenter = self.augmenter
         if augmenter is None and self.tokenizer.reads_characters:
-            return self._characters(share.rows)
+            return self._characters(indices.rows)
 
         # noise alters the descriptions, and withholds languages, before they are joined
-        texts = self.examples.inputs.texts(share.rows)
+        texts = self.examples.inputs.texts(indices.rows)
         if augmenter is not None:
-            noise = augmenter.noise(share.rows, share.epoch)
-            descriptions = self.descriptions(share.rows)
+            noise = augmenter.noise(indices.rows, indices.epoch)
+            descriptions = self.descriptions(indices.rows)
             altered = [augmenter.alter(text, noise, i) for i, text in enumerate(descriptions)]
-            langs = np.array(self.examples.languages)[self.examples.lang_index[share.rows]]
+            langs = np.array(self.examples.languages)[self.examples.lang_index[indices.rows]]
             texts = join_language(altered, np.where(noise.withheld, UNKNOWN, langs).tolist())
         tokens = tokenize(texts, max_len=self.max_len, tokenizer=self.tokenizer)
         return tokens.pad(np.arange(len(texts)), max_len=self.max_len, num_positions=self.pad_to)

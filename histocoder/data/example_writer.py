@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config import LANG_SEP
-from histocoder.data.examples import NO_SPLIT, ROW, SEEN, SPLITS, TRAIN, VAL, Examples
+from histocoder.data.examples import NO_SPLIT, ROW_FIELDS, SEEN, SPLITS, TRAIN, VAL, Examples
 from histocoder.data.hashes import key_hashes
 from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.prepared_folder import (
@@ -58,9 +58,9 @@ class ExampleWriter:
         trained_on: np.ndarray | None = None,
         compares_splits: bool = False,
     ) -> None:
-        fields = [("split", pa.dictionary(pa.int8(), pa.string())), *ROW]
+        fields = [("split", pa.dictionary(pa.int8(), pa.string())), *ROW_FIELDS]
         fields += [("key", pa.string()), ("input", pa.string())]
-        self._schema = pa.schema([*fields, *list(files.schema)[len(ROW) :]])
+        self._schema = pa.schema([*fields, *list(files.schema)[len(ROW_FIELDS) :]])
         self._text_normalization = text_normalization
         self._learned = [np.zeros(0, np.int32) if trained_on is None else trained_on]
         self._compares_splits = compares_splits

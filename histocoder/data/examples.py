@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ SEEN = "seen"
 SPLITS = (TRAIN, VAL, HELD_OUT, TITLES, SEEN)
 NO_SPLIT = -1
 """Split of rows that are dropped, or left out since their correction is held out."""
-ROW = pa.schema(
+ROW_FIELDS = pa.schema(
     [
         ("row", pa.int64()),  # position in its file, from 0
         ("line", pa.int64()),  # its first line there; in Parquet the row, from 1
@@ -36,26 +36,33 @@ ROW = pa.schema(
 """First columns of checked rows; behind them are those of codes, which a dropped row has as the
 file does.
 """
-CODES = "codes."
-"""Beginning of the names of columns of codes."""
-ATTRIBUTES = "attributes."
-"""Beginning of the names of columns of attributes: "" where a row has none, null where that is not
+CODES_PREFIX = "codes."
+"""Prefix of the names of columns of codes."""
+ATTRIBUTES_PREFIX = "attributes."
+"""Prefix of the names of columns of attributes: "" where a row has none, null where that is not
 known.
 """
 
 
 def row_schema(target_cols: Sequence[str], attribute_cols: Sequence[str] = ()) -> pa.Schema:
     """Return the columns of checked rows."""
-    names = [f"{CODES}{name}" for name in target_cols]
-    names += [f"{ATTRIBUTES}{name}" for name in attribute_cols]
-    fields = list(ROW)
+    names = [f"{CODES_PREFIX}{name}" for name in target_cols]
+    names += [f"{ATTRIBUTES_PREFIX}{name}" for name in attribute_cols]
+    fields = list(ROW_FIELDS)
     fields.extend(pa.field(name, pa.string()) for name in names)
     return pa.schema(fields)
 
 
 def is_codes(name: str) -> bool:
     """Return whether a column of checked rows is one of codes."""
-    return name.startswith(CODES)
+    return name.startswith(CODES_PREFIX)
+
+
+class _IndexedColumns(NamedTuple):
+    """Columns of texts as indices into their distinct texts."""
+
+    indices: np.ndarray  # from 1, 0 where there is none; of shape (n, number of columns)
+    distinct: tuple[str, ...]
 
 
 class Examples:
@@ -72,7 +79,8 @@ class Examples:
         """File that is mapped."""
         self.splits: tuple[str, ...] = ()
         """Splits of that file."""
-        self._content: pa.Buffer = None  # that file's
+        self._content: pa.Buffer = None
+        """Content of that file."""
 
     @classmethod
     def open(cls, path: Path, *splits: str) -> "Examples":
@@ -99,7 +107,7 @@ class Examples:
     def of(cls, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame) -> "Examples":
         """Return examples from a column of codes for each of `codes`, None where there is none."""
         columns = {"text": texts, "lang": langs}
-        columns |= {f"{CODES}{name}": codes[name] for name in codes}
+        columns |= {f"{CODES_PREFIX}{name}": codes[name] for name in codes}
         arrays = {name: pa.array(column, pa.string()) for name, column in columns.items()}
         return cls(pa.table(arrays))
 
@@ -127,15 +135,16 @@ class Examples:
     def codes(self) -> pd.DataFrame:
         """Codes, of shape (n, k): strings, None where there is none."""
         columns = {
-            name.removeprefix(CODES): self.table[name].to_numpy() for name in self._code_columns
+            name.removeprefix(CODES_PREFIX): self.table[name].to_numpy()
+            for name in self._code_columns
         }
         return pd.DataFrame(columns, dtype=object)
 
     @cached_property
     def attributes(self) -> dict[str, pa.ChunkedArray]:
-        """Columns of attributes, by name; see `ATTRIBUTES`."""
-        names = [name for name in self.table.column_names if name.startswith(ATTRIBUTES)]
-        return {name.removeprefix(ATTRIBUTES): self.table[name] for name in names}
+        """Columns of attributes, by name; see `ATTRIBUTES_PREFIX`."""
+        names = [name for name in self.table.column_names if name.startswith(ATTRIBUTES_PREFIX)]
+        return {name.removeprefix(ATTRIBUTES_PREFIX): self.table[name] for name in names}
 
     @property
     def _code_columns(self) -> list[str]:
@@ -165,40 +174,40 @@ class Examples:
         names that people know, by chunks.
         """
         names = {"text": TEXT_COL, "lang": LANG_COL}
-        names |= {name: name.removeprefix(CODES) for name in self._code_columns}
+        names |= {name: name.removeprefix(CODES_PREFIX) for name in self._code_columns}
         for name, column in self.attributes.items():
             if column.null_count < len(column):
-                names[f"{ATTRIBUTES}{name}"] = name
+                names[f"{ATTRIBUTES_PREFIX}{name}"] = name
         for batch in self.table.select(list(names)).to_batches():
             yield pa.Table.from_batches([batch]).rename_columns(list(names.values()))
 
     @cached_property
     def languages(self) -> tuple[str, ...]:
         """Distinct languages."""
-        return self._lang_index[1]
+        return self._indexed_langs.distinct
 
     @property
     def lang_index(self) -> np.ndarray:
         """Index of each row's language in `languages`, of shape (n,)."""
-        return self._lang_index[0][:, 0] - 1
+        return self._indexed_langs.indices[:, 0] - 1
 
     @property
     def code_table(self) -> tuple[str, ...]:
         """Distinct codes."""
-        return self._code_index[1]
+        return self._indexed_codes.distinct
 
     @property
     def code_index(self) -> np.ndarray:
         """Index of each code in `code_table`, from 1; 0 where there is none; of shape (n, k)."""
-        return self._code_index[0]
+        return self._indexed_codes.indices
 
     @cached_property
-    def _lang_index(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        return _index([self.table["lang"]])
+    def _indexed_langs(self) -> _IndexedColumns:
+        return _indexed([self.table["lang"]])
 
     @cached_property
-    def _code_index(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        return _index([self.table[name] for name in self._code_columns])
+    def _indexed_codes(self) -> _IndexedColumns:
+        return _indexed([self.table[name] for name in self._code_columns])
 
     @cached_property
     def inputs(self) -> PackedTexts:
@@ -206,19 +215,19 @@ class Examples:
         return PackedTexts.of_column(self.table["input"], self._content)
 
 
-def _index(columns: Sequence[pa.ChunkedArray]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the index of each value among the distinct ones, from 1; 0 where there is none; and
-    these.
-
-    The index is of shape (n, number of columns).
-    """
+def _indexed(columns: Sequence[pa.ChunkedArray]) -> _IndexedColumns:
+    """Return columns of texts as indices into their distinct texts."""
     joined = pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
 
     # chunks share one dictionary, and the smallest type that holds its indices
     coded = joined.dictionary_encode().unify_dictionaries()
     values = coded.chunk(0).dictionary
-    kind = np.min_scalar_type(len(values))
-    index = np.concatenate(
-        [(np.asarray(chunk.indices.fill_null(-1)) + 1).astype(kind) for chunk in coded.chunks]
-    )
-    return np.ascontiguousarray(index.reshape(len(columns), -1).T), tuple(values.to_pylist())
+    index_type = np.min_scalar_type(len(values))
+    parts: list[np.ndarray] = []
+    for chunk in coded.chunks:
+        indices = np.asarray(chunk.indices.fill_null(-1)) + 1
+        parts.append(indices.astype(index_type))
+
+    # one column lies behind the other
+    index = np.concatenate(parts).reshape(len(columns), -1).T
+    return _IndexedColumns(np.ascontiguousarray(index), tuple(values.to_pylist()))

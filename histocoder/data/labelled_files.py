@@ -12,7 +12,14 @@ import pyarrow.compute as pc
 
 from histocoder.data.cells import CodeColumn, read_code
 from histocoder.data.code_columns import column_of, count_cells, count_codes, fit_codes
-from histocoder.data.examples import ATTRIBUTES, CODES, LANG_COL, TEXT_COL, Examples, row_schema
+from histocoder.data.examples import (
+    ATTRIBUTES_PREFIX,
+    CODES_PREFIX,
+    LANG_COL,
+    TEXT_COL,
+    Examples,
+    row_schema,
+)
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, LabelRules
 from histocoder.errors import UserError, counted, shown
@@ -236,12 +243,12 @@ class LabelledFiles:
         for name in self.target_cols:
             cells = table.columns.get(name, nothing)
             checked = pa.array(codes[name], pa.string())
-            rows[f"{CODES}{name}"] = pc.if_else(reason.is_null(), checked, cells)
+            rows[f"{CODES_PREFIX}{name}"] = pc.if_else(reason.is_null(), checked, cells)
         for name in self.attribute_cols:
             categories = nothing
             if table.file.has(name):
                 categories = map_distinct(table.columns[name], read_code)
-            rows[f"{ATTRIBUTES}{name}"] = categories
+            rows[f"{ATTRIBUTES_PREFIX}{name}"] = categories
         return pa.RecordBatch.from_pydict(rows, schema=self.schema)
 
 

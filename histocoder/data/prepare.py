@@ -24,7 +24,7 @@ from histocoder.data.example_writer import (
     made_from,
 )
 from histocoder.data.examples import (
-    CODES,
+    CODES_PREFIX,
     HELD_OUT,
     LANG_COL,
     SEEN,
@@ -293,7 +293,7 @@ def _prepare(
         corrected_keys = corrections.keys if corrections else ()
         titles = titles_to_learn(config, rows, files, key=inputs.key, beside=corrected_keys)
         if titles is not None:
-            codes |= set(titles[f"{CODES}{config.target_cols[0]}"].to_pylist())
+            codes |= set(titles[f"{CODES_PREFIX}{config.target_cols[0]}"].to_pylist())
         key = _complete_key(inputs.key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
 
@@ -426,7 +426,9 @@ def _codes_of(rows: pa.Table, config: PrepareConfig) -> set[str]:
         codes_of_column = set(cells.unique().to_pylist()) - {None, MISSING}
         codes |= codes_of_column
         num_rows = len(cells) - cells.null_count
-        if notice := identifiers_notice(len(codes_of_column), num_rows, name.removeprefix(CODES)):
+        if notice := identifiers_notice(
+            len(codes_of_column), num_rows, name.removeprefix(CODES_PREFIX)
+        ):
             log.info(notice)
     if len(codes) < 2:
         raise UserError(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config import PrepareConfig
-from histocoder.data.examples import CODES, LANG_COL, is_codes
+from histocoder.data.examples import CODES_PREFIX, LANG_COL, is_codes
 from histocoder.data.hashes import cell_hashes
 
 MAX_LINES = 10
@@ -19,7 +19,7 @@ MAX_LINES = 10
 
 def rejected_rows(tables: Iterable[pa.Table], config: PrepareConfig) -> Iterator[pa.Table]:
     """Yield the dropped rows of checked rows with their lines in their tables and the reasons."""
-    names = ["line", "reason", "text", *(f"{CODES}{name}" for name in config.target_cols)]
+    names = ["line", "reason", "text", *(f"{CODES_PREFIX}{name}" for name in config.target_cols)]
     headers = ["line", "reason", config.input_col, *config.target_cols]
     for rows in tables:
         for batch in rows.select(names).to_batches():
@@ -63,7 +63,7 @@ def conflicts(rows: pa.Table, config: PrepareConfig) -> tuple[pa.Table, int]:
     all_rows = table.groupby("described")["rows"].transform("sum")
     order = table.assign(all=all_rows).sort_values(["all", "described", "rows"]).index[::-1]
     table = table.loc[order]
-    names = (name.removeprefix(CODES) for name in code_cols)
+    names = (name.removeprefix(CODES_PREFIX) for name in code_cols)
     table.columns = [config.input_col, LANG_COL, *names, "rows", "lines"]
     return pa.Table.from_pandas(table, preserve_index=False), len(several)
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.config import PrepareConfig
-from histocoder.data.examples import CODES, is_codes
+from histocoder.data.examples import CODES_PREFIX, is_codes
 from histocoder.data.key import Key
 from histocoder.data.labelled_files import LabelledFiles
 from histocoder.errors import UserError, counted
@@ -20,7 +20,7 @@ from histocoder.tables.table import open_table
 from histocoder.text.languages import Language
 from histocoder.text.normalize import description_keys
 
-WEIGHT = np.float32(0.3)
+TITLE_WEIGHT = np.float32(0.3)
 """Weight of a title in training, where that of a row is 1; from 0.2 to 0.5 the accuracy is the
 same.
 """
@@ -124,7 +124,7 @@ def _read(config: PrepareConfig) -> pd.DataFrame:
 def _checked_rows(files: LabelledFiles, titles: pd.DataFrame) -> pa.RecordBatch:
     """Return titles with the columns of checked rows, and their keys."""
     columns = {name: titles[name].tolist() for name in ("text", "lang", "key")}
-    columns[f"{CODES}{files.target_cols[0]}"] = titles["code"].tolist()
+    columns[f"{CODES_PREFIX}{files.target_cols[0]}"] = titles["code"].tolist()
     schema = pa.schema([*files.schema, ("key", pa.string())])
     for name in schema.names:
         columns.setdefault(name, [None] * len(titles))
