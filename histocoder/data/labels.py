@@ -355,21 +355,21 @@ class LabelChecker:
         """
         path = self.file.path
         findings = self._findings
-        no_codes = self._no_codes()
+
+        # short codes are not left out as mistakes if they may be codes that have lost their zeros
+        num_short = len(findings.short_codes)
+        num_unknown = len(self._unknown_padded_codes())
+        should_pad = num_short > 0 and num_unknown == 0
+        may_pad = num_short > 0 and (num_unknown < num_short or not self._is_known_classification())
 
         # codes that do not fit end the run, or are left out
-        may_lack_zeros = len(findings.short_codes) > 0
-        may_pad = may_lack_zeros and not no_codes
-        is_asked = may_lack_zeros and (
-            len(no_codes) < len(findings.short_codes) or not self._is_known_classification()
-        )
         if findings.num_bad:
             rows = counted(
                 findings.num_bad, "row has a label that does", "rows have labels that do"
             )
             examples = "; ".join(findings.first_bad)
-            if is_asked or not self._rules.drop_bad:
-                advice, settings = self._way_on(may_pad=may_pad, is_asked=is_asked)
+            if may_pad or not self._rules.drop_bad:
+                advice, settings = self._advice(should_pad=should_pad, may_pad=may_pad)
                 raise UserError(f"{path}: {rows} not fit: {examples}. {advice}", **settings)
             say(f"{path}: {rows} not fit, and are left out: {examples}.")
 
@@ -404,21 +404,21 @@ class LabelChecker:
             return ""
         return self._column.separator
 
-    def _way_on(self, *, may_pad: bool, is_asked: bool) -> tuple[str, dict[str, Any]]:
+    def _advice(self, *, should_pad: bool, may_pad: bool) -> tuple[str, dict[str, Any]]:
         """Return what to do about codes that do not fit, and the settings that are right for them,
         if any are.
         """
         findings = self._findings
         short = "if short codes are right, --allow-codes-shorter-than-block-size"
-        if may_pad:
+        if should_pad:
             advice = "If leading zeros were lost, add --zero-pad-codes"
             if self._formatter.name == "general":
                 advice += f"; {short}"
             return f"{advice}.", {"zero_pad_codes": True}
 
-        # zeros may be lost, but nobody knows
-        if is_asked:
-            padded = shown(min(self._no_codes()))
+        # zeros may be lost, which the user alone knows
+        if may_pad:
+            padded = shown(min(self._unknown_padded_codes()))
             zeros = f"if leading zeros were lost (there is no code {padded} yet), --zero-pad-codes"
             return f"Correct the labels; {short}; {zeros}.", {}
 
@@ -441,9 +441,9 @@ class LabelChecker:
             "drop_bad_labels": True
         }
 
-    def _no_codes(self) -> set[str]:
-        """Return short codes that with leading zeros are neither codes of the table nor of a
-        classification.
+    def _unknown_padded_codes(self) -> set[str]:
+        """Return the short codes, with leading zeros, that are then neither codes of the table nor
+        of a classification.
         """
         codes = self._findings.codes | self._known
         padded = (code.zfill(self._formatter.block_size) for code in self._findings.short_codes)
