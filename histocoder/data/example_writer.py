@@ -129,6 +129,7 @@ def made_from(
     trained_on: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Return what determines the examples of some files, for JSON."""
+    # the files of all splits have the same columns and rules
     files = next(iter(splits.values()))
     sources = {
         split: [fingerprint(path) for path in files.paths] for split, files in splits.items()

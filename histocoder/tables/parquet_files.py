@@ -71,16 +71,16 @@ def parquet_files(paths: Sequence[Path]) -> ParquetFiles | None:
     files: list[str] = []
     folders: list[str] = []
     for path in paths:
-        place = Path(os.path.abspath(path))
-        if place.is_dir():
-            found = _files_in(place)
-            if not found:
+        absolute = Path(os.path.abspath(path))
+        if absolute.is_dir():
+            files_of_folder = _files_in(absolute)
+            if not files_of_folder:
                 raise UserError(f"{path} has no Parquet files.")
-            files += found
-            folders.append(str(place))
+            files += files_of_folder
+            folders.append(str(absolute))
         elif kind_of(path) in PARQUET:
-            files.append(str(place))
-            folders.append(str(place.parent))
+            files.append(str(absolute))
+            folders.append(str(absolute.parent))
         elif len(paths) == 1:
             return None
         else:
