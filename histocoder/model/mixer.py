@@ -75,10 +75,10 @@ class CosineClassifier(nn.Linear):
 
 
 class MixerModel(nn.Module):
-    """An encoder with two heads, a sequence decoder and a flat linear head, and further ones if
-    `config` has them.
+    """An encoder with two heads, a sequence decoder and a flat linear head.
 
-    These are a linear head and a linear expert on attributes.
+    If `config` has them, there are also experts: linear ones on codes and on attributes, and the
+    nearest rows; and a linear head on attributes.
 
     Without `encoder`, one of `config.encoder`'s sizes gets random weights.
     """
@@ -127,26 +127,22 @@ class MixerModel(nn.Module):
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
 
         # The experts and the record of descriptions have zeros, for a state dict to be loaded into.
-        self.linear_expert = None
-        if config.num_linear_features:
-            self.linear_expert = LinearExpert(
-                config.num_linear_features,
-                config.num_classes,
-                config.num_linear_weights,
-                threshold=config.linear_threshold,
-            )
+        self.linear_expert = _empty_expert(
+            config.num_linear_features,
+            config.num_classes,
+            config.num_linear_weights,
+            threshold=config.linear_threshold,
+        )
         self.nearest_expert = None
         if config.num_nearest_rows:
             self.nearest_expert = NearestExpert(config.num_nearest_rows, dim, config.num_classes)
         num_labels = len(config.attribute_labels)
-        self.attribute_expert = None
-        if config.num_attribute_features:
-            self.attribute_expert = LinearExpert(
-                config.num_attribute_features,
-                num_labels,
-                config.num_attribute_weights,
-                threshold=config.attribute_threshold,
-            )
+        self.attribute_expert = _empty_expert(
+            config.num_attribute_features,
+            num_labels,
+            config.num_attribute_weights,
+            threshold=config.attribute_threshold,
+        )
         self.attribute_head = nn.Linear(dim, num_labels) if num_labels else None
         hashes = None
         if config.num_trained_on:
@@ -322,3 +318,12 @@ class MixerModel(nn.Module):
             target_tokens, memory[rows], memory_mask, self.prior(flat_logits[rows])
         )
         return MixerOutput(seq2seq_logits, flat_logits, of_attributes)
+
+
+def _empty_expert(
+    num_features: int, num_classes: int, num_weights: int, *, threshold: float
+) -> LinearExpert | None:
+    """Return a linear expert with zeros for its weights; None without features."""
+    if not num_features:
+        return None
+    return LinearExpert(num_features, num_classes, num_weights, threshold=threshold)
