@@ -315,8 +315,10 @@ class SequenceScorer:
         for layer, keys_values in zip(self._layers, self._keys_values, strict=True):
             x, update = layer.self_attn(x, None, causal, weights)
             x = add_norm(x, update, layer.norm1, 0.0, weights)
+
+            # Behind the last self-attention, no token needs those before it.
             if layer is self._layers[-1]:
-                x = x[:, -num_last:]  # the positions before have said what they have to say
+                x = x[:, -num_last:]
             cross = layer.multihead_attn
             (weight, bias), _ = cross.projections(weights)
             queries = F.linear(x, weight, bias)

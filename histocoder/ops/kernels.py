@@ -229,7 +229,8 @@ def blocks_of(rows: Tensor) -> Tensor:
     side by side.
     """
     padded = F.pad(rows, (0, 0, 0, -len(rows) % (2 * _LINES)))
-    return padded.unflatten(0, (-1, 2, _LINES)).permute(0, 3, 2, 1).contiguous()
+    blocks = padded.unflatten(0, (-1, 2, _LINES))
+    return blocks.permute(0, 3, 2, 1).contiguous()  # (n / 2 LINES, dim, LINES, 2)
 
 
 def nearest(
@@ -388,8 +389,8 @@ class AttentionKernel:
 
     def backward(self, grad: Tensor, probabilities: Tensor) -> list[Tensor]:
         """Return the gradients of the sources from the gradient of the output."""
+        # backwards, the kernel reads the output's gradient where it wrote the output
         grad = grad.contiguous()
-        # the call now means the gradient of the output
         results = [torch.empty_like(source) for source in self._sources]
         self._call.out = grad.data_ptr()
         self._call.probabilities = probabilities.data_ptr()
@@ -402,6 +403,7 @@ class AttentionKernel:
             raise MemoryError(_NO_MEMORY)
 
     def _point(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+        """Set the addresses of queries, keys and values in the tensors that hold them."""
         parts = [part for tensor in tensors for part in tensor.split(self._width, dim=-1)]
         for name, part in zip(names, parts, strict=True):
             setattr(self._call, name, part.data_ptr())

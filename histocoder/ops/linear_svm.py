@@ -43,8 +43,8 @@ def fit_machines(
     """
     classes, index = np.unique(class_ids, return_inverse=True)
     num_rows, num_features = features.shape
-    is_member = np.ones(len(rows), bool)
-    members = csr_matrix((is_member, (index, rows)), shape=(len(classes), num_rows))
+    ones = np.ones(len(rows), bool)
+    members = csr_matrix((ones, (index, rows)), shape=(len(classes), num_rows))
     if kernels.library() is not None:
         passes = min(max(_MAX_VISITS // (len(classes) * num_rows), min_passes), MAX_PASSES)
         machines = kernels.fit_machines(features, members, weights, passes=passes)
@@ -54,9 +54,10 @@ def fit_machines(
     features = features.astype(np.float64)
     coefficients = np.zeros((num_features, len(classes)), np.float32)
     intercepts = np.ones(len(classes))
+    # a rough optimum, as a few passes give, unless the caller asks for all of them
     tolerance = 0.1 if min_passes < MAX_PASSES else 1e-4
     for i in range(len(classes)):
-        # LinearSVC refuses a class that all rows have
+        # LinearSVC refuses a class that all rows have: its decision stays 1, the intercept
         is_member = members[i].toarray()[0]
         if not is_member.all():
             machine = LinearSVC(tol=tolerance, random_state=0)

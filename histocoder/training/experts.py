@@ -148,7 +148,7 @@ def _fit_to(
             f"combined {100 * trials['combined'].share_right:.1f}."
         )
 
-    # beside which the confidence of other descriptions is low
+    # a file with many more descriptions below this confidence is unlike the training data
     usual_confidence = float(np.quantile(trials[best].prediction.conf, USUAL_SHARE))
     model.config = replace(model.config, mode=best, usual_confidence=usual_confidence)
     for folder in folders:
