@@ -232,8 +232,8 @@ class LabelledFiles:
         if self._has_languages(table.file):
             langs = table.columns[self.language_col]
         rows = {
-            "row": table.rows,
-            "line": table.file.lines(table.rows),
+            "row": table.positions,
+            "line": table.file.lines(table.positions),
             "text": texts,
             "lang": map_distinct(langs, Language),
             "reason": reason,

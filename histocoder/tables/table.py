@@ -35,18 +35,18 @@ class Table:
 
     file: "TableFile"
     columns: dict[str, pa.Array]  # columns of strings; null where a cell is empty or blank
-    rows: np.ndarray  # position of each row among all rows of the file, from 0
+    positions: np.ndarray  # position of each row among all rows of the file, from 0
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.positions)
 
     def filter(self, mask: np.ndarray) -> "Table":
         columns = {name: column.filter(pa.array(mask)) for name, column in self.columns.items()}
-        return Table(self.file, columns, self.rows[mask])
+        return Table(self.file, columns, self.positions[mask])
 
     def lines(self, index: np.ndarray) -> np.ndarray:
         """Return the line of each of some rows, as `TableFile.lines` does."""
-        return self.file.lines(self.rows[index])
+        return self.file.lines(self.positions[index])
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TableFile:
     """A file whose header was read; see `open_table`."""
 
     path: Path
-    rows: CsvFile | StataFile | pa.Table | pa.dataset.Dataset
+    source: CsvFile | StataFile | pa.Table | pa.dataset.Dataset  # whatever reads its rows
     notices: list[str]  # notices to the user on how the file is read
     # number of each row in messages; None: its line, or counted from 1
     row_numbers: np.ndarray | None = None
@@ -62,7 +62,7 @@ class TableFile:
     @property
     def schema(self) -> pa.Schema:
         """Types of the columns; text for CSV."""
-        return self.rows.schema
+        return self.source.schema
 
     @property
     def header(self) -> list[str]:
@@ -71,7 +71,7 @@ class TableFile:
     @property
     def csv(self) -> CsvFile | None:
         """The form of a CSV file; None for others."""
-        return self.rows if isinstance(self.rows, CsvFile) else None
+        return self.source if isinstance(self.source, CsvFile) else None
 
     @property
     def unit(self) -> str:
@@ -121,7 +121,7 @@ class TableFile:
         """Return some columns as text, at once; see `tables`."""
         parts = list(self.tables(columns))
         joined = {c: pa.concat_arrays([part.columns[c] for part in parts]) for c in columns}
-        return Table(self, joined, np.concatenate([part.rows for part in parts]))
+        return Table(self, joined, np.concatenate([part.positions for part in parts]))
 
     def chunks(self, *, chunk_rows: int, columns: list[str] | None = None) -> Iterator[pa.Table]:
         """Yield all columns (of Parquet: `columns`, if given) in chunks of `chunk_rows` rows, CSV
@@ -131,13 +131,13 @@ class TableFile:
         be read as text.
         """
         batches: Iterator[pa.RecordBatch]
-        if isinstance(self.rows, CsvFile | StataFile):
-            batches = self.rows.batches()
-        elif isinstance(self.rows, pa.Table):
-            batches = iter(self.rows.to_batches(max_chunksize=chunk_rows))
+        if isinstance(self.source, CsvFile | StataFile):
+            batches = self.source.batches()
+        elif isinstance(self.source, pa.Table):
+            batches = iter(self.source.to_batches(max_chunksize=chunk_rows))
         else:
             # little is read ahead, to save memory
-            batches = self.rows.to_batches(
+            batches = self.source.to_batches(
                 columns=columns, batch_size=chunk_rows, batch_readahead=1, fragment_readahead=1
             )
 
@@ -223,10 +223,10 @@ def open_table(
         stata = StataFile(path)
         file = TableFile(path, stata, stata.notices)
     else:
-        rows = CsvFile(path, columns, optional, encoding)
-        file = TableFile(path, rows, rows.notices)
+        csv = CsvFile(path, columns, optional, encoding)
+        file = TableFile(path, csv, csv.notices)
 
-    # a column that is missing is told before anything is computed
+    # a missing column is an error before anything is computed
     for name in columns:
         file.column(name, columns[name] if isinstance(columns, Mapping) else "")
     return file

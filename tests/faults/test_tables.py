@@ -347,7 +347,7 @@ def test_backslashes_before_quotation_marks_are_those_of_r(tmp_path: Path):
         '5"',
         "x",
     ]
-    assert table.lines(table.rows * 0 + range(4)).tolist() == [2, 3, 5, 6]
+    assert table.lines(table.positions * 0 + range(4)).tolist() == [2, 3, 5, 6]
     assert "quotation marks are escaped with backslashes, as R writes them" in file.notices[0]
     path.write_text('occ1,h\n"C:\\",1\n"a \\""b\\"" c",2\n5\\"x,3\n')
     file = open_table(path, ["occ1"])

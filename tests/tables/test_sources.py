@@ -370,7 +370,7 @@ def test_columns_without_names_are_kept(tmp_path: Path):
     )
     file = open_table(path, ["occ1"])
     assert file.header == ["C", "B", "occ1", "D"]
-    assert file.rows["D"].to_pylist() == ["y", None, "3"] and not file.notices
+    assert file.source["D"].to_pylist() == ["y", None, "3"] and not file.notices
     taken = workbook(tmp_path / "u.xlsx", ("a", [["B", None], ["smith", "x"]]))
     assert open_table(taken, ["B"]).header == ["B", "column B"]
 
@@ -421,7 +421,8 @@ def test_formulas_without_values_are_counted(tmp_path: Path, writer: str):
         "the column 'n' has 2 formulas without a stored value, as programs write them, the "
         "first in B2"
     ) in file.notices[0]
-    assert file.rows["n"].to_pylist() == [None, None] and file.rows["x"].to_pylist() == [0, None]
+    assert file.source["n"].to_pylist() == [None, None]
+    assert file.source["x"].to_pylist() == [0, None]
     for wanted in ({"columns": ["n"]}, {"columns": ["occ1"], "optional": ["n"]}):
         with pytest.raises(UserError, match=r"first in B2\. Open the file in Excel and save it"):
             open_table(path, **wanted)
@@ -574,7 +575,7 @@ def test_repeated_cells_of_ods_are_bounded(tmp_path: Path):
 def test_cases_are_read_and_named(name: str, message: str):
     file = open_table(shared(f"cases/{name}"), [])
     assert re.search(message, file.notices[0])
-    assert file.rows.num_columns == {"row_gap.xlsx": 200, "merged_code.xlsx": 2}.get(name, 5)
+    assert file.source.num_columns == {"row_gap.xlsx": 200, "merged_code.xlsx": 2}.get(name, 5)
 
 
 @pytest.mark.parametrize("name", ["out.csv", "out.xlsx", "out.dta"])
