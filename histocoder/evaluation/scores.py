@@ -61,21 +61,23 @@ def score_sets(truth: Sets, predicted: Sets) -> pd.DataFrame:
     """
     num_true = np.array(list(map(len, truth)), dtype=int)
     num_predicted = np.array(list(map(len, predicted)), dtype=int)
-    hits = np.array(list(map(len, _in_common(truth, predicted))), dtype=int)
+    hits = np.array(list(map(len, _hits(truth, predicted))), dtype=int)
 
-    # without codes on both sides there is nothing to miss
-    neither = num_true + num_predicted == 0
+    # a row without true and predicted codes misses nothing
+    num_both = num_true + num_predicted
+    is_blank = num_both == 0
     return pd.DataFrame(
         {
             "accuracy": (hits == num_true) & (hits == num_predicted),
-            "precision": np.where(neither, 1.0, hits / np.maximum(num_predicted, 1)),
-            "recall": np.where(neither, 1.0, hits / np.maximum(num_true, 1)),
-            "f1": np.where(neither, 1.0, 2 * hits / np.maximum(num_true + num_predicted, 1)),
+            "precision": np.where(is_blank, 1.0, hits / np.maximum(num_predicted, 1)),
+            "recall": np.where(is_blank, 1.0, hits / np.maximum(num_true, 1)),
+            "f1": np.where(is_blank, 1.0, 2 * hits / np.maximum(num_both, 1)),
         }
     )
 
 
-def _in_common(truth: Sets, predicted: Sets) -> list[set[str]]:
+def _hits(truth: Sets, predicted: Sets) -> list[set[str]]:
+    """Return the predicted codes of each row that are true."""
     return [set(true) & set(codes) for true, codes in zip(truth, predicted, strict=True)]
 
 
@@ -174,11 +176,13 @@ def share_interval(right: np.ndarray, texts: Sequence[str]) -> ShareInterval:
     Rows of one description tell as much as one: the number of rows is Kish's (1965) effective one.
     """
     share = float(np.mean(right))
-    times = pd.Series(description_keys(texts)).value_counts().to_numpy(dtype=float)
-    z_squared = _Z_SQUARED * (times**2).sum() / times.sum() ** 2
-    half_width = np.sqrt(z_squared * (share * (1 - share) + z_squared / 4))
-    low = (share + z_squared / 2 - half_width) / (1 + z_squared)
-    high = (share + z_squared / 2 + half_width) / (1 + z_squared)
+    counts = pd.Series(description_keys(texts)).value_counts().to_numpy(dtype=float)
+
+    # z squared divided by the effective number of rows, sum(counts)^2 / sum(counts^2)
+    z2_by_n = _Z_SQUARED * (counts**2).sum() / counts.sum() ** 2
+    half_width = np.sqrt(z2_by_n * (share * (1 - share) + z2_by_n / 4))
+    low = (share + z2_by_n / 2 - half_width) / (1 + z2_by_n)
+    high = (share + z2_by_n / 2 + half_width) / (1 + z2_by_n)
     return ShareInterval(share, low=max(float(low), 0.0), high=min(float(high), 1.0))
 
 
@@ -196,6 +200,7 @@ def agreement(
     """
     from sklearn.metrics import cohen_kappa_score  # here, since it takes a second to import
 
+    # the first coder's sets, then the second's
     all_sets = code_sets(first) + code_sets(second)
     levels = []
     depths: list[int | None] = list(range(1, digits + 1))
@@ -206,17 +211,18 @@ def agreement(
             sets = cut_codes(all_sets, num_digits, separator=separator)
         values, index = np.unique([" ".join(sorted(codes)) for codes in sets], return_inverse=True)
 
-        # each set of codes is a category, of which both coders chose one
+        # each set is a category of its own
         first_index, second_index = index.reshape(2, -1)
         is_same = first_index == second_index
         interval = share_interval(is_same, texts)
         level = CodeAgreement(num_digits, len(is_same), **vars(interval), kappa=None, alpha=None)
         if len(values) > 1:
-            # disagreement by chance, as if both coders had drawn from all codes that were given
-            times = np.bincount(index)
-            expected = 1 - (times * (times - 1)).sum() / (len(index) * (len(index) - 1))
             level.kappa = float(cohen_kappa_score(first_index, second_index))
-            level.alpha = 1 - float((~is_same).mean() / expected)
+
+            # how often two sets that are drawn from those of both coders are equal
+            counts = np.bincount(index)
+            chance = (counts * (counts - 1)).sum() / (len(index) * (len(index) - 1))
+            level.alpha = 1 - float((~is_same).mean() / (1 - chance))
         levels.append(level)
     return levels
 
@@ -269,16 +275,16 @@ def production_curve(
     stand on both sides of the line), and the confidence of its least certain row. The last two are
     None where no row is coded automatically.
     """
-    # rows of one confidence are right by the share of them that is: their order is chance
+    # equally certain rows have no order: each is as right as they are on average
     order = np.argsort(-conf, kind="stable")
-    expected = pd.Series(right.astype(float)).groupby(conf).transform("mean").to_numpy()
-    cumulative = expected[order].cumsum()
+    expected_right = pd.Series(right.astype(float)).groupby(conf).transform("mean").to_numpy()
+    num_right = expected_right[order].cumsum()  # among the rows up to each, the most certain first
     curve = ProductionCurve(share=[], accuracy=[], conf=[])
     for share in np.arange(num_shares) / (num_shares - 1):
         num_coded = int(np.rint(share * len(conf)))
         curve.share.append(float(share))
         if num_coded:
-            curve.accuracy.append(float(cumulative[num_coded - 1] / num_coded))
+            curve.accuracy.append(float(num_right[num_coded - 1] / num_coded))
             curve.conf.append(float(conf[order[num_coded - 1]]))
         else:
             curve.accuracy.append(None)
@@ -318,7 +324,7 @@ def scores_by_code(truth: Sets, predicted: Sets) -> list[CodeScores]:
     """Return how well each true code is found, the commonest first."""
     num_true = Counter(itertools.chain.from_iterable(truth))
     num_predicted = Counter(itertools.chain.from_iterable(predicted))
-    num_hits = Counter(itertools.chain.from_iterable(_in_common(truth, predicted)))
+    num_hits = Counter(itertools.chain.from_iterable(_hits(truth, predicted)))
     scores = []
     for code, n in _commonest(num_true):
         hits = num_hits[code]
