@@ -24,26 +24,38 @@ def run_classes(config: ClassesFlags) -> None:
     """
     output = Path(config.output)
     check_output(output, inputs=(config.input, config.table), overwrite=config.overwrite)
+
+    # the columns of codes, and of what a class depends on besides
     columns = config.settings_of_qualifiers | dict.fromkeys(config.code_cols or (), "code_cols")
     usual = (CODE_COL, f"{CODE_COL}_1", *QUALIFIERS)
     file = open_table(
         config.input, columns, optional=usual, sheet=config.sheet, encoding=config.file_encoding
     )
-    codes = list(map(file.column, config.code_cols or _code_columns(file)))
-    added = classes_of(codes, config, config.table, codes=None, prefix=config.columns, expect=False)
+    code_cols = list(map(file.column, config.code_cols or _code_columns(file)))
+
+    # what is added to them: values of the table, if there is one, then groups
+    sources = classes_of(
+        code_cols, config, config.table, codes=None, prefix=config.columns, expect=False
+    )
     check_kept(file, output)
-    names = [field.name for classes in added for field in classes.fields]
-    check_new_columns(names, path=file.path, taken=file.header, prefix=f"class_{config.columns}")
-    for notice in (*added[0].values.notices, *file.notices):
+    new_names = [field.name for classes in sources for field in classes.fields]
+    check_new_columns(
+        new_names, path=file.path, taken=file.header, prefix=f"class_{config.columns}"
+    )
+    for notice in (*sources[0].values.notices, *file.notices):
         log.info(notice)
-    blocks: Iterator[pa.Table] = _that_fit(output, file.chunks(chunk_rows=CHUNK_ROWS))
-    for classes in added:
+
+    # a block at a time, so that the file may be larger than memory
+    blocks: Iterator[pa.Table] = _checked_size(output, file.chunks(chunk_rows=CHUNK_ROWS))
+    for classes in sources:
         blocks = map(classes.append, blocks)
     for notice in write_table(output, blocks, Form.like(file, raw=config.raw)):
         log.info(notice)
-    for classes in added:
+
+    # counts are complete once all blocks are written
+    for classes in sources:
         log.info(classes.coverage())
-    write_provenance(["classes"], config, {"classes": [classes.record for classes in added]})
+    write_provenance(["classes"], config, {"classes": [classes.record for classes in sources]})
     log.info(f"Wrote {output} and {provenance_file(output)}.")
 
 
@@ -59,7 +71,7 @@ def _code_columns(file: TableFile) -> list[str]:
     )
 
 
-def _that_fit(output: Path, blocks: Iterator[pa.Table]) -> Iterator[pa.Table]:
+def _checked_size(output: Path, blocks: Iterator[pa.Table]) -> Iterator[pa.Table]:
     """Yield blocks; raise a UserError once there are more rows than the format of the output
     has.
     """
