@@ -75,7 +75,7 @@ def review(
     chosen = table.iloc[:budget]
     write_frame(output, chosen, Form.like(file, raw=raw))
 
-    # what the person has before them
+    # how much work it is, and what it is worth
     num_rows = int(chosen["times"].sum())
     num_all_rows = int(table["times"].sum())
     num_wrong = (chosen["times"] * (1 - chosen["conf"])).sum()
@@ -169,23 +169,26 @@ def in_order_of_worth(
     """
     for notice in file.notices:
         log.info(notice)
-    answers = _answers(file, columns.target_cols)
-    extras = _attributes_and_alternatives(file)
-    new_names = {columns.input_col: columns.text_to_write}
+
+    # columns of the coded file -> their names in the file to correct
+    key_names = {columns.input_col: columns.text_to_write}
     lang_col = language_column(file, columns)
     if lang_col is not None:
-        new_names[lang_col] = columns.lang_to_write
-    written = {CHECKED_COL, "conf", "times"}.union(answers.values())
-    if columns.input_col in written:
+        key_names[lang_col] = columns.lang_to_write
+    answer_names = _answer_names(file, columns.target_cols)
+    extra_names = _extra_names(file)
+    added = {CHECKED_COL, "conf", "times"}.union(answer_names.values())
+    if columns.input_col in added:
         raise UserError(
             f"{file.path}: review writes a column {columns.input_col!r}. Rename the column "
             "of descriptions."
         )
 
     # distinct descriptions of each block, then of the file; of like ones the commonest spelling
-    by = list(new_names)
+    key_cols = list(key_names)
+    answer_cols = list(answer_names)
     conf_col = f"{_prefix(file)}conf"
-    names = by + list(answers) + list(extras)
+    names = key_cols + answer_cols + list(extra_names)
     names_to_read = dict.fromkeys(itertools.chain(names, [conf_col], beside))
     parts = []
     for table in file.tables(list(names_to_read)):
@@ -196,20 +199,20 @@ def in_order_of_worth(
         rows["conf"] = _confidences(table, conf_col)
         rows["times"] = 1
         rows = rows[rows["conf"].notna()]
-        parts.append(_distinct(rows, rows[by]))
+        parts.append(_distinct(rows, rows[key_cols]))
     rows = pd.concat(parts, ignore_index=True)
-    rows = _one_spelling(_distinct(rows, rows[by]), by, list(answers))
+    rows = _one_spelling(_distinct(rows, rows[key_cols]), key_cols, answer_cols)
 
     # those first of which most rows are likely wrong
     num_wrong = rows["times"] * (1 - rows["conf"])
     rows = rows.loc[num_wrong.sort_values(ascending=False, kind="stable").index]
-    rows = rows.rename(columns=new_names | answers | extras).reset_index(drop=True)
+    rows = rows.rename(columns=key_names | answer_names | extra_names).reset_index(drop=True)
 
     # the columns of the file to correct, of which `checked` and further codes are blank
-    layout = list(new_names.values())
+    layout = list(key_names.values())
     layout.append(CHECKED_COL)
-    layout += dict.fromkeys(itertools.chain(answers.values(), columns.target_cols))
-    layout += extras.values()
+    layout += dict.fromkeys(itertools.chain(answer_names.values(), columns.target_cols))
+    layout += extra_names.values()
     layout += ["conf", "times"]
     for name in layout:
         if name not in rows:
@@ -217,8 +220,10 @@ def in_order_of_worth(
     return rows[layout + [f"row_{name}" for name in beside]]
 
 
-def _attributes_and_alternatives(file: TableFile) -> dict[str, str]:
-    """Return the new names of the columns of a file's last coding that help to judge its codes."""
+def _extra_names(file: TableFile) -> dict[str, str]:
+    """Return the new names of the columns of a file's last coding that help to judge its codes: its
+    attributes and alternatives.
+    """
     prefix = _prefix(file)
     coding = [name for name in file.header if name.startswith(prefix)]
     names = itertools.chain.from_iterable(attribute_columns(coding).items())
@@ -244,18 +249,18 @@ def _distinct(rows: pd.DataFrame, by: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(times=times)[~group.duplicated()]
 
 
-def _one_spelling(rows: pd.DataFrame, by: list[str], answers: list[str]) -> pd.DataFrame:
+def _one_spelling(rows: pd.DataFrame, key_cols: list[str], answer_cols: list[str]) -> pd.DataFrame:
     """Return the most frequent spelling of each description and answer: a correction applies to the
     others, too.
     """
     rows = rows.sort_values("times", ascending=False, kind="stable")
 
     # what makes descriptions one: their words, their language as it is read, and the answer
-    text_col = by[0]
-    same = rows[by + answers].copy()
+    text_col = key_cols[0]
+    same = rows[key_cols + answer_cols].copy()
     same[text_col] = description_keys(rows[text_col].fillna("").tolist())
-    for name in by[1:]:
-        same[name] = rows[name].fillna("unk").map(Language)
+    for lang_col in key_cols[1:]:
+        same[lang_col] = rows[lang_col].fillna("unk").map(Language)
     return _distinct(rows, same).sort_index()
 
 
@@ -299,8 +304,8 @@ def answer_columns(file: TableFile, target_cols: Sequence[str] = ()) -> list[Ans
     return answers
 
 
-def _answers(file: TableFile, target_cols: Sequence[str]) -> dict[str, str]:
-    """Return the new names of a coding's columns of codes, and of their meanings."""
+def _answer_names(file: TableFile, target_cols: Sequence[str]) -> dict[str, str]:
+    """Return the new names of the columns of codes of a file's last coding, and of their meanings."""
     prefix = _prefix(file)
     names: dict[str, str] = {}
     targets = iter(target_cols)
