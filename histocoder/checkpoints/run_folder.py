@@ -156,7 +156,7 @@ class RunFolder:
                 handling_stop_signals(_stop),
             ):
                 distributed.run_on_primary(run._claim, doing="looking at the run's folder")
-                with run._keeping_data():
+                with run._keeping_earlier_data():
                     yield run
         finally:
             if is_new and distributed.is_primary():
@@ -164,7 +164,7 @@ class RunFolder:
                     path.rmdir()  # succeeds if the run has written nothing
 
     @contextmanager
-    def _keeping_data(self) -> Iterator[None]:
+    def _keeping_earlier_data(self) -> Iterator[None]:
         """Put the data of an earlier run back if this one fails; delete the record of a run that
         has written nothing.
         """
@@ -201,36 +201,37 @@ class RunFolder:
         write_text(self._args, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
         prepared_folder.forget_earlier(self.path)
 
-    def checkpoint(self, resume: str, *, overwrite: bool = False) -> Checkpoint | None:
+    def load_checkpoint(self, resume: str, *, overwrite: bool = False) -> Checkpoint | None:
         """Find a checkpoint on rank 0 and load it on every rank.
 
         Processes that their launcher has restarted resume their own run, whatever `resume` is. The
-        validation results in another run's checkpoint are dropped: the best model that they refer
-        to is not in this folder.
+        validation results in another run's checkpoint are dropped.
 
         Raises a UserError if the folder holds a model that a new run would delete, unless it may
         `overwrite` it.
         """
-        # Rank 0 reads the checkpoint as it looks for an intact one; the others read the one that it
-        # names.
+        # Rank 0 looks for an intact checkpoint, and has then read it; elsewhere `checkpoint` is None.
         checkpoint = distributed.run_on_primary(
             lambda: self._find_checkpoint(resume, overwrite=overwrite), doing="reading checkpoints"
         )
         path = distributed.broadcast(None if checkpoint is None else checkpoint.path)
         if path is None:
             return None
+
+        # The other ranks read the same files, which a network disk may show late.
         check_shared(path / STATE_FILE)
         if checkpoint is None:
             checkpoint = training_state.load_checkpoint(path)
 
-        if not self._is_own(checkpoint.path):
+        # The best model of another run is not in this folder, so none is better than the next.
+        if not self._is_own(path):
             checkpoint.state.best_accuracy = -math.inf
             checkpoint.state.best_val_loss = math.inf
             checkpoint.state.results = None
         return checkpoint
 
     def _find_checkpoint(self, resume: str, *, overwrite: bool) -> Checkpoint | None:
-        """Load the checkpoint that `checkpoint` returns; called on rank 0."""
+        """Load an intact checkpoint, if any, as `load_checkpoint` describes; called on rank 0."""
         is_restarted = launcher.restarts() > 0
         checkpoint = None
         if is_restarted:
@@ -244,7 +245,7 @@ class RunFolder:
         if is_restarted or is_own or overwrite:
             return checkpoint
         models = self._models()
-        # best/ alone is of a run that was killed before its first checkpoint
+        # best/ alone is of a run that was killed before its first checkpoint, which "auto" repeats
         if resume != "auto":
             models.append(self.best)
         if any(map(os.path.lexists, models)):

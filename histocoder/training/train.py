@@ -134,7 +134,7 @@ def fit(
     encoder: EncoderChoice,
 ) -> None:
     """Build the model and the data, and fit; resumes from a checkpoint if there is one."""
-    checkpoint = run.checkpoint(config.resume, overwrite=config.overwrite)
+    checkpoint = run.load_checkpoint(config.resume, overwrite=config.overwrite)
     config = with_earlier_defaults(config, checkpoint)
 
     # the data, and what a model learns from them
