@@ -106,8 +106,10 @@ def _renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         # buffers that earlier versions of transformers saved
         if name.endswith("position_ids"):
             continue
-        head_renamed = re.sub(r"^out\.", "linear_decoder.", name)
-        result[re.sub(r"^basemodel\.", "encoder.", head_renamed)] = weight
+        # the first version called its flat head `out`, and its encoder `basemodel`
+        own_name = re.sub(r"^out\.", "linear_decoder.", name)
+        own_name = re.sub(r"^basemodel\.", "encoder.", own_name)
+        result[own_name] = weight
     return result
 
 
@@ -160,11 +162,13 @@ def model_from_occcanine(
     _check_decoder(weights, system, path)
     key_of_model = _matching_key(published, key, path)
 
-    # The weights tell the sizes of the decoder; those of CANINE need to be given.
+    # The weights, such as decoder.decoder.layers.0.linear1.weight, tell the sizes of the decoder;
+    # those of CANINE need to be given.
     layers = [int(name.split(".")[3]) for name in weights if name.startswith("decoder.decoder.")]
-    sizes = encoder_config or {}
+    encoder = encoder_config or {}
+    encoder = encoder.get("encoder", encoder)  # a model's own config.json has it within
     config = ModelConfig(
-        encoder=sizes.get("encoder", sizes),  # a model's own config.json has it within
+        encoder=encoder,
         formatter=system.to_config(),
         vocab_size=len(weights[_DECODER_HEAD]),
         codes=key_of_model.codes,
@@ -203,8 +207,8 @@ def _check_decoder(weights: Mapping[str, Tensor], system: Formatter, path: Path)
 
 
 def _matching_key(published: PublishedModel, key_path: str | Path | None, path: Path) -> Key:
-    """Return the key in a file, by default that of the model; raise a UserError if it does not
-    fit.
+    """Return the key in a file, by default that of the model; raise a UserError if it does not fit
+    the model in `path`.
     """
     if key_path is not None:
         key = read_key(key_path)
@@ -218,7 +222,9 @@ def _matching_key(published: PublishedModel, key_path: str | Path | None, path: 
         raise UserError(
             f"{path} has {num_classes:,} classes, but its key has {len(key.codes):,} codes."
         )
-    for i, (code, code_of_model) in enumerate(zip(key.codes, published.codes or (), strict=False)):
+    # a model without a key of its own has nothing to compare
+    pairs = zip(key.codes, published.codes or (), strict=False)
+    for i, (code, code_of_model) in enumerate(pairs):
         if code != code_of_model:
             raise UserError(
                 f"The key {key_path} does not match {path}: class {i} is {code!r} in the key and "
