@@ -60,15 +60,15 @@ def run_serve(config: ServeFlags) -> None:
     device = distributed.start(device=config.device)
     listener = _listen(config.host, config.port)
 
-    # what people upload and decide is for the account that runs the server alone
+    # new files are for the account that runs the server alone: people's uploads and decisions
     os.umask(0o077)
     with listener, holding(folder / ".lock", path=folder, instead="another --workspace"):
         port = listener.getsockname()[1]
         desk = _open_desk(config, folder, model, device=str(device))
         app = create_app(desk, token=token, host=config.host, port=port, users=users)
 
-        # users sign in themselves; else the address has the secret
-        host = f"[{config.host}]" if ":" in config.host else config.host
+        # the address to open; without users who sign in, it has the secret
+        host = f"[{config.host}]" if ":" in config.host else config.host  # brackets around IPv6
         address = f"http://{host}:{port}/"
         if not has_users:
             address += f"?token={token}"
@@ -76,6 +76,8 @@ def run_serve(config: ServeFlags) -> None:
             f"Open {address}\nPress Ctrl-C to stop the server. Models, decisions and files "
             f"are kept in {folder}."
         )
+
+        # the browser opens once the server answers
         if not config.no_browser:
             threading.Timer(0.5, webbrowser.open, [_opening_page(folder, address)]).start()
         _answer(app, listener)
@@ -88,6 +90,7 @@ def _workspace(name: str | None, model: Path | None) -> Path:
     folder = Path(name or "histocoder-desk").absolute()
     is_new = not folder.exists()
     make_folder(folder)
+    # a folder that has been there for other things stays as it is
     if is_new or (folder / DESK_FILE).exists():
         _make_private(folder)
 

@@ -138,6 +138,7 @@ class Cards:
         """
         self._check_targets(list(versions))
         with self._db.transaction():
+            # a batch has the number of its first decision
             batch = self._db.rows("last_decision")[0]["id"] + 1
             for card_id, version in versions.items():
                 card = self._current(card_id, version, who)

@@ -47,9 +47,9 @@ class Users:
         if len(password) < FEWEST_CHARACTERS:
             raise UserError(f"A password has {FEWEST_CHARACTERS} characters or more.")
         salt = secrets.token_hex(16)
-        write_text(
-            self._path, json.dumps(self.hashes() | {name: f"{salt}${_hash(password, salt)}"})
-        )
+        hashes = self.hashes()
+        hashes[name] = f"{salt}${_hash(password, salt)}"
+        write_text(self._path, json.dumps(hashes))
         os.chmod(self._path, 0o600)
 
     def sign_in(self, name: str, password: str) -> str | None:
@@ -64,17 +64,15 @@ class Users:
         server's token.
         """
         name = unquote(cookie.rpartition(".")[0])
-        is_right = name in self.hashes() and hmac.compare_digest(
-            cookie.encode(), self._cookie(name).encode()
-        )
-        if not is_right:
+        if name not in self.hashes():
+            return None
+        if not hmac.compare_digest(cookie.encode(), self._cookie(name).encode()):
             return None
         return name
 
     def _cookie(self, name: str) -> str:
-        signature = hmac.digest(
-            self._secret, f"{name}\n{self.hashes()[name]}".encode(), "sha256"
-        ).hex()
+        content = f"{name}\n{self.hashes()[name]}"
+        signature = hmac.digest(self._secret, content.encode(), "sha256").hex()
         return f"{quote(name, safe='')}.{signature}"
 
 
