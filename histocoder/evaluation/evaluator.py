@@ -79,7 +79,7 @@ def evaluate(
 
     # whether each row is right, from which all figures are
     row_scores = score_sets(rows["true"], rows["predicted"])
-    rows.insert(4, "right", row_scores["accuracy"])
+    rows.insert(4, "right", row_scores["accuracy"])  # before `conf`
     right = rows["right"].to_numpy()
     conf = rows["conf"].to_numpy()
     codes = set(coder.codes)
@@ -114,13 +114,14 @@ def named_groups(cells: Sequence[str | None]) -> np.ndarray:
     names = pd.Series(cells, dtype=object)
     numbers = pd.to_numeric(names, errors="coerce")
 
-    # many numbers, such as years, are ranges with as many rows each
-    if numbers.nunique() > _MAX_NUMBERS and numbers.count() == names.count():
+    # many numbers, such as years, are ranges with about as many rows each
+    are_numbers = numbers.count() == names.count()  # but for blank cells
+    if are_numbers and numbers.nunique() > _MAX_NUMBERS:
         quantiles = pd.qcut(numbers, _NUM_RANGES, duplicates="drop")
         ranges = numbers.groupby(quantiles, observed=True)
         low = ranges.transform("min").map("{:g}".format)
         high = ranges.transform("max").map("{:g}".format)
-        names = (low + "-" + high).where(numbers.notna())
+        names = (low + "-" + high).where(numbers.notna())  # a blank cell is in no range
 
     # as many groups as a table can show
     names = names.fillna("(blank)")
@@ -157,7 +158,8 @@ def _answer_metrics(rows: pd.DataFrame, row_scores: pd.DataFrame, coder: Coder) 
     overall = mean_scores(row_scores)
     overall.conf = float(conf.mean())
 
-    # with each description once: a threshold that a frequent one decides does not hold for others
+    # the production curve counts each description once: a threshold that a frequent one decides
+    # does not hold for others
     keys = description_keys(rows["text"].tolist())
     texts = rows[["conf", "right"]].astype(float).groupby(keys, sort=False).mean()
 
