@@ -49,55 +49,45 @@ def _fits(value: Any, kind: Any) -> bool:
 class ModelConfig:
     """Sizes of the model, what its classes mean, and how text reaches it; saved as config.json."""
 
-    encoder: dict[
-        str, Any
-    ]  # fields of its config; `model_type` says which it is, without one CANINE
+    # fields of the encoder's config; `model_type` says which it is, without one CANINE
+    encoder: dict[str, Any]
     formatter: dict[str, Any]  # fields of `Formatter.to_config`
     vocab_size: int  # number of tokens of the decoder
     codes: tuple[str, ...]  # the code of each class of the flat head
     target_cols: tuple[str, ...]  # the columns that held the codes
     descriptions: dict[str, str] = field(default_factory=dict)  # of codes, as in the key
-    attributes: dict[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # column -> categories, beside none
+    # column -> categories, beside none
+    attributes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     languages: tuple[str, ...] = ()  # those of the training data
-    reads_language: bool = (
-        True  # whether a pretrained encoder reads the language in front of the description
-    )
+    # whether a pretrained encoder reads the language in front of the description
+    reads_language: bool = True
     decoder_num_layers: int = 3
     decoder_num_heads: int = 8
-    decoder_dim_feedforward: int | None = (
-        None  # inner width of the decoder; None: the encoder's width
-    )
+    # inner width of the decoder; None: the encoder's width
+    decoder_dim_feedforward: int | None = None
     dropout: float = 0.0  # in the decoder and before the flat head; the encoder has its own
-    max_len: int = (
-        128  # characters, or tokens, of the longest input, special ones and language included
-    )
+    # characters, or tokens, of the longest input, special ones and language included
+    max_len: int = 128
     mask_memory: bool = True  # whether the decoder ignores padded positions
     pad_to: int | None = None  # positions that every input is padded to; None trims each batch
     text_normalization: str = "none"  # see `text.normalize`
-    # Of Hugging Face's encoders: "mean", or "auto", the first token if it stands for the text
+    # of Hugging Face's encoders: "mean", or "auto", the first token if it stands for the text
     pooling: str = "auto"
-    flat_loss: str = (
-        "bce-mean"  # on which the meaning of the flat head's logits depends; see `losses.flat_loss`
-    )
+    # loss, on which the meaning of the flat head's logits depends; see `losses.flat_loss`
+    flat_loss: str = "bce-mean"
     flat_head: str = "linear"  # or "cosine"; see `CosineClassifier`
     mode: str = "greedy"  # the best in validation, the default of `Coder.predict`
-    decoder_prior: bool = (
-        False  # whether the decoder starts from what the flat head expects; see `Prior`
-    )
+    # whether the decoder starts from what the flat head expects; see `Prior`
+    decoder_prior: bool = False
     decoder_learns: bool = True  # whether it adds anything to that prior
     experts: dict[str, float] = field(default_factory=dict)  # their weights; see `CombinedSearch`
-    experts_by_language: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # those of languages that have their own
-    confidence: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # how it holds in other sources, by language; see `Confidence`
+    # those of languages with weights of their own
+    experts_by_language: dict[str, dict[str, float]] = field(default_factory=dict)
+    # how confidence holds in other sources, by language; see `Confidence`
+    confidence: dict[str, dict[str, float]] = field(default_factory=dict)
     license: str = "apache-2.0"  # of the weights: what a model is trained further from decides it
-    attribute_experts: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # their weights, by column
+    # weights of the experts on attributes, by column
+    attribute_experts: dict[str, dict[str, float]] = field(default_factory=dict)
     num_linear_features: int = 0  # n-grams of the linear expert; 0: there is none
     num_linear_weights: int = 0  # its weights, which are not zero
     linear_threshold: float = 0.0  # smaller ones were left out, which validation did not show
@@ -105,18 +95,14 @@ class ModelConfig:
     num_attribute_features: int = 0  # n-grams of the linear expert on attributes
     num_attribute_weights: int = 0
     attribute_threshold: float = 0.0
-    num_trained_on: int = (
-        0  # descriptions that it was trained on, of which it has hashes; see `key_hashes`
-    )
-    fitted_to_validation: bool = (
-        False  # whether it was trained on the validation data as well, once measured
-    )
-    usual_confidence: float = (
-        0.0  # that four fifths of the validation descriptions exceed; see `TableCoder.unlike`
-    )
-    thresholds: dict[str, float] = field(
-        default_factory=dict
-    )  # of the flat head, by language; see `ALL_LANGUAGES`
+    # descriptions that it was trained on, of which it has hashes; see `key_hashes`
+    num_trained_on: int = 0
+    # whether it was trained on the validation data as well, once measured
+    fitted_to_validation: bool = False
+    # confidence that four fifths of the validation descriptions exceed; see `TableCoder.unlike`
+    usual_confidence: float = 0.0
+    # thresholds of the flat head, by language; see `ALL_LANGUAGES`
+    thresholds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_max_len(self.max_len)

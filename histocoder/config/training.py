@@ -7,20 +7,12 @@ from histocoder.config.model import FLAT_LOSSES, ModelConfig, check_max_len
 from histocoder.config.settings import Need, Settings, fixed, free, require
 
 MAX_SEED = 2**32 - 1  # largest seed that all generators of random numbers take
-NORMALIZATIONS = (
-    "none",
-    "nfc2",
-    "lower2",
-    "lower_ascii2",
-    "nfc",
-    "lower",
-    "lower_ascii",
-)  # see `text.normalize`
+# see `text.normalize`
+NORMALIZATIONS = ("none", "nfc2", "lower2", "lower_ascii2", "nfc", "lower", "lower_ascii")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")  # see `model.devices`
 AUTO = "auto"
-PRETRAINED_ENCODER = (
-    "google/canine-s"  # chosen by --encoder auto where it can be trained, as in `choose_encoder`
-)
+# chosen by --encoder auto where it can be trained, as in `choose_encoder`
+PRETRAINED_ENCODER = "google/canine-s"
 
 
 def _encoder_type(model: ModelConfig) -> str:
