@@ -7,17 +7,11 @@ from histocoder.config.settings import Settings, free, require
 
 MODES = ("combined", "greedy", "flat", "topk", "full")
 LEVELS = ("major", "minor", "unit")
-QUALIFIERS = (
-    "status",
-    "relation",
-    "product",
-)  # what a class may depend on besides the code, the weightiest first
+# what a class may depend on besides the code, the weightiest first
+QUALIFIERS = ("status", "relation", "product")
 SOURCE_COL = "source"  # column of the source of a row's codes; see `known`
-NONE_CELLS = (
-    "-1",
-    "-9",
-    "999",
-)  # what the HSN's tables write for no class, no status, no relation and no product
+# what the HSN's tables write for no class, no status, no relation and no product
+NONE_CELLS = ("-1", "-9", "999")
 TABLE_HELP = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
 SHEET_HELP = "sheet of an Excel workbook (default: the only one with content)"
 ENCODING_HELP = (
@@ -65,8 +59,9 @@ class PredictOptions(Settings):
     def check(self) -> None:
         """Raise a UserError if an option does not fit the mode."""
         for name, mode in (("threshold", "flat"), ("k", "topk"), ("constrain", "greedy")):
+            is_default = getattr(self, name) == getattr(PredictOptions, name)
             require(
-                getattr(self, name) == getattr(PredictOptions, name) or self.mode in (None, mode),
+                is_default or self.mode in (None, mode),
                 (
                     f"--{name} is for the mode {mode}, and the mode is {self.mode}; omit it, "
                     f"or add --mode {mode}."
@@ -147,11 +142,11 @@ class ClassOptions(Settings):
     )
 
     def check(self) -> None:
-        strange = [level for level in self.levels or () if level not in LEVELS]
+        unknown = [level for level in self.levels or () if level not in LEVELS]
         require(
-            not strange,
+            not unknown,
             (
-                f"--levels {' '.join(strange)}: there is no such level; choose among "
+                f"--levels {' '.join(unknown)}: there is no such level; choose among "
                 f"{', '.join(LEVELS)}."
             ),
         )
@@ -160,10 +155,19 @@ class ClassOptions(Settings):
         """Raise a UserError for a setting that does nothing without a table of classes, which the
         flag names.
         """
-        for name in ("value_cols", "scale_cols", "none", *(f"{name}_col" for name in QUALIFIERS)):
-            is_usual = getattr(self, name) == getattr(ClassOptions, name)
+        if table:
+            return
+        for name in (
+            "value_cols",
+            "scale_cols",
+            "none",
+            "status_col",
+            "relation_col",
+            "product_col",
+        ):
+            is_default = getattr(self, name) == getattr(ClassOptions, name)
             require(
-                bool(table) or is_usual,
+                is_default,
                 f"--{name.replace('_', '-')} needs {flag}; add it, or omit this one.",
             )
 
@@ -172,8 +176,11 @@ class ClassOptions(Settings):
         """Columns of the input that are named for status, relation and product -> the settings that
         name them.
         """
-        named = {f"{name}_col": getattr(self, f"{name}_col") for name in QUALIFIERS}
-        return {column: setting for setting, column in named.items() if column}
+        settings = {}
+        for setting in ("status_col", "relation_col", "product_col"):
+            if column := getattr(self, setting):
+                settings[column] = setting
+        return settings
 
 
 @dataclass(frozen=True, kw_only=True)

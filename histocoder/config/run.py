@@ -347,9 +347,8 @@ class MachineConfig(Settings):
     local_rank: int | None = free(
         None, None, flags=("--local_rank", "--local-rank"), is_recorded=False
     )
-    world_size: int | None = free(
-        None, None, is_recorded=False
-    )  # ignored; OccCANINE's command lines have it
+    # ignored; OccCANINE's command lines have it
+    world_size: int | None = free(None, None, is_recorded=False)
     num_workers: int | None = free(
         None,
         "number of processes that load data (default: 2 with a GPU, else 0)",
@@ -385,10 +384,11 @@ class MachineConfig(Settings):
 
     def check(self) -> None:
         """Raise a UserError if settings exclude each other."""
-        for flag, is_set in (
-            ("--fsdp", self.fsdp),
-            ("--gradient-checkpointing", self.gradient_checkpointing),
-        ):
+        excluded = {
+            "--fsdp": self.fsdp,
+            "--gradient-checkpointing": self.gradient_checkpointing,
+        }
+        for flag, is_set in excluded.items():
             require(
                 not (self.compile and is_set),
                 f"--compile can't be used with {flag}; omit one of them.",
@@ -448,8 +448,10 @@ class RunConfig(TrainConfig, StartConfig, DataConfig):
         step_rows = replace(self, batch_size=batch_size).step_size(num_processes)
         while growth > 1 and step_rows < STEP_ROWS * growth:
             growth //= 2
-        names = ("learning_rate", "encoder_learning_rate", "table_learning_rate")
-        rates = {name: getattr(self, name) and getattr(self, name) * growth**0.5 for name in names}
+        rates = {}
+        for name in ("learning_rate", "encoder_learning_rate", "table_learning_rate"):
+            if rate := getattr(self, name):
+                rates[name] = rate * growth**0.5
         stride = self.decoder_stride * growth
         return replace(
             self, **rates, batch_size=batch_size, decoder_stride=stride, max_epoch_steps=0

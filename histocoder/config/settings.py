@@ -33,17 +33,13 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A setting: what `free` and `fixed` declare, and below that what `settings_of` adds from its
-    field and class.
-    """
+    """A setting: what `free` and `fixed` declare, and below that what `settings_of` adds."""
 
-    text: (
-        str | None
-    )  # help of the flag, to which the default is added unless it names one; None hides it
+    # help of the flag, to which the default is added unless it names one; None hides it
+    text: str | None
     default: Any
-    resume: str = (
-        ""  # part that a resumed run must agree on: "value", the named file's "content", or ""
-    )
+    # part that a resumed run must agree on: "value", the named file's "content", or ""
+    resume: str = ""
     metavar: str | None = None  # name of a value in the help; N for whole numbers
     choices: tuple[str, ...] | None = None
     parse: Callable[[str], Any] | None = None  # parser of a value, if not the field's type
@@ -52,12 +48,12 @@ class Setting:
     between: tuple[float, float] | None = None  # least and largest value
     is_negatable: bool = False  # whether there is a `--no-` flag
     is_required: bool = False  # whether a command requires the flag
-    is_recorded: bool = (
-        True  # whether args.yaml has it: it is the run's, not that of one start of it
-    )
+    # whether args.yaml has it: it is the run's, not that of one start of it
+    is_recorded: bool = True
     flags: tuple[str, ...] = ()  # spellings of the flag, if the field's name is not the only one
     needs: Need | None = None
 
+    # from the field and its class
     name: str = ""
     type: Any = None  # type without None
     is_optional: bool = False
@@ -105,9 +101,8 @@ def free(default: Any, text: str | None, **options: Any) -> Any:
     A default of None means that there is none, or that the recipe has it if the field's type does
     not allow None. See `Setting` for `text` and `options`.
     """
-    return field(
-        default=default, metadata={"setting": Setting(text=text, default=default, **options)}
-    )
+    setting = Setting(text=text, default=default, **options)
+    return field(default=default, metadata={"setting": setting})
 
 
 fixed = partial(free, resume="value")
@@ -116,10 +111,9 @@ fixed = partial(free, resume="value")
 
 def changed(kind: "type[Settings]", name: str, default: Any, **options: Any) -> Any:
     """Declare another default or other options for a setting of a base class."""
-    (declared,) = (setting for setting in settings_of(kind) if setting.name == name)
-    return field(
-        default=default, metadata={"setting": replace(declared, default=default, **options)}
-    )
+    declared = {setting.name: setting for setting in settings_of(kind)}
+    setting = replace(declared[name], default=default, **options)
+    return field(default=default, metadata={"setting": setting})
 
 
 def shown(value: Any) -> str:
@@ -146,13 +140,14 @@ class Settings:
         """Return the settings with those that would fix an error."""
         values = dict(error.settings)
         for name, value in values.items():
+            # of columns, the wrong names are given with the right ones
             if not isinstance(value, Mapping):
                 continue
             columns = getattr(self, name)
             if isinstance(columns, tuple) and columns:
                 values[name] = tuple(value.get(column, column) for column in columns)
             else:
-                (values[name], *_) = value.values()
+                values[name] = next(iter(value.values()))
         return replace(self, **values)  # type: ignore[type-var]  # it is a dataclass
 
     def __post_init__(self) -> None:
@@ -160,6 +155,8 @@ class Settings:
             value = _plain(getattr(self, setting.name))
             object.__setattr__(self, setting.name, value)
             setting.check(value)
+
+        # each group's own check, so that none needs to call that of another
         for kind in reversed(type(self).__mro__):
             if "check" in vars(kind):
                 vars(kind)["check"](self)
