@@ -360,9 +360,8 @@ def announce_end(status: int) -> None:
     if _store is not None and world_size() > 1:
         with suppress(RuntimeError):  # the store is gone
             _store.set("end", str(status))
-            time.sleep(
-                10 * _POLL_SECONDS
-            )  # until other ranks have read it: rank 0 may hold the store
+            # until other ranks have read it: rank 0 may hold the store
+            time.sleep(10 * _POLL_SECONDS)
 
 
 def announced_end() -> int | None:

@@ -12,10 +12,9 @@ from histocoder.config import MixerConfig
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     """Train on the files that the flags name."""
     config = parse(MixerConfig, argv, prog=prog)
+    # here, since importing torch takes seconds, which --help saves
     with importing():
-        from histocoder.training.train import (
-            train,
-        )  # importing torch takes seconds, which --help saves
+        from histocoder.training.train import train
 
     train(config)
 

@@ -37,17 +37,14 @@ class File(Job):
     use: Use = "code"
     is_sample: bool = False  # whether it was made to try the desk with
     sheet: str | None = None  # sheet of a workbook that is used
-    sheets: list[str] = Field(
-        default_factory=list
-    )  # sheets that it may be, where there are several
+    sheets: list[str] = Field(default_factory=list)  # those that it may be, if there are several
     encoding: str | None = None  # encoding of a text file that is not UTF-8
     encodings: list[Reading] = Field(default_factory=list)  # encodings that it may be
     # "cancelled": only in records of earlier versions
     state: Literal["new", "queued", "running", "done", "failed", "cancelled"] = "new"
     options: Options | None = None
-    target_cols: list[str] = Field(
-        default_factory=list
-    )  # columns of codes of the model that coded it
+    # columns of codes of the model that coded it
+    target_cols: list[str] = Field(default_factory=list)
     num_rows: int | None = None
     rows_done: float = 0
     # numbers of `rows`, of `blank` ones, and `to_check`, those less sure than `sure`; the share
