@@ -63,17 +63,18 @@ def run_evaluate(config: EvaluateFlags) -> None:
     folder = local_folder(config.model)
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
     examples = _coded_rows(config, coder)
-    trained = _trained(config, coder, examples, folder)
+    baselines = _baselines(config, coder, examples, folder)
     groups = {}
     for name in config.group_col or ():
         cells = other_cells(examples, config.data, name, setting="group_col", **form)
         groups[name] = named_groups(cells.to_pylist())
+
+    # the figures, their report, and the most important of them in words
     evaluation = evaluate(
-        coder, examples, trained=trained, groups=groups, batch_size=config.batch_size
+        coder, examples, baselines=baselines, groups=groups, batch_size=config.batch_size
     )
     title = f"{Path(config.model).name} on {Path(config.data).name}"
     report = write_report(output, evaluation, coder, title=title, logs=run_of(folder) / LOG_FILE)
-
     metrics = evaluation.metrics
     for name, by_group in metrics.by_group.items():
         log.info(f"Exactly right by {name}, with 95 % intervals:\n{table_of_shares(by_group)}")
@@ -121,6 +122,7 @@ def run_compare(config: CompareFlags) -> None:
         _rows_of_refit(coder, examples, local_folder(name))
         _say_learned(coder, examples, name)
 
+    # how often each is right, and how sure the difference is
     comparison, changed = compare(first, second, examples)
     shares = []
     for scores, path in zip((comparison.first, comparison.second), config.models, strict=True):
@@ -131,6 +133,8 @@ def run_compare(config: CompareFlags) -> None:
         f"{points(comparison.difference.rows)} of rows, "
         f"{points(comparison.difference.texts)} of distinct descriptions."
     )
+
+    # sets of codes are a cell each
     for name in ("true", "codes_first", "codes_second"):
         changed[name] = changed[name].map(" ".join)
     write_frame(output, changed.round(4), Form(raw=config.raw))
@@ -161,10 +165,12 @@ def _coded_rows(config: KnownCodesFlags, coder: Coder) -> Examples:
     return files.read(say=log.info)
 
 
-def _trained(
+def _baselines(
     config: EvaluateFlags, coder: Coder, examples: Examples, folder: Path
 ) -> Baselines | None:
-    """Read what the model was trained on; None where that is not known."""
+    """Return simple methods that have read what the model was trained on; None where that is not
+    known.
+    """
     run = run_of(folder)
     has_languages = True
     if config.train_data:
@@ -188,13 +194,13 @@ def _trained(
 
     # the linear model is fitted when it is asked for, however long that takes
     known = Known(languages=coder.model.config.languages, any_language=not has_languages)
-    trained = Baselines(examples, known, max_size=math.inf if config.baselines else 0)
+    baselines = Baselines(examples, known, max_size=math.inf if config.baselines else 0)
     rows_of_refit = _rows_of_refit(coder, examples, folder)
     for chunk in chunks:
-        trained.add(chunk)
+        baselines.add(chunk)
     if rows_of_refit is not None:
-        trained.add(rows_of_refit)
-    return trained
+        baselines.add(rows_of_refit)
+    return baselines
 
 
 def _say_learned(coder: Coder, examples: Examples, name: str) -> None:

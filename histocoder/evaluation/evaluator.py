@@ -54,13 +54,13 @@ def evaluate(
     coder: Coder,
     examples: Examples,
     *,
-    trained: Baselines | None = None,
+    baselines: Baselines | None = None,
     groups: Mapping[str, np.ndarray] | None = None,
     batch_size: int | None = None,
 ) -> Evaluation:
     """Let a model code descriptions whose codes are known, and count what it gets right.
 
-    `trained` has been given all training rows, if there are any; the model is compared with it.
+    `baselines`, if given, have read all training rows; the model is compared with them.
     `groups` are names of columns, each with the group that every row is in. Raise UserError where
     there are no rows.
     """
@@ -93,15 +93,15 @@ def evaluate(
         answer=_answer_metrics(rows, row_scores, coder),
         topk=_top_k(rows, ranked),
         confusions=scores.confusions(rows["true"], rows["predicted"], examples.texts),
-        attributes=attribute_metrics(decoded, examples, trained),
+        attributes=attribute_metrics(decoded, examples, baselines),
         by_code=scores.scores_by_code(rows["true"], rows["predicted"]),
         by_group={},
     )
     for name, names in (groups or {}).items():
         metrics.by_group[name] = scores.scores_by_group(right, conf, examples.texts, names)
 
-    if trained is not None:
-        _compare_with_training(metrics, rows, row_scores, trained)
+    if baselines is not None:
+        _compare_with_training(metrics, rows, row_scores, baselines)
     return Evaluation(metrics, rows)
 
 
@@ -135,21 +135,21 @@ def seen_groups(times: Sequence[float]) -> pd.Series:
 
 
 def _compare_with_training(
-    metrics: EvaluationMetrics, rows: pd.DataFrame, row_scores: pd.DataFrame, trained: Baselines
+    metrics: EvaluationMetrics, rows: pd.DataFrame, row_scores: pd.DataFrame, baselines: Baselines
 ) -> None:
     """Add scores by how often codes and descriptions were seen in training, and those of simple
     methods.
     """
     keys = description_keys(rows["text"].tolist())
-    texts_seen = [trained.texts_seen[key] for key in keys]
+    texts_seen = [baselines.texts_seen[key] for key in keys]
 
     # a row is as hard as its rarest code
     codes_seen = []
     for true in rows["true"]:
-        codes_seen.append(min((trained.codes_seen[code] for code in true), default=np.nan))
+        codes_seen.append(min((baselines.codes_seen[code] for code in true), default=np.nan))
     metrics.answer.by_code_seen = mean_scores_by(row_scores, seen_groups(codes_seen))
     metrics.answer.by_text_seen = mean_scores_by(row_scores, seen_groups(texts_seen))
-    metrics.baselines = trained.compare(rows["right"].to_numpy())
+    metrics.baselines = baselines.compare(rows["right"].to_numpy())
 
 
 def _answer_metrics(rows: pd.DataFrame, row_scores: pd.DataFrame, coder: Coder) -> AnswerMetrics:
@@ -191,7 +191,7 @@ def _top_k(rows: pd.DataFrame, ranked: Prediction) -> TopK:
 
 
 def attribute_metrics(
-    decoded: Prediction, examples: Examples, trained: Baselines | None
+    decoded: Prediction, examples: Examples, baselines: Baselines | None
 ) -> dict[str, AttributeMetrics]:
     """Return the scores of each attribute that some rows state: of the model, of always none, and,
     where there is one, of a linear model fitted on the training data.
@@ -216,7 +216,7 @@ def attribute_metrics(
         )
 
         # beside a linear model, if there is one
-        linear = trained.attribute(name) if trained is not None else None
+        linear = baselines.attribute(name) if baselines is not None else None
         if linear is not None:
             metrics[name].svc = scores.attribute_scores(true, linear[is_known])
     return metrics

@@ -156,7 +156,7 @@ def report(config: RunConfig, trainer: Trainer, data: RunData) -> None:
     baselines = Baselines(examples, known, max_size=AFTER_TRAINING)
     for chunk in data.open(TRAIN).chunks():
         baselines.add(chunk)
-    evaluation = evaluate(coder, examples, trained=baselines)
+    evaluation = evaluate(coder, examples, baselines=baselines)
     metrics = evaluation.metrics
 
     # what corrections have gained

@@ -139,7 +139,7 @@ def test_confusions_by_hand():
 def evaluation() -> Evaluation:
     """A tiny model's, which was trained on four descriptions."""
     examples = few_examples()
-    trained = Baselines(examples, Known(), max_size=0)
+    baselines = Baselines(examples, Known(), max_size=0)
     for text, code, times in (
         ("farmer", "61110", 3),
         ("other", "61110", 27),
@@ -147,8 +147,8 @@ def evaluation() -> Evaluation:
         ("z", "80110", 1),
     ):
         codes = pd.DataFrame({"hisco_1": [code] * times})
-        trained.add(Examples.of([text] * times, ["en"] * times, codes))
-    return evaluate(tiny_coder(), examples, trained=trained)
+        baselines.add(Examples.of([text] * times, ["en"] * times, codes))
+    return evaluate(tiny_coder(), examples, baselines=baselines)
 
 
 def num_rows(groups: dict[str, MeanScores]) -> dict[str, int]:

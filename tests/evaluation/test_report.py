@@ -46,9 +46,9 @@ class Page:
 
 @pytest.fixture(scope="module")
 def evaluation() -> Evaluation:
-    trained = Baselines(few_examples(), Known(), max_size=0)
-    trained.add(Examples.of(["farmer"] * 3, ["en"] * 3, pd.DataFrame({"hisco_1": ["61110"] * 3})))
-    return evaluate(tiny_coder(), few_examples(), trained=trained)
+    baselines = Baselines(few_examples(), Known(), max_size=0)
+    baselines.add(Examples.of(["farmer"] * 3, ["en"] * 3, pd.DataFrame({"hisco_1": ["61110"] * 3})))
+    return evaluate(tiny_coder(), few_examples(), baselines=baselines)
 
 
 @pytest.fixture(scope="module")
