@@ -66,6 +66,7 @@ def run_audit(config: AuditFlags) -> None:
     further_columns = _evidence(chosen, labels, first_number=len(config.target_cols) + 1)
     write_frame(output, to_correct(chosen, config, further_columns), Form(raw=config.raw))
 
+    # a row is as likely wrong as its label
     prob_wrong = 1 - rows.merge(labels[[*_LABEL_COLS, "conf"]], how="left", on=_LABEL_COLS)["conf"]
     end = "."
     if config.key:
@@ -76,6 +77,8 @@ def run_audit(config: AuditFlags) -> None:
         f"{len(labels):,} different labels, {sum(num_others > 0):,} have rows of the same "
         f"description with other codes{end}"
     )
+
+    # a row counts for each of its codes, and for the group that it is in
     for name, path in paths.items():
         groups = rows["codes"].explode()
         if name != "code":

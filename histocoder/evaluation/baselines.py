@@ -115,14 +115,14 @@ class Baselines:
             if answer is not None:
                 is_answered[row] = True
                 codes[row] = answer.codes
-        is_exact = is_answered & self._is_right(codes)
+        exact_right = is_answered & self._is_right(codes)
         exact_match = ExactMatchScores(
-            **vars(_method_scores(right, is_exact, texts)),
+            **vars(_method_scores(right, exact_right, texts)),
             answered=float(is_answered.mean()),
             answered_right=None,
         )
         if is_answered.any():
-            exact_match.answered_right = float(is_exact[is_answered].mean())
+            exact_match.answered_right = float(exact_right[is_answered].mean())
 
         # beside a linear model, where the training data are few enough
         metrics = BaselineMetrics(shares(right, texts), exact_match, notice=self._notice())

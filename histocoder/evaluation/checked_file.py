@@ -89,12 +89,12 @@ def read_decisions(
     decisions: dict[tuple[str, str], DecidedCodes] = {}
     for table in tables:
         cells = {name: column.to_pylist() for name, column in table.columns.items()}
-        whos = cells.get("who", [None] * len(table))
+        reviewers = cells.get("who", [None] * len(table))
         keys = text_keys(cells[text_col], cells.get(lang_col), unknown=ANY_LANGUAGE)
         for row, (key, lang) in enumerate(keys):
             if key:  # else the row has no description
                 codes = _read_codes(table, row, cells, names=code_cols, code_column=code_column)
-                decisions[key, lang] = DecidedCodes(codes, who=whos[row])
+                decisions[key, lang] = DecidedCodes(codes, who=reviewers[row])
     return decisions
 
 
