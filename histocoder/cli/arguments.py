@@ -38,15 +38,14 @@ def parse(
 
 def config_of(kind: type[_Config], args: object) -> _Config:
     """Return the settings from parsed flags, or from an instance of a class that has more."""
-    return kind(**{s.name: getattr(args, s.name) for s in settings_of(kind)})
+    return kind(**{setting.name: getattr(args, setting.name) for setting in settings_of(kind)})
 
 
 def build_parser(kind: type[Settings], *, prog: str | None = None) -> "Parser":
     """Return a parser with a flag for each setting; `prog` is the name of the program in errors."""
-    short = [f"--{name.replace('_', '-')}" for name in kind.MAIN]
-    parser = Parser(
-        str(kind.__doc__), main=(*short, "--config", "--help-all"), epilog=HELP, prog=prog
-    )
+    main = [f"--{name.replace('_', '-')}" for name in kind.MAIN]
+    main += ["--config", "--help-all"]
+    parser = Parser(str(kind.__doc__), main=main, epilog=HELP, prog=prog)
     add_flags(parser, kind)
     return parser
 
@@ -100,13 +99,18 @@ class Parser(argparse.ArgumentParser):
         )
         self._main = main
         if main:
-            text = (
-                "read flags from a file, such as a run's args.yaml; the command line overrides them"
-            )
-            self.add_argument("--config", metavar="YAML", help=text)
-            text = "show all flags, in groups, and exit"
             self.add_argument(
-                "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help=text
+                "--config",
+                metavar="YAML",
+                help="read flags from a file, such as a run's args.yaml; the command line "
+                "overrides them",
+            )
+            self.add_argument(
+                "--help-all",
+                action=_HelpAll,
+                nargs=0,
+                default=argparse.SUPPRESS,
+                help="show all flags, in groups, and exit",
             )
         self.add_argument("--version", action="version", version=f"histocoder {__version__}")
 

@@ -242,9 +242,9 @@ def coded_rows(
     blank cell are left out.
     """
     values: dict[str, Any] = {}
-    for name in (field.name for field in settings_of(PrepareConfig)):
-        if hasattr(config, name):
-            values[name] = getattr(config, name)
+    for option in settings_of(PrepareConfig):
+        if hasattr(config, option.name):
+            values[option.name] = getattr(config, option.name)
     values |= {"dataset": path, "drop_bad_labels": True}
     files = table_files(PrepareConfig(**values))
     examples = files.read(say=log.info)

@@ -203,8 +203,7 @@ def agreement(
     # the first coder's sets, then the second's
     all_sets = code_sets(first) + code_sets(second)
     levels = []
-    depths: list[int | None] = list(range(1, digits + 1))
-    depths.append(None)  # whole codes
+    depths = (*range(1, digits + 1), None)  # None: whole codes
     for num_digits in depths:
         sets = all_sets
         if num_digits is not None:

@@ -134,9 +134,8 @@ class Guard:
         size = headers.get("content-length", default_size)
         if not size.isdecimal():
             raise HTTPException(411, "The request does not say how large it is.")
-        is_upload = request.scope["path"] == "/api/files"
         max_bytes = MAX_BODY_BYTES
-        if is_upload:
+        if request.scope["path"] == "/api/files":
             max_bytes = MAX_UPLOAD_BYTES
         if int(size) > max_bytes:
             size_limit = f"{max_bytes >> 20:,} MB"
