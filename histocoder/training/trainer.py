@@ -156,7 +156,7 @@ class Trainer:
             if is_last or self._saves_here():
                 self.save()
 
-            # ranks exchange signals during a step: these are those that they had at the step before
+            # ranks exchange signals while they compute: these arrived by the step before
             signum = self.stop_signals.exchange(stop.signum)
             if signum:
                 self.save()

@@ -29,7 +29,7 @@ _BATCH_GROWTH = 4  # rows of a validation batch by those of a training batch, wh
 
 
 class Sums(NamedTuple):
-    """Sums over rows, each of shape () or, of the attributes, (A,)."""
+    """Sums over rows, each of shape (), and the last two of shape (num_attributes,)."""
 
     target_loss: Tensor  # of the decoder, of the blocks that a row has, with teacher forcing
     unused_loss: Tensor  # of its other blocks
@@ -40,8 +40,8 @@ class Sums(NamedTuple):
     real_tokens: Tensor
     flat_right: Tensor  # rows whose set of codes is right by the flat head
     greedy_right: Tensor  # rows of the sample whose freely decoded set of codes is right
-    right_attributes: Tensor
-    known_attributes: Tensor
+    right_attributes: Tensor  # rows where each attribute is right
+    known_attributes: Tensor  # rows where each attribute is known
 
     def to_vector(self) -> Tensor:
         """Return the sums one after the other, on the CPU: a GPU is waited for only once."""
@@ -81,7 +81,7 @@ def validate(
 
     # this rank's rows, and then those of all
     num_attributes = len(model.config.attributes)
-    sizes = [1] * 9 + [num_attributes] * 2  # of the fields of `Sums`
+    sizes = [1] * (len(Sums._fields) - 2) + [num_attributes] * 2  # see `Sums`
     total = torch.zeros(sum(sizes), dtype=torch.float64)
     for indices in sampler:
         batch = data[indices].to(device)
