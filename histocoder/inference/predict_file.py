@@ -91,8 +91,8 @@ def predict_file(
     lock = holding(lock_path, path=output, instead="another --output")
 
     # Notices are said once, by rank 0, which writes what all ranks code.
-    with lock, _kept(parts), handling_stop_signals(_stop), _saying(say):
-        count = partial(_count_rows, table, output, block_rows)
+    with lock, _saying_what_is_kept(parts), handling_stop_signals(_stop), _saying(say):
+        count = partial(_check_rows, table, output, block_rows)
         num_rows = distributed.broadcast_from_primary(count, doing="reading the input")
         if any(parts.files()):
             say("Resuming an interrupted run.")
@@ -336,7 +336,7 @@ def _form(config: PredictConfig, table: TableFile, names: Sequence[str]) -> Form
     return form if config.excel else replace(form, decimal=".")
 
 
-def _count_rows(table: TableFile, output: Path, block_rows: int) -> int:
+def _check_rows(table: TableFile, output: Path, block_rows: int) -> int:
     """Read all of the input, so that a damaged file is refused before anything is coded, and return
     its rows.
 
@@ -403,7 +403,7 @@ def _codes(
 
 
 @contextmanager
-def _kept(parts: _Parts) -> Iterator[None]:
+def _saying_what_is_kept(parts: _Parts) -> Iterator[None]:
     """Let an error or an interruption say that what is coded so far is kept."""
     try:
         yield
