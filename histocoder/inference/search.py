@@ -220,17 +220,14 @@ def set_probability(
 
     # The order in which the codes were decoded is known already.
     is_scored = torch.arange(num_blocks, device=tokens.device) <= counts[:, None]
-    block_probabilities = probabilities.unflatten(1, (num_blocks, -1)).prod(-1)
-    total = block_probabilities.masked_fill(~is_scored, 1.0).prod(1)
+    by_block = probabilities.unflatten(1, (num_blocks, -1)).prod(-1)
+    total = by_block.masked_fill(~is_scored, 1.0).prod(1)
     if num_blocks == 1:  # one code has one order
         return total.clamp(max=1.0)
 
-    # The block that ends a row: the first unused one, after all codes, if there is one.
-    last = counts.clamp(max=num_blocks - 1)
-
     # Copies of a repeated code stay in order, or the same sequence would count twice.
-    is_copy = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1)
-    follows_copy = is_copy & is_used[:, None]  # (B, num_blocks, earlier)
+    follows_copy = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1)
+    follows_copy &= is_used[:, None]  # (B, num_blocks, earlier)
 
     # Other orders grow by a block each time, in the rows in which their beginning is probable.
     is_set = (is_code | ~is_used).all(1)
@@ -242,32 +239,38 @@ def set_probability(
                 if block in order:
                     continue
 
-                # A code follows its earlier copies, and the unused block all codes.
                 longer = (*order, block)
-                is_in_place = block == len(order)
-                missing_copies = follows_copy[order_rows, block]
-                missing_copies[:, list(order)] = False
-                may_follow = block < counts[order_rows]
-                if is_in_place:
-                    may_follow = may_follow | (block == last[order_rows])
-                rows = order_rows[may_follow & ~missing_copies.any(1)]
+                rows = order_rows[_may_follow(order, block, counts, follows_copy, order_rows)]
 
                 # With all codes in place it is the order that was decoded.
                 if longer == tuple(range(len(longer))):
                     rows = rows[counts[rows] > len(longer)]
                 if not len(rows):
                     continue
-
                 sequence = F.pad(blocks[rows][:, longer].flatten(1), (1, 0), value=BOS)
                 logits = decoder(sequence[:, :-1], *source.rows(rows)).float()
-                token_log_probs = logits.log_softmax(-1).gather(-1, sequence[:, 1:, None])
-                log_probs = token_log_probs.sum((1, 2))
-                is_whole = last[rows] == len(order)
+                log_probs = logits.log_softmax(-1).gather(-1, sequence[:, 1:, None]).sum((1, 2))
+                is_whole = (counts[rows] + 1).clamp(max=num_blocks) == len(longer)
                 total[rows[is_whole]] += log_probs[is_whole].exp()
-                is_probable = log_probs > math.log(MIN_ORDER_PROBABILITY)
-                rows_of_longer[longer] = rows[~is_whole & is_probable]
+                grows = ~is_whole & (log_probs > math.log(MIN_ORDER_PROBABILITY))
+                rows_of_longer[longer] = rows[grows]
         rows_of_order = rows_of_longer
     return total.clamp(max=1.0)
+
+
+def _may_follow(
+    order: tuple[int, ...], block: int, counts: Tensor, follows_copy: Tensor, rows: Tensor
+) -> Tensor:
+    """Return in which of some rows (R,) a block may come next in an order of blocks.
+
+    A code follows its earlier copies, and the first unused block all codes.
+    """
+    missing_copies = follows_copy[rows, block]
+    missing_copies[:, list(order)] = False
+    may_follow = block < counts[rows]
+    if block == len(order):
+        may_follow = may_follow | (block == counts[rows])
+    return may_follow & ~missing_copies.any(1)
 
 
 class TrieSearch:
