@@ -16,7 +16,7 @@ of rounds in turns, each in a process of its own, without the first steps.
 end, and of the folder at its largest while the run lasted, each file counted once; `save_s` is what
 writing the run's last saved state takes.
 
-Usage: python benchmarks/laptop.py [--epochs N] [--rows N] [--demo] [--encoder FOLDER]
+Usage: python benchmarks/laptop.py [--table FILE] [--epochs N] [--rows N] [--demo] [--encoder FOLDER]
 """
 
 from __future__ import annotations
@@ -240,6 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--table", type=Path, help="table of Dutch titles (default: see above)")
     parser.add_argument("--epochs", type=int, default=5, help="epochs on the table (default: 5)")
     parser.add_argument(
         "--max-steps", type=int, help="steps on the table (default: all of the epochs)"
@@ -263,6 +264,8 @@ def main() -> None:
     parser.add_argument("--demo", action="store_true", help="also the training of make demo")
     args = parser.parse_args()
     source, language = (DUTCH, "nl") if DUTCH.exists() else (ROOT / "data" / "train.csv", "en")
+    if args.table is not None:
+        source, language = args.table, "nl"
     found: dict[str, object] = {"benchmark": "laptop", "data": source.name}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -11,6 +11,7 @@ from pretrained import save_pretrained
 
 pytestmark = pytest.mark.slow
 ONE_STEP = ("--tiny", "--batch-size", 8, "--steps", 1, "--rounds", 1)
+FEW_ROWS = ("--rows", 8, "--file-rows", 8, "--rounds", 1)
 SIDES = {
     "train_step": (*ONE_STEP, "--against", "reference", "trainer", "torch", "attention", "dropout"),
     "frozen": ONE_STEP,
@@ -19,7 +20,7 @@ SIDES = {
     "predict": ("--tiny", "--rows", 8, "--full-rows", 1, "--repeating-rows", 16, "--rounds", 1),
     "data": ("--rows", 100),
     "launches": (),
-    "laptop": ("--epochs", 1, "--max-steps", 1, "--rows", 8, "--file-rows", 8, "--rounds", 1),
+    "laptop": (*FEW_ROWS, "--table", ROOT / "data" / "val.csv", "--epochs", 1, "--max-steps", 1),
 }
 
 
