@@ -4,7 +4,8 @@ machines.
 Prints a line of JSON: for each kernel the rows per second of a mode with all kernels, those with
 PyTorch's operators in its place, and their ratio, as medians of rounds in which both take turns.
 `fit_machines` is the fitting of linear machines on the descriptions, beside scikit-learn's. What the
-kernels of attention and dropout are worth in training is measured by train_step.py.
+kernels of attention and dropout are worth in training is measured by train_step.py. An n-gram
+model's decoder is too narrow for the kernel of paths.
 
 Usage: python benchmarks/ops.py [--model demo/best] [--rows N] [--rounds N]
 """
@@ -34,7 +35,6 @@ USES: dict[str, tuple[Any, str, str]] = {
     "sum_weights": (linear_expert, "margins", "combined"),
     "nearest": (nearest, "forward", "combined"),
     "attention": (layers, "attention", "combined"),
-    "attend_paths": (layers, "attend_to_paths", "full"),
 }
 """Kernel -> the module and the function that use it, and a mode in which they do."""
 
