@@ -221,7 +221,7 @@ class _ProjectedMemory(_Memory):
             scores = scores.masked_fill(~self._mask[:, 0], -torch.inf)
         self._mask = scores.flatten(1)[:, None]  # (R, 1, heads * S)
 
-        # An index i is of a head's positions, and d of those of the model's width.
+        # i runs over the numbers of a head, and d over the numbers of the model's width.
         of_queries = weight.view(num_heads, -1, len(weight))
         out = attention.out_proj.weight.to(weight.dtype).t().reshape(num_heads, -1, len(weight))
         keys = torch.einsum("bhsi,hid->bdhs", keys, of_queries)

@@ -132,7 +132,7 @@ class Prediction(NamedTuple):
                 columns[f"{start}desc_{i + 1}"] = meanings
         columns["conf"] = self.conf
 
-        # A category stands beside its own probability, by which `attribute_columns` finds both.
+        # The probability follows its category, and by this order `attribute_columns` finds both.
         for name, attribute in self.attributes.items():
             labels, probs = attribute.best
             columns[name] = labels

@@ -123,7 +123,7 @@ class TableCoder:
         else:
             answer = self._coder.code(asked, self._config, progress=progress)
 
-        # Codes by hand take the place of those of a model, which has not seen these descriptions.
+        # Known codes are written where the model was not asked.
         for row, known_codes in enumerate(known):
             if known_codes is not None:
                 answer.write_known(row, known_codes.codes, known_codes.share)
