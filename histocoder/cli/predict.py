@@ -12,7 +12,6 @@ from histocoder import distributed
 from histocoder.checkpoints.model_files import local_folder
 from histocoder.checkpoints.run_folder import run_of
 from histocoder.cli.arguments import config_of
-from histocoder.cli.engines import predict_on_engine
 from histocoder.cli.flags import PIPE, PredictFlags
 from histocoder.cli.pipes import as_typed, files_for_pipes
 from histocoder.config import PredictConfig
@@ -35,6 +34,9 @@ from histocoder.text.languages import chosen_language
 def run_predict(config: PredictFlags) -> None:
     """Code the descriptions and print their codes, or write the tables with theirs."""
     if config.engine is not None:
+        # imported here, since it takes a while and few need it
+        from histocoder.cli.engines import predict_on_engine
+
         predict_on_engine(config)
         return
     device = distributed.start(device=config.device)
