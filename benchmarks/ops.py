@@ -5,9 +5,10 @@ Prints a line of JSON: for each kernel the rows per second of a mode with all ke
 PyTorch's operators in its place, and their ratio, as medians of rounds in which both take turns.
 `fit_machines` is the fitting of linear machines on the descriptions, beside scikit-learn's. What the
 kernels of attention and dropout are worth in training is measured by train_step.py. An n-gram
-model's decoder is too narrow for the kernel of paths.
+model's decoder is too narrow for `attend_paths`, which is measured with a model of CANINE-s's sizes,
+in the precision that `histocoder predict` takes.
 
-Usage: python benchmarks/ops.py [--model demo/best] [--rows N] [--rounds N]
+Usage: python benchmarks/ops.py [--model demo/best] [--rows N] [--path-rows N] [--rounds N]
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from predict import build_coder, descriptions
 from sklearn.feature_extraction.text import TfidfVectorizer
 from train_step import ROOT, WithoutKernel
 
@@ -57,6 +59,15 @@ def compare(work: Callable[[], object], module: Any, without: Any, num_rounds: i
     return [statistics.median(taken[1:]) for taken in rounds]  # the first round warms up
 
 
+def rates(num_rows: int, used: float, without: float) -> dict[str, float]:
+    """Return the rows per second with a kernel and without it, and their ratio."""
+    return {
+        "rows_per_s": round(num_rows / used, 1),
+        "without": round(num_rows / without, 1),
+        "ratio": round(without / used, 2),
+    }
+
+
 class NoKernels:
     """The kernels of a machine that has none."""
 
@@ -80,6 +91,9 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, default=ROOT / "demo" / "best")
     parser.add_argument("--rows", type=int, default=3000, help="distinct descriptions at most")
+    parser.add_argument(
+        "--path-rows", type=int, default=48, help="rows for attend_paths (default: 48)"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
     args = parser.parse_args()
     table = pd.read_csv(ROOT / "data" / "train.csv", dtype=str, keep_default_na=False)
@@ -88,19 +102,23 @@ def main() -> None:
     langs = table["lang"].tolist()
 
     coder = Coder.from_pretrained(args.model)
-    figures = {}
+    figures: dict[str, dict[str, Any]] = {}
     for name, (module, function, mode) in USES.items():
 
         def code(mode: str = mode) -> object:
             return coder.predict(texts, langs, mode=mode, progress=False)
 
         used, without = compare(code, module, WithoutKernel(function), args.rounds)
-        figures[name] = {
-            "mode": mode,
-            "rows_per_s": round(len(texts) / used),
-            "without": round(len(texts) / without),
-            "ratio": round(without / used, 2),
-        }
+        figures[name] = {"mode": mode} | rates(len(texts), used, without)
+
+    canine = build_coder("auto", tiny=False)
+    path_texts = descriptions(args.path_rows)
+
+    def code_paths() -> object:
+        return canine.predict(path_texts, "en", mode="topk", progress=False)
+
+    used, without = compare(code_paths, layers, WithoutKernel("attend_to_paths"), args.rounds)
+    figures["attend_paths"] = {"mode": "topk"} | rates(len(path_texts), used, without)
     fit = fitting(texts, table["hisco_1"])
     used, without = compare(fit, linear_svm, NoKernels(), args.rounds)
     figures["fit_machines"] = {

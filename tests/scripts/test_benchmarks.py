@@ -50,7 +50,7 @@ def test_several_codes_runs(tmp_path: Path):
 
 def test_ops_runs(tmp_path: Path):
     model = save_tiny_model(tmp_path / "model")
-    few = ("--rows", 8, "--rounds", 1)
+    few = ("--rows", 8, "--path-rows", 1, "--rounds", 1)
     assert '"fit_machines"' in run("benchmarks/ops.py", "--model", model, *few).stdout
 
 
