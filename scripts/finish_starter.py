@@ -34,7 +34,7 @@ FURTHER = 0.4
 """Probability from which on a further code is given; single occupations get none down to it."""
 SHARE_BEFORE_PAIRS = 0.4
 """Weight of a model before it is trained on pairs, in the mean of both."""
-NUM_LINEAR_WEIGHTS = 750_000
+NUM_LINEAR_WEIGHTS = 690_000
 """Weights of the linear expert that are kept, the largest."""
 MIN_OWN_ROWS = 250
 """Held-out descriptions of a language from which on it has weights of its own."""
