@@ -196,13 +196,10 @@ def _mixer_formatter(config: MixerConfig) -> Formatter:
 
 def _with_fitted_codes(files: LabelledFiles) -> LabelledFiles:
     """Return files with the form of the codes that they and their key hold, which rank 0 reads."""
-    codes: list[str] = []
-    if files.key is not None:
-        codes = [code for code in files.key.codes if code]
 
     def fit() -> LabelledFiles:
         # open files can't be sent to other ranks
-        return replace(files.fitted(codes), opened={})
+        return replace(files.fitted(), opened={})
 
     fitted = distributed.broadcast_from_primary(fit, doing="reading the codes")
     return replace(fitted, opened=files.opened)
