@@ -23,7 +23,7 @@ from histocoder.config import (
     check_target_len,
 )
 from histocoder.data.augment import Augmenter, WordList
-from histocoder.data.dataset import OccupationDataset
+from histocoder.data.dataset import OccupationDataset, character_lengths
 from histocoder.data.example_writer import EXAMPLES_FILE, store_examples
 from histocoder.data.examples import SEEN, TITLES, TRAIN, VAL, Examples
 from histocoder.data.key import Key, read_key
@@ -217,7 +217,6 @@ def open_data(
         run.path,
         files,
         text_normalization=config.text_normalization,
-        sets_aside=True,
         trained_on=start.trained_on,
         compares_splits=isinstance(config, MixerConfig),
     )
@@ -296,7 +295,7 @@ def log_cut_descriptions(config: FinetuneConfig | MixerConfig) -> None:
     if not distributed.is_primary() or not reads_characters:
         return
     examples = Examples.open(config.folder / EXAMPLES_FILE, TRAIN, VAL)
-    num_cut = int((examples.inputs.lengths.astype(np.int64) + 2 > config.max_len).sum())
+    num_cut = character_lengths(examples, max_len=config.max_len).num_cut
     notice = cut_notice(num_cut, config.max_len, "characters")
     if notice is not None:
         log.warning(notice)
