@@ -224,7 +224,12 @@ def sampler(data: OccupationDataset, *, num_replicas: int = 1) -> BucketSampler:
     """Return rank 0's sampler of batches of 128 rows per rank."""
     size = BATCH_SIZE * num_replicas
     return BucketSampler(
-        data.lengths, data.num_target_blocks, batch_size=size, seed=0, num_replicas=num_replicas
+        data.lengths,
+        data.num_target_blocks,
+        batch_size=size,
+        seed=0,
+        rows=data.rows,
+        num_replicas=num_replicas,
     )
 
 

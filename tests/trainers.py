@@ -14,6 +14,7 @@ from histocoder.data.example_writer import EXAMPLES_FILE, store_examples
 from histocoder.data.examples import TRAIN, Examples
 from histocoder.data.key import Key
 from histocoder.data.labelled_files import LabelledFiles
+from histocoder.data.prepared_folder import forget_earlier
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder
 from histocoder.training.trainer import Trainer
@@ -25,6 +26,7 @@ CPU = torch.device("cpu")
 def stored(folder: Path, files: LabelledFiles, *, text_normalization: str = "none") -> Examples:
     """Files' rows, all of them to train on."""
     store_examples(folder, {TRAIN: files}, text_normalization=text_normalization)
+    forget_earlier(folder)
     return Examples.open(folder / EXAMPLES_FILE, TRAIN)
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -55,14 +55,14 @@ class WordList:
         table = open_table(path, ("word", "freq")).read(("word", "freq"))
         words = table.columns["word"].fill_null("").to_pylist()
 
-        # the first cell that is not a number is named with its line
+        # the first cell that is not a number is named with its place
         cells = table.columns["freq"].fill_null("").to_pandas()
         counts = pd.to_numeric(cells, errors="coerce").to_numpy(float)
-        for row in np.flatnonzero(~np.isfinite(counts))[:1]:
-            line = table.lines(np.array([row]))[0]
-            raise UserError(
-                f"--fn-word-freq {path}, line {line}, freq: {shown(cells[row])} is not a number."
-            )
+        rows = np.flatnonzero(~np.isfinite(counts))
+        if len(rows):
+            place = f"{table.file.unit} {table.lines(rows[:1])[0]}"
+            cell = shown(cells[rows[0]])
+            raise UserError(f"--fn-word-freq {path}, {place}, freq: {cell} is not a number.")
         return cls(dict(zip(normalize(words, text_normalization), counts.tolist(), strict=True)))
 
     def index(self, draws: np.ndarray) -> np.ndarray:
@@ -79,22 +79,24 @@ def _letter(draw: float) -> str:
     return _LETTERS[int(draw * len(_LETTERS))]
 
 
-def _delete(text: str, at: float, *_: object) -> str:
+def _delete(text: str, at: float, draw: float, words: WordList) -> str:
     i = int(at * len(text))
     return text[:i] + text[i + 1 :]
 
 
-def _insert(text: str, at: float, draw: float, *_: object) -> str:
+def _insert(text: str, at: float, draw: float, words: WordList) -> str:
     i = int(at * (len(text) + 1))
     return text[:i] + _letter(draw) + text[i:]
 
 
-def _substitute(text: str, at: float, draw: float, *_: object) -> str:
+def _substitute(text: str, at: float, draw: float, words: WordList) -> str:
+    if not text:
+        return text
     i = int(at * len(text))
-    return text and text[:i] + _letter(draw) + text[i + 1 :]
+    return text[:i] + _letter(draw) + text[i + 1 :]
 
 
-def _neighbour(text: str, at: float, draw: float, *_: object) -> str:
+def _neighbour(text: str, at: float, draw: float, words: WordList) -> str:
     i = int(at * len(text))
     neighbours = _NEIGHBOURS.get(text[i : i + 1].lower())
     if neighbours is None:
@@ -102,36 +104,48 @@ def _neighbour(text: str, at: float, draw: float, *_: object) -> str:
     return text[:i] + neighbours[int(draw * len(neighbours))] + text[i + 1 :]
 
 
-def _swap_characters(text: str, at: float, *_: object) -> str:
+def _swap_characters(text: str, at: float, draw: float, words: WordList) -> str:
     i = int(at * (len(text) - 1))
     return text[:i] + text[i + 1 : i + 2] + text[i : i + 1] + text[i + 2 :]
 
 
-def _swap_words(text: str, at: float, *_: object) -> str:
-    words = text.split(" ")
-    if len(words) < 2:
+def _swap_words(text: str, at: float, draw: float, words: WordList) -> str:
+    parts = text.split(" ")
+    if len(parts) < 2:
         return text
-    i = int(at * (len(words) - 1))
-    words[i], words[i + 1] = words[i + 1], words[i]
-    return " ".join(words)
+    i = int(at * (len(parts) - 1))
+    parts[i], parts[i + 1] = parts[i + 1], parts[i]
+    return " ".join(parts)
 
 
-def _insert_word(text: str, at: float, draw: float, new: WordList) -> str:
-    words = text.split(" ")
-    words.insert(int(at * (len(words) + 1)), new.words[int(new.index(np.float64(draw)))])
-    return " ".join(words)
+def _insert_word(text: str, at: float, draw: float, words: WordList) -> str:
+    parts = text.split(" ")
+    word = words.words[int(words.index(np.float64(draw)))]
+    parts.insert(int(at * (len(parts) + 1)), word)
+    return " ".join(parts)
 
 
-_Edit: TypeAlias = Callable[[str, float, float, WordList], str]
-_EDITS: list[_Edit] = [
-    _delete,
-    _insert,
-    _substitute,
-    _neighbour,
-    _swap_characters,
-    _swap_words,
-    _insert_word,
+class _Edit(NamedTuple):
+    """A kind of edit; one that would leave nothing of a text is not made."""
+
+    apply: Callable[[str, float, float, WordList], str]
+    """Function of a text, the edit's `at` and its draw (see `Noise`), and the words to insert."""
+    num_added: int
+    """Number of characters by which it makes a text longer, without the word that it inserts."""
+    adds_word: bool = False
+
+
+_EDITS = [
+    _Edit(_delete, -1),
+    _Edit(_insert, 1),
+    _Edit(_substitute, 0),
+    _Edit(_neighbour, 0),
+    _Edit(_swap_characters, 0),
+    _Edit(_swap_words, 0),
+    _Edit(_insert_word, 1, adds_word=True),  # and a blank
 ]
+_NUM_ADDED = np.array([edit.num_added for edit in _EDITS])
+_ADDS_WORD = np.array([edit.adds_word for edit in _EDITS])
 
 
 class Noise(NamedTuple):
@@ -205,11 +219,14 @@ class Augmenter:
         rows = np.flatnonzero(noise.num_edits)
         for i in range(self.num_transformations):
             rows = rows[noise.num_edits[rows] > i]
-            edit = noise.edits[rows, i]
-            lengths[rows] += edit == _EDITS.index(_insert)
-            lengths[rows] -= (edit == _EDITS.index(_delete)) & (lengths[rows] > 1)
-            longer = rows[edit == _EDITS.index(_insert_word)]
-            lengths[longer] += 1 + self.words.lengths(noise.draws[longer, i])
+            edits = noise.edits[rows, i]
+            altered = lengths[rows] + _NUM_ADDED[edits]
+            adds_word = _ADDS_WORD[edits]
+            altered[adds_word] += self.words.lengths(noise.draws[rows[adds_word], i])
+
+            # an edit that would leave nothing is not made
+            is_made = altered > 0
+            lengths[rows[is_made]] = altered[is_made]
         return lengths
 
     def alter(self, text: str, noise: Noise, row: int) -> str:
@@ -217,7 +234,7 @@ class Augmenter:
         for i in range(noise.num_edits[row]):
             edit = _EDITS[noise.edits[row, i]]
             # an edit that would leave nothing is not made
-            text = edit(text, noise.at[row, i], noise.draws[row, i], self.words) or text
+            text = edit.apply(text, noise.at[row, i], noise.draws[row, i], self.words) or text
         return text
 
 

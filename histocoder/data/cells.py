@@ -92,7 +92,7 @@ class Cell(NamedTuple):
     """Why the cell can't be used; its code is kept if that is because leading zeros may be lost."""
 
     @property
-    def is_short(self) -> bool:
+    def lacks_zeros(self) -> bool:
         """Whether leading zeros of the code may be lost."""
         return bool(self.problem and self.codes)
 
@@ -225,8 +225,8 @@ class CodeColumn:
 
     known: Collection[str] = ()
     """Codes that are read as they are, whatever they look like."""
-    allowed: Collection[str] | None = None
-    """Codes of a key, beside which there are no others; None: all that fit."""
+    has_key: bool = False
+    """Whether `known` are the codes of a key, beside which there are no others."""
     system: CodeSystem | None = None
     """Codes that fit; None: any."""
     has_digits: bool = False
@@ -307,13 +307,9 @@ class CodeColumn:
         if self._is_blank(plain):
             return Cell(change=BLANK)
         code = self._code(plain)
-
         change = ""
         if text is not None:
-            # `bare` writes marks as ASCII to read numbers; a word keeps those of its writer
-            is_word = not has_digit(code)
-            if is_word and not _QUOTED.fullmatch(with_ascii_marks(text)):
-                code = _visible(text)
+            code = _with_marks_of(text, code)
             if code != text:
                 change = FORMATTED
 
@@ -404,9 +400,17 @@ class CodeColumn:
         has_long_numbers = self.is_numeric and self.num_digits >= FEWEST_DIGITS
         if problem is None and has_long_numbers and not has_digit(code):
             problem = "has no digits, unlike most codes"
-        if problem is None and self.allowed is not None and code not in self.allowed:
+        if problem is None and self.has_key:
             problem = "is not in the key"
         return problem
+
+
+def _with_marks_of(text: str, code: str) -> str:
+    """Return the code of a cell as its writer wrote it, if it is a word: `bare` has written its marks
+    as those of ASCII, by which it reads numbers.
+    """
+    is_quoted = _QUOTED.fullmatch(with_ascii_marks(text)) is not None
+    return code if has_digit(code) or is_quoted else _visible(text)
 
 
 _ANY_COLUMN = CodeColumn()

@@ -65,16 +65,16 @@ def column_of(
     known: Collection[str] = (),
     system: CodeSystem | None = None,
     code_sep: str | None = None,
-    has_commas: bool = False,
 ) -> CodeColumn:
     """Decide how the cells of columns of codes are written, from the number of cells of each text.
 
     With `known` codes, of a key or a model, these decide whether codes are numbers; so does the
-    `system`, if it is HISCO or OCC1950. `has_commas` says that commas separate the tokens within a
-    code.
+    `system`, if it is HISCO or OCC1950. In a system with a separator, commas separate the tokens
+    within a code.
     """
     known = frozenset(known) - {""}
     form = None if system is None or system.name == "general" else system
+    has_commas = system is not None and bool(system.separator)
     texts = _texts(counts, known)
 
     # several codes in one cell are counted each, since each has its own form
@@ -99,8 +99,7 @@ def column_of_few(
     """Return how a few cells are written that a person gives beside the `known` codes of a
     model.
     """
-    has_commas = bool(system.separator)
-    column = column_of(Counter(cells), known=known, system=system, has_commas=has_commas)
+    column = column_of(Counter(cells), known=known, system=system)
     return replace(column, system=system, allow_short=any(is_short(code, system) for code in known))
 
 
@@ -235,13 +234,10 @@ def _spellings(column: CodeColumn, counts: Mapping[str, int]) -> dict[str, str]:
     for code, _ in codes.most_common():
         by_key.setdefault(column.spelling_key(code), []).append(code)
 
-    # codes of one key that are all known are different codes
-    has_one_spelling = bool(column.known)
-    return {
-        key: spellings[0]
-        for key, spellings in by_key.items()
-        if (len(spellings) == 1) == has_one_spelling
-    }
+    # several known codes of one key are different codes; a table's are spellings of one
+    if column.known:
+        return {key: spellings[0] for key, spellings in by_key.items() if len(spellings) == 1}
+    return {key: spellings[0] for key, spellings in by_key.items() if len(spellings) > 1}
 
 
 class FittedCodes(NamedTuple):
@@ -253,15 +249,10 @@ class FittedCodes(NamedTuple):
 
 
 def fit_codes(
-    counts: Mapping[str, int],
-    *,
-    num_blocks: int,
-    use_within_block_sep: bool = False,
-    are_right: bool = False,
-    allow_short: bool = False,
+    counts: Mapping[str, int], formatter: Formatter, *, are_right: bool, allow_short: bool
 ) -> FittedCodes:
     """Return the formatter that codes need, by `--block-size auto`, and whether short ones are
-    right.
+    right; it has the number of blocks of `formatter`, and its separator of tokens.
 
     Codes with digits are written by their characters, in blocks that hold the longest; others are
     labels, which are numbered. Short codes are right, except among numbers that mostly have three
@@ -269,18 +260,18 @@ def fit_codes(
     digits, others are mistakes, as are those among numbers, unless all codes `are_right`, as in a
     key.
     """
+    num_blocks = formatter.num_blocks
+    has_separator = bool(formatter.system.separator)
     build = partial(
-        build_formatter, "general", num_blocks=num_blocks, use_within_block_sep=use_within_block_sep
+        build_formatter, "general", num_blocks=num_blocks, use_within_block_sep=has_separator
     )
-    max_length = MAX_TARGET_LEN if use_within_block_sep else MAX_CODE_LENGTH
+    max_length = MAX_TARGET_LEN if has_separator else MAX_CODE_LENGTH
     system = build(block_size=max_length).system
 
     # words are labels, unless they are few among codes with digits
-    codes = [
-        code
-        for code in counts
-        if use_within_block_sep or (has_digit(code) and system.problem(code) is None)
-    ]
+    codes = list(counts)
+    if not has_separator:
+        codes = [code for code in counts if has_digit(code) and system.problem(code) is None]
     num_codes = sum(counts[code] for code in codes)
     least_share = 1 if are_right else MIN_SHARE_WITH_DIGITS
     if num_codes < least_share * sum(counts.values()):
@@ -289,7 +280,7 @@ def fit_codes(
     # words among numbers are mistakes, whose lengths do not count
     numbers = [code for code in codes if WHOLE_NUMBER.fullmatch(code)]
     num_numbers = sum(counts[code] for code in numbers)
-    is_numeric = not use_within_block_sep and num_numbers >= SHARE_OF_NEARLY_ALL * num_codes
+    is_numeric = not has_separator and num_numbers >= SHARE_OF_NEARLY_ALL * num_codes
     if is_numeric and not are_right:
         codes = numbers
 

@@ -3,7 +3,6 @@ before.
 """
 
 import hashlib
-from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,6 +106,9 @@ class Corrections:
         Rows whose description has a correction, in whatever language, are to train on; if that
         correction is held out, they are in no split. Dropped rows stay as they are.
         """
+        if not len(self):
+            return rows, split
+
         # a description that a person has decided on is no test of the model
         frame = rows.select(["key", "lang"]).to_pandas()
         is_usable = np.asarray(rows["reason"].is_null())
@@ -137,29 +139,33 @@ class Corrections:
                 rows = rows.set_column(i, name, pc.if_else(is_replaced, cells, rows[name]))
         return rows, split
 
-    def added_and_held_out(self) -> Iterator[pa.RecordBatch]:
-        """Yield two batches of checked rows: corrections that `apply` found no row for, which are
-        training data, then those that are held out.
+    def added(self) -> pa.RecordBatch:
+        """Return the corrections for which `apply` found no row in any batch, as checked rows: they
+        are training data.
         """
-        for mask in (~self._is_used & ~self._is_held_out, self._is_held_out):
-            rows = self._rows[mask].assign(row=None, line=None)
-            rows["lang"] = rows["lang"].where(rows["lang"] != ANY_LANGUAGE, self._default_language)
-            yield pa.RecordBatch.from_pandas(rows, self._schema, preserve_index=False)
+        return self._checked_rows(~self._is_used & ~self._is_held_out)
+
+    def held_out(self) -> pa.RecordBatch:
+        """Return the corrections that are held out, as checked rows."""
+        return self._checked_rows(self._is_held_out)
+
+    def _checked_rows(self, is_chosen: np.ndarray) -> pa.RecordBatch:
+        rows = self._rows[is_chosen].assign(row=None, line=None)
+        rows["lang"] = rows["lang"].where(rows["lang"] != ANY_LANGUAGE, self._default_language)
+        return pa.RecordBatch.from_pandas(rows, self._schema, preserve_index=False)
 
 
-def read_corrections(
-    config: PrepareConfig, corrected_files: LabelledFiles, known: Collection[str] = ()
-) -> Corrections:
+def read_corrections(config: PrepareConfig, corrected_files: LabelledFiles) -> Corrections:
     """Read the files of `--corrections`, as `histocoder review` writes them and a person fills them
-    in.
+    in; without any, no description is corrected.
 
     A checked row without a code is a decision as well: its description has no occupation. One
     without a language counts for every language. Codes are read as those of the
-    `corrected_files`; for `known` see `LabelledFiles`.
+    `corrected_files`.
 
     Raises UserError if a file lacks a column, a checked code does not fit, or nothing is checked.
     """
-    parts: list[pa.Table] = []
+    parts = [corrected_files.schema.empty_table()]
     language_col = config.column_of_languages
     for path in map(Path, config.corrections or ()):
         file = open_table(path, [config.input_col, CHECKED_COL, config.target_cols[0]])
@@ -175,7 +181,7 @@ def read_corrections(
             language_col=language_col or LANG_COL,
             language=None if has_language else ANY_LANGUAGE,
             key=None,
-            known=known,
+            known=corrected_files.known_codes,
             sheet=None,
             encoding=None,
             opened={path: file},

@@ -1,9 +1,8 @@
 """The data set of a run: its examples as batches of tensors."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -65,21 +64,26 @@ class Batch:
         """
         columns = [self.input_ids, self.class_ids, self.attribute_ids]
         table = np.concatenate([column.numpy().astype(np.int32) for column in columns], axis=1)
-        bytes_of_rows = np.ascontiguousarray(table).view(np.dtype((np.void, table.strides[0])))
-        _, first, group = np.unique(bytes_of_rows[:, 0], return_index=True, return_inverse=True)
+
+        # each row as one value of bytes, which are compared faster than numbers along an axis
+        row_type = np.dtype((np.void, table.itemsize * table.shape[1]))
+        row_bytes = np.ascontiguousarray(table).view(row_type)[:, 0]
+        _, first, group = np.unique(row_bytes, return_index=True, return_inverse=True)
 
         # the first row of each group stays, and as many others as fill up a multiple
         is_repeat = np.ones(len(table), dtype=bool)
         is_repeat[first] = False
-        num_rows = math.ceil(len(first) / _ROWS_MULTIPLE) * _ROWS_MULTIPLE
-        dropped = np.flatnonzero(is_repeat)[max(num_rows - len(first), 0) :]
+        num_fillers = -len(first) % _ROWS_MULTIPLE
+        dropped = np.flatnonzero(is_repeat)[num_fillers:]
         if not len(dropped):
             return self
 
         # a row that is dropped counts with the first of its group
         counts = self.counts.numpy().copy()
         np.add.at(counts, first[group[dropped]], counts[dropped])
-        rows = torch.from_numpy(np.setdiff1d(np.arange(len(table)), dropped))
+        is_kept = np.ones(len(table), dtype=bool)
+        is_kept[dropped] = False
+        rows = torch.from_numpy(np.flatnonzero(is_kept))
         return replace(self, counts=torch.from_numpy(counts)).mapped(lambda tensor: tensor[rows])
 
     def to(self, device: torch.device) -> "Batch":
@@ -96,6 +100,24 @@ class Batch:
         }
         lookup = None if self.lookup is None else self.lookup.mapped(function)
         return replace(self, **values, lookup=lookup)
+
+
+class DistinctTexts(NamedTuple):
+    """The m distinct texts of n rows."""
+
+    first_rows: np.ndarray
+    """First row of each text, of shape (m,)."""
+    text_of_row: np.ndarray
+    """Index of each row's text, of shape (n,)."""
+
+
+class InputLengths(NamedTuple):
+    """Lengths of the inputs of n rows."""
+
+    lengths: np.ndarray
+    """Number of tokens of each row, at most as many as the model reads, of shape (n,)."""
+    num_cut: int
+    """Number of rows that are longer than that."""
 
 
 @dataclass(eq=False)
@@ -122,26 +144,9 @@ class OccupationDataset(Dataset):
     """Whether each description is an example once, with its codes by their share of its rows."""
 
     def __post_init__(self) -> None:
-        self._index_codes()
-        self._index_attributes()
-        self._measure_inputs()
-        self._weigh_rows()
-
-    def _index_codes(self) -> None:
-        """Set the blocks and the class of each distinct code, and the codes of each row."""
-        codes = self.examples.code_table
-        class_of = {MISSING: -1}
-        for i, code in enumerate(self.classes):
-            class_of[code] = i
-        class_ids = [-1]
-        for code in codes:
-            if code not in class_of:
-                raise ValueError(f"the code {code!r} is not in the key")
-            class_ids.append(class_of[code])
-        self._class_ids = np.array(class_ids, dtype=np.int64)
-
-        # code 0 is none, whose block is padding
-        blocks = self.formatter.blocks(codes).astype(np.int64)
+        # code 0 is none: class -1, and a block of padding
+        self._class_ids = self._classes_of_codes()  # (1 + number of distinct codes,)
+        blocks = self.formatter.blocks(self.examples.code_table).astype(np.int64)
         self._blocks = np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)
 
         # a model that is trained further may write more codes than these data have columns of
@@ -150,80 +155,96 @@ class OccupationDataset(Dataset):
         self._code_index = np.pad(code_index, ((0, 0), (0, num_missing)))  # (n, num_blocks)
         self.num_target_blocks = (self._code_index > 0).sum(1, dtype=np.uint8)
         """Number of codes of each row, of shape (n,)."""
+        self._attribute_ids = self._attributes_of_rows()  # (n, A)
 
-    def _index_attributes(self) -> None:
-        shape = (len(self), len(self.attributes))
-        self._attribute_ids = np.empty(shape, dtype=np.int32, order="F")  # (n, A)
-        for i, (name, categories) in enumerate(self.attributes.items()):
-            self._attribute_ids[:, i] = category_ids(self.examples.attributes[name], categories)
-
-    def _measure_inputs(self) -> None:
-        """Set the number of tokens of each row, and the number of rows that are cut."""
-        self._prefix_lengths = np.array([len(lang + LANG_SEP) for lang in self.examples.languages])
-        if self.tokenizer.reads_characters:
-            # two more for the first and the last token
-            lengths = self.examples.inputs.lengths.astype(np.int64) + 2
-            self.num_cut = int((lengths > self.max_len).sum())
-            lengths = np.minimum(lengths, self.max_len)
-        else:
-            lengths_of_parts: list[np.ndarray] = []
-            self.num_cut = 0
-            for texts in self._texts():
-                _, lengths, num_cut = self.tokenizer.token_ids(texts, max_len=self.max_len)
-                lengths_of_parts.append(lengths)
-                self.num_cut += num_cut
-            lengths = np.concatenate(lengths_of_parts)
+        lengths, self.num_cut = self._input_lengths()
         self._lengths = lengths.astype(np.min_scalar_type(self.max_len))
+        self._prefix_lengths = np.array([len(lang + LANG_SEP) for lang in self.examples.languages])
 
-    def _weigh_rows(self) -> None:
-        """Set the rows to train on, and their weights."""
         self.rows = np.arange(len(self), dtype=np.int32)
         """Rows that are examples to train on, of shape (m,)."""
-        self.weights = np.broadcast_to(np.float32(1.0), len(self))
+        self.weights = self._title_weights()
         """Weight of each row in the loss, of shape (n,)."""
-        if TITLES in self.examples.splits:
-            is_title = pc.equal(self.examples.table["split"].cast(pa.string()), TITLES).to_numpy()
-            self.weights = np.where(is_title, TITLE_WEIGHT, np.float32(1.0))
         self.num_titles = int((self.weights < 1).sum())
-        if not self.once:
-            return
+        if self.once:
+            shares = self._shares()
+            self.rows = np.flatnonzero(shares).astype(np.int32)
+            self.weights = self.weights * shares
 
-        # the first row of each text, codes and attributes stands for all of them, and weighs their
-        # share of the text's rows
-        _, text = self.distinct_texts()
+    def _classes_of_codes(self) -> np.ndarray:
+        """Return the class of no code, and of each distinct code."""
+        class_of = {MISSING: -1}
+        for i, code in enumerate(self.classes):
+            class_of[code] = i
+        class_ids = [-1]
+        for code in self.examples.code_table:
+            if code not in class_of:
+                raise ValueError(f"the code {code!r} is not in the key")
+            class_ids.append(class_of[code])
+        return np.array(class_ids, dtype=np.int64)
+
+    def _attributes_of_rows(self) -> np.ndarray:
+        """Return the categories of each row, of shape (n, A)."""
+        ids = np.empty((len(self), len(self.attributes)), dtype=np.int32, order="F")
+        for i, (name, categories) in enumerate(self.attributes.items()):
+            ids[:, i] = category_ids(self.examples.attributes[name], categories)
+        return ids
+
+    def _input_lengths(self) -> InputLengths:
+        """Return the number of tokens of each row, and how many rows are cut."""
+        if self.tokenizer.reads_characters:
+            return character_lengths(self.examples, max_len=self.max_len)
+
+        lengths_of_parts: list[np.ndarray] = []
+        num_cut = 0
+        for rows in self._parts():
+            texts = self.examples.inputs.texts(rows)
+            _, lengths, num_cut_of_part = self.tokenizer.token_ids(texts, max_len=self.max_len)
+            lengths_of_parts.append(lengths)
+            num_cut += num_cut_of_part
+        return InputLengths(np.concatenate(lengths_of_parts), num_cut)
+
+    def _title_weights(self) -> np.ndarray:
+        """Return the weight of each row as a title or another description, of shape (n,)."""
+        if TITLES not in self.examples.splits:
+            return np.broadcast_to(np.float32(1.0), len(self))
+        is_title = pc.equal(self.examples.table["split"].cast(pa.string()), TITLES).to_numpy()
+        return np.where(is_title, TITLE_WEIGHT, np.float32(1.0))
+
+    def _shares(self) -> np.ndarray:
+        """Return each row's share of the rows of its text, of shape (n,).
+
+        The first row of each text, codes and attributes has that of all of them, and the others 0.
+        """
+        text = self.distinct_texts().text_of_row
         pairs = np.column_stack([text, self._code_index, self._attribute_ids])
         _, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
         shares = np.zeros(len(self), dtype=np.float32)
         shares[first] = counts / np.bincount(text)[text[first]]
-        self.rows = np.sort(first).astype(np.int32)
-        self.weights = self.weights * shares
+        return shares
 
-    def _texts(self) -> Iterator[list[str]]:
-        """Yield the inputs of all rows, some at a time."""
-        num_parts = math.ceil(len(self) / _ROWS_AT_ONCE)
-        for rows in np.array_split(np.arange(len(self)), num_parts):
-            yield self.examples.inputs.texts(rows)
+    def _parts(self) -> Iterator[np.ndarray]:
+        """Yield the indices of all rows, some at a time."""
+        for start in range(0, len(self), _ROWS_AT_ONCE):
+            yield np.arange(start, min(start + _ROWS_AT_ONCE, len(self)))
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def of(
-        self, examples: Examples, *, augmenter: Augmenter | None, once: bool = False
-    ) -> "OccupationDataset":
-        """Return a dataset of other rows in the same form."""
-        return replace(self, examples=examples, augmenter=augmenter, once=once)
+    def of(self, examples: Examples, *, once: bool = False) -> "OccupationDataset":
+        """Return a dataset of other rows in the same form, without noise."""
+        return replace(self, examples=examples, augmenter=None, once=once)
 
-    def distinct_texts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first row of each distinct text, of shape (m,), and the text of each row, of
-        shape (n,).
-        """
-        hashes = [
-            hash_array(np.array(texts, dtype=object), categorize=False) for texts in self._texts()
-        ]
-        _, first_row, text_of_row = np.unique(
+    def distinct_texts(self) -> DistinctTexts:
+        """Return the distinct texts, by hash."""
+        hashes: list[np.ndarray] = []
+        for rows in self._parts():
+            texts = np.array(self.examples.inputs.texts(rows), dtype=object)
+            hashes.append(hash_array(texts, categorize=False))
+        _, first_rows, text_of_row = np.unique(
             np.concatenate(hashes), return_index=True, return_inverse=True
         )
-        return first_row, text_of_row
+        return DistinctTexts(first_rows, text_of_row)
 
     def lengths(self, epoch: int = 0) -> np.ndarray:
         """Return the number of tokens of each row in an epoch, of shape (n,).
@@ -237,8 +258,7 @@ class OccupationDataset(Dataset):
 
         # noise changes the length of a text, and that of its language if this is withheld
         lengths = np.empty_like(self._lengths)
-        for start in range(0, len(self), _ROWS_AT_ONCE):
-            rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(self)))
+        for rows in self._parts():
             noise = self.augmenter.noise(rows, epoch)
             prefix = self._prefix_lengths[self.examples.lang_index[rows]]
             text = self.augmenter.lengths(noise, self.examples.inputs.lengths[rows] - prefix)
@@ -318,6 +338,13 @@ class OccupationDataset(Dataset):
         ids[:, 1:][np.arange(num_positions - 1) < lengths[:, None]] = characters
         ids[np.arange(len(rows)), lengths + 1] = SEP_ID
         return ids
+
+
+def character_lengths(examples: Examples, *, max_len: int) -> InputLengths:
+    """Return the lengths of inputs whose tokens are characters."""
+    # two more for the first and the last token
+    lengths = examples.inputs.lengths.astype(np.int64) + 2
+    return InputLengths(np.minimum(lengths, max_len), int((lengths > max_len).sum()))
 
 
 def category_ids(column: pa.ChunkedArray, categories: Sequence[str]) -> np.ndarray:

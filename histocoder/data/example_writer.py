@@ -62,7 +62,9 @@ class ExampleWriter:
         fields += [("key", pa.string()), ("input", pa.string())]
         self._schema = pa.schema([*fields, *list(files.schema)[len(ROW_FIELDS) :]])
         self._text_normalization = text_normalization
-        self._learned = [np.zeros(0, np.int32) if trained_on is None else trained_on]
+        self._learned: list[np.ndarray] = []  # hashes, joined in `_with_seen`
+        if trained_on is not None:
+            self._learned.append(trained_on)
         self._compares_splits = compares_splits
         self._writer = pa.ipc.new_file(str(path), self._schema)
 
@@ -101,10 +103,11 @@ class ExampleWriter:
         if self._compares_splits and is_train.any():
             self._learned.append(np.unique(hashes[is_train]))
 
-        # the hashes of all chunks are joined once, with the first rows to validate on
         is_val = split == SPLITS.index(VAL)
-        if not is_val.any():
+        if not self._learned or not is_val.any():
             return split
+
+        # the hashes of all chunks are joined once, with the first rows to validate on
         if len(self._learned) > 1:
             self._learned = [np.unique(np.concatenate(self._learned))]
         is_seen = is_val & np.isin(hashes, self._learned[0])
@@ -161,7 +164,6 @@ def store_examples(
     text_normalization: str,
     trained_on: np.ndarray | None = None,
     compares_splits: bool = False,
-    sets_aside: bool = False,
 ) -> dict[str, Any]:
     """Write `examples.arrow` from files, by one checked pass, unless it is there; return its
     record.
@@ -169,8 +171,8 @@ def store_examples(
     The record is kept as `examples` in `prepared.json`: what it was made from, its SHA-256, by
     which one that is damaged or not finished is recognised, and its numbers of distinct
     descriptions. For `trained_on` and `compares_splits` see `ExampleWriter`; examples of an earlier
-    version, which knew neither, are used as they are. With `sets_aside`, other examples are set
-    aside, from where `put_back_earlier` can put them back.
+    version, which knew neither, are used as they are. Other examples are set aside, from where
+    `put_back_earlier` can put them back.
 
     Raises UserError if the files can't be read as examples, or the file can't be written; nothing
     half-built is left.
@@ -187,8 +189,7 @@ def store_examples(
 
     # the record is written without the examples first, so that half of them are never used
     make_folder(folder)
-    if sets_aside:
-        set_aside(folder, (EXAMPLES_FILE, PREPARED_FILE))
+    set_aside(folder, (EXAMPLES_FILE, PREPARED_FILE))
     write_record(folder, {"format_version": PREPARED_VERSION} | prepared)
     with replacing(path) as temporary:
         writer = ExampleWriter(

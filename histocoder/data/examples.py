@@ -72,14 +72,21 @@ class Examples:
     `input` that models read. Pickling them keeps the path and the splits alone.
     """
 
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(
+        self,
+        table: pa.Table,
+        *,
+        path: Path | None = None,
+        splits: tuple[str, ...] = (),
+        content: pa.Buffer | None = None,
+    ) -> None:
         self.table = table
         """Columns `text`, `lang` and those of codes; see `row_schema` and `ExampleWriter`."""
-        self.path: Path | None = None
+        self.path = path
         """File that is mapped."""
-        self.splits: tuple[str, ...] = ()
+        self.splits = splits
         """Splits of that file."""
-        self._content: pa.Buffer = None
+        self._content = content
         """Content of that file."""
 
     @classmethod
@@ -97,11 +104,8 @@ class Examples:
                 batch = file.get_batch(i)
                 if batch["split"][0].as_py() == split:
                     batches.append(batch)
-        examples = cls(pa.Table.from_batches(batches, schema=file.schema))
-        examples.path = path
-        examples.splits = splits
-        examples._content = content
-        return examples
+        table = pa.Table.from_batches(batches, schema=file.schema)
+        return cls(table, path=path, splits=splits, content=content)
 
     @classmethod
     def of(cls, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame) -> "Examples":
@@ -166,8 +170,7 @@ class Examples:
 
     def chunks(self) -> Iterator["Examples"]:
         """Yield all rows, a chunk at a time."""
-        for batch in self.table.to_batches():
-            yield Examples(pa.Table.from_batches([batch]))
+        yield from map(Examples, _chunks(self.table))
 
     def to_tables(self) -> Iterator[pa.Table]:
         """Yield descriptions, languages, codes, and attributes that some rows state, under the
@@ -178,15 +181,14 @@ class Examples:
         for name, column in self.attributes.items():
             if column.null_count < len(column):
                 names[f"{ATTRIBUTES_PREFIX}{name}"] = name
-        for batch in self.table.select(list(names)).to_batches():
-            yield pa.Table.from_batches([batch]).rename_columns(list(names.values()))
+        yield from _chunks(self.table.select(list(names)).rename_columns(list(names.values())))
 
     @cached_property
     def languages(self) -> tuple[str, ...]:
         """Distinct languages."""
         return self._indexed_langs.distinct
 
-    @property
+    @cached_property
     def lang_index(self) -> np.ndarray:
         """Index of each row's language in `languages`, of shape (n,)."""
         return self._indexed_langs.indices[:, 0] - 1
@@ -213,6 +215,12 @@ class Examples:
     def inputs(self) -> PackedTexts:
         """Texts that models read: the languages and descriptions, joined for `tokenize`."""
         return PackedTexts.of_column(self.table["input"], self._content)
+
+
+def _chunks(table: pa.Table) -> Iterator[pa.Table]:
+    """Yield all rows, a chunk at a time."""
+    for batch in table.to_batches():
+        yield pa.Table.from_batches([batch])
 
 
 def _indexed(columns: Sequence[pa.ChunkedArray]) -> _IndexedColumns:

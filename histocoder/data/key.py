@@ -65,9 +65,9 @@ def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
     not 0, 1, 2, …
     """
     file = open_table(path, (), optional=(*_CODE_COLUMNS, *_INDEX_COLUMNS, *_DESC_COLUMNS))
-    code_col = next(filter(file.has, _CODE_COLUMNS), None)
-    index_col = next(filter(file.has, _INDEX_COLUMNS), None)
-    desc_col = next(filter(file.has, _DESC_COLUMNS), None)
+    code_col = file.first_of(_CODE_COLUMNS)
+    index_col = file.first_of(_INDEX_COLUMNS)
+    desc_col = file.first_of(_DESC_COLUMNS)
     if code_col is None or index_col is None:
         raise UserError(
             f"The key {path} needs the columns system_code and code (its index from 0); it has: "

@@ -81,6 +81,12 @@ class LabelledFiles:
     """Files whose headers were read before."""
 
     @property
+    def known_codes(self) -> frozenset[str]:
+        """Codes of the key and of the model; "", which stands for no code, is none."""
+        codes_of_key = () if self.key is None else self.key.codes
+        return frozenset(self.known).union(codes_of_key) - {""}
+
+    @property
     def schema(self) -> pa.Schema:
         """Columns of the checked rows."""
         return row_schema(self.target_cols, self.attribute_cols)
@@ -117,24 +123,28 @@ class LabelledFiles:
             counts += count_cells(checked_tables(file, columns, lambda _: None), columns)
         return counts
 
-    def fitted(self, codes: Collection[str] = ()) -> "LabelledFiles":
+    def fitted(self) -> "LabelledFiles":
         """Return the files with the formatter that their codes need; see `fit_codes`.
 
-        `codes` are those of the key, and of a model that is trained further.
+        Codes are those of the key and of the model that is trained further; without a key those of
+        the files as well.
         """
         # how cells are written decides which codes they hold
         cells = self.count_cells()
-        has_commas = bool(self.formatter.system.separator)
-        column = column_of(cells, known=codes, code_sep=self.rules.code_sep, has_commas=has_commas)
-        counts = Counter(codes)
+        column = column_of(
+            cells,
+            known=self.known_codes,
+            system=self.formatter.system,
+            code_sep=self.rules.code_sep,
+        )
+        counts = Counter(self.known_codes)
         if self.key is None:
             counts += count_codes(cells, column)
 
         # the codes of a key are right; those of a table may be mistakes
         fit = fit_codes(
             counts,
-            num_blocks=self.formatter.num_blocks,
-            use_within_block_sep=has_commas,
+            self.formatter,
             are_right=self.key is not None,
             allow_short=self.rules.allow_short,
         )

@@ -88,9 +88,16 @@ class CheckedRow:
 
     codes: list[str]
     problem: str | None
-    has_code: bool  # whether there is a code, or the mark for none
-    is_blank: bool  # whether no cell holds a code
-    num_ignored: int  # number of codes that follow a missing one or repeat another
+    has_code: bool
+    """Whether there is a code, or the mark for none."""
+    is_blank: bool
+    """Whether no cell holds a code."""
+    num_codes: int
+    """Number of codes of all cells, which is at most that of the columns in a row that fits."""
+    num_ignored: int
+    """Number of codes that follow a missing one or repeat another."""
+    short_codes: set[str]
+    """Codes that may have lost zeros."""
 
     @property
     def reason(self) -> str | None:
@@ -122,7 +129,7 @@ class Findings:
     num_without: int = 0
     """Number of checked rows without codes."""
     first_without: int = 0
-    """Line of the first of them."""
+    """Line, or row, of the first of them."""
     max_codes: int = 0
     """Largest number of codes of a row that has more than there are columns."""
     codes: set[str] = field(default_factory=set)
@@ -159,8 +166,9 @@ class LabelChecker:
         self._target_cols = target_cols
         self._formatter = formatter
         self._rules = rules
-        self._allowed = None if key is None else frozenset(key.codes)
-        self._known = frozenset(known).union(self._allowed or ()) - {""}
+        self._has_key = key is not None
+        codes_of_key = () if key is None else key.codes
+        self._known = frozenset(known).union(codes_of_key) - {""}
         self._allow_short = rules.allow_short or any(
             is_short(code, formatter.system) for code in known
         )
@@ -206,7 +214,6 @@ class LabelChecker:
             known=self._known,
             system=system,
             code_sep=self._rules.code_sep,
-            has_commas=bool(system.separator),
         )
         if self._given_column is not None:
             column = replace(
@@ -217,7 +224,7 @@ class LabelChecker:
         return replace(
             column,
             system=system,
-            allowed=self._allowed,
+            has_key=self._has_key,
             zero_pad=self._rules.zero_pad,
             allow_short=self._allow_short,
         )
@@ -270,58 +277,43 @@ class LabelChecker:
         first_col = self._target_cols[0]
         texts = [column.texts[i] for column, i in zip(columns, indices, strict=True)]
         cells = [column.cells[i] for column, i in zip(columns, indices, strict=True)]
-        problems: list[str] = []
-
-        # the text of a damaged cell stands for its code, so that the row has one
-        codes: list[str | None] = []
-        for text, cell in zip(texts, cells, strict=True):
-            if cell.codes:
-                codes.append(cell.codes[0])
-            else:
-                codes.append(text if cell.problem else None)
-
-        # the codes of a cell that has several are codes of the row
-        if any(len(cell.codes) > 1 for cell in cells):
-            codes = list(dict.fromkeys(code for cell in cells for code in cell.codes))
-            if len(codes) > len(cells):
-                self._findings.max_codes = max(self._findings.max_codes, len(codes))
-                content = ", ".join(shown(text) for text in texts if text)
-                num_columns = counted(len(cells), "column", "columns")
-                problems.append(
-                    f"{first_col}: {content} holds {len(codes)} codes for {num_columns}"
-                )
-            padding = [None] * len(cells)
-            codes = [*codes, *padding][: len(cells)]
+        problems = []
+        codes = _codes_of_row(texts, cells)
+        num_codes = len(codes)
+        if num_codes > len(cells):
+            content = ", ".join(shown(text) for text in texts if text)
+            num_columns = counted(len(cells), "column", "columns")
+            problems.append(f"{first_col}: {content} holds {num_codes} codes for {num_columns}")
+            codes = codes[: len(cells)]
 
         # a row is read up to its first missing code
-        codes_read: list[str] = []
-        for name, text, cell, code in zip(self._target_cols, texts, cells, codes, strict=True):
+        num_read = codes.index(None) if None in codes else len(codes)
+        row_codes = [code for code in dict.fromkeys(codes[:num_read]) if code is not None]
+        num_ignored = len(codes) - codes.count(None) - len(row_codes)
+        short_codes: set[str] = set()
+        for name, text, cell in zip(self._target_cols[: num_read + 1], texts, cells, strict=False):
             if cell.problem:
                 problems.append(f"{name}: {shown(text)} {cell.problem}")
-                self._findings.short_codes.update(cell.codes)
-            if code is None:
-                break
-            codes_read.append(code)
-        row_codes = list(dict.fromkeys(codes_read))
-        num_present = len(codes) - codes.count(None)
-        num_ignored = num_present - len(row_codes)
+                short_codes.update(cell.codes)
 
         # rows without codes are dropped, or have the mark for none
         is_blank = not set(codes) - {None, MISSING}
         if is_blank and self._needs_code:
-            problems = [
+            problems.append(
                 f"{first_col}: is checked and blank; write the code of no occupation, such as -1"
-            ]
+            )
         elif is_blank and self._marks_missing:
             row_codes = [MISSING]
         elif not is_blank and not set(row_codes) - {MISSING}:
             problems.append(f"{first_col}: no code, but one in a later column")
         return CheckedRow(
             row_codes,
-            problem=next(iter(problems), None),
+            problem=problems[0] if problems else None,
             has_code=self._marks_missing or not is_blank,
             is_blank=is_blank,
+            num_codes=num_codes,
             num_ignored=num_ignored,
+            short_codes=short_codes,
         )
 
     def _count(
@@ -333,6 +325,9 @@ class LabelChecker:
             findings.num_rows += count * row.has_code
             findings.num_bad += count * (row.problem is not None)
             findings.num_ignored += count * row.num_ignored
+            findings.short_codes |= row.short_codes
+            if row.num_codes > len(self._target_cols):
+                findings.max_codes = max(findings.max_codes, row.num_codes)
 
         # the first bad rows of the file are shown as examples
         is_bad = np.array([row.problem is not None for row in rows], dtype=bool)
@@ -377,8 +372,8 @@ class LabelChecker:
         if findings.num_without:
             rows = counted(findings.num_without, "checked row has", "checked rows have")
             say(
-                f"{path}: {rows} no code, which means no occupation; the first is in line "
-                f"{findings.first_without}."
+                f"{path}: {rows} no code, which means no occupation; the first is in "
+                f"{self.file.unit} {findings.first_without}."
             )
         for change, changed in findings.changed.items():
             examples = ", ".join(
@@ -456,6 +451,24 @@ class LabelChecker:
         return bool(self._known) or (
             len(codes) > 0 and num_of_hisco >= MIN_SHARE_WITH_DIGITS * len(codes)
         )
+
+
+def _codes_of_row(texts: Sequence[str], cells: Sequence[Cell]) -> list[str | None]:
+    """Return a row's code in each column, or all of its codes if there are more than columns."""
+    # the codes of a cell that has several are codes of the row
+    if any(len(cell.codes) > 1 for cell in cells):
+        codes_of_cells = dict.fromkeys(code for cell in cells for code in cell.codes)
+        num_missing = len(cells) - len(codes_of_cells)
+        return [*codes_of_cells, *[None] * num_missing]
+
+    # the text of a damaged cell stands for its code, so that the row has one
+    codes: list[str | None] = []
+    for text, cell in zip(texts, cells, strict=True):
+        if cell.codes:
+            codes.append(cell.codes[0])
+        else:
+            codes.append(text if cell.problem else None)
+    return codes
 
 
 def _more_names(columns: Sequence[str], number: int) -> tuple[str, ...]:

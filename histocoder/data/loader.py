@@ -25,6 +25,10 @@ from histocoder.signals import ignore_stop_signals, in_main_thread
 _GPU_WORKERS = 2
 """Processes that load data for a GPU, which one process with noise does not keep busy."""
 _END_SECONDS = 0.3  # between the end of a process' pipes and its own
+_NO_SHARED_MEMORY = (
+    "/dev/shm, which workers pass batches through, is full; make it larger, in a container by "
+    "--shm-size 1g."
+)
 
 
 class BatchLoader:
@@ -66,14 +70,15 @@ class BatchLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         batches = iter(self._loader)
-        self._workers = getattr(
-            batches, "_workers", []
-        )  # torch says nowhere else which processes are its
+
+        # torch says nowhere else which processes are its workers
+        self._workers = getattr(batches, "_workers", [])
         if not self._workers:
             yield from batches
-        for i in itertools.cycle(
-            range(len(self._workers))
-        ):  # torch's timeout would not end reading from a stopped one
+            return
+
+        # workers take turns; torch's timeout would not end reading from a stopped one
+        for i in itertools.cycle(range(len(self._workers))):
             timer = threading.Timer(self._timeout, self._end_late_worker, [i])
             timer.start()
             try:
@@ -108,24 +113,28 @@ class BatchLoader:
             yield
         except (RuntimeError, OSError, EOFError) as error:  # torch's own, or a broken pipe's
             _expect_ends()
-            if (what := self._failure(str(error))) is None:
+            failure = self._worker_failure()
+            if failure is None and "No space left" in str(error):
+                _ignore_errors_of_deletion()
+                failure = _NO_SHARED_MEMORY
+            if failure is None:
                 raise
             raise MachineError(
-                f"{what} Run the same command again to resume from the last checkpoint; "
-                "--num-workers 0 loads data "
-                "without such processes."
+                f"{failure} Run the same command again to resume from the last checkpoint; "
+                "--num-workers 0 loads data without such processes."
             ) from error
         finally:
             _expect_ends()
             for worker in self._workers:
                 worker.kill()  # the only signal that ends a stopped process
 
-    def _failure(self, error: str) -> str | None:
+    def _worker_failure(self) -> str | None:
         """Return which worker failed and how; None if none did."""
         time.sleep(_END_SECONDS)
-        if (i := self._late) is not None:
+        if self._late is not None:
+            pid = self._workers[self._late].pid
             return (
-                f"Loader worker {i} (process {self._workers[i].pid}) has returned no batch for "
+                f"Loader worker {self._late} (process {pid}) has returned no batch for "
                 f"{self._timeout:g} s."
             )
         for i, worker in enumerate(self._workers):
@@ -134,13 +143,7 @@ class BatchLoader:
                     f"Loader worker {i} (process {worker.pid}) was killed, perhaps because "
                     "memory ran out."
                 )
-        if "No space left" not in error:
-            return None
-        sys.unraisablehook = lambda _: None  # torch's own, when its half-made workers are deleted
-        return (
-            "/dev/shm, which workers pass batches through, is full; make it larger, in a "
-            "container by --shm-size 1g."
-        )
+        return None
 
 
 def _collated(batch: Batch, *, ngrams: NgramConfig | None) -> Batch:
@@ -159,3 +162,8 @@ def _expect_ends() -> None:
     """Ignore the ends of workers from now on, which torch takes as errors."""
     if hasattr(signal, "SIGCHLD") and in_main_thread():  # Windows lacks it
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _ignore_errors_of_deletion() -> None:
+    """Ignore torch's errors from now on, which it prints where its half-made workers are deleted."""
+    sys.unraisablehook = lambda _: None

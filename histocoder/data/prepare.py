@@ -2,8 +2,9 @@
 use again.
 """
 
+import itertools
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -201,7 +202,7 @@ def prepare(
 
     # after a mistake the table is tried with it corrected, so that all of them are said at once
     try:
-        _prepare(config, folder, record, known, text_normalization, trained_on)
+        record = _prepare(config, folder, record, known, text_normalization, trained_on)
     except UserError as error:
         raise _all_problems(error, config, folder, known) from error
     prepared_folder.write_record(folder, record)
@@ -223,20 +224,29 @@ def _describe(record: dict[str, Any]) -> str:
     )
 
 
+class _Problem(NamedTuple):
+    """What is wrong with a table."""
+
+    message: str
+    is_guess: bool
+    """Whether its settings guess at a misspelt column."""
+
+    @classmethod
+    def of(cls, error: UserError) -> "_Problem":
+        is_guess = any(isinstance(value, Mapping) for value in error.settings.values())
+        return cls(str(error), is_guess)
+
+
 def _all_problems(
     error: UserError, config: PrepareConfig, folder: Path, known: Key | None
 ) -> UserError:
     """Return an error with all problems of a table, and the settings by which it can be prepared,
     if there are any.
     """
-    problems = [str(error)]
+    problems = [_Problem.of(error)]
     fixed = config
     is_solved = False
-    num_guesses = 0  # problems before the first one that is not a misspelt column
     while error.settings and not is_solved:
-        is_guess = any(isinstance(value, Mapping) for value in error.settings.values())
-        if is_guess and num_guesses == len(problems) - 1:
-            num_guesses += 1
         try:
             fixed = fixed.corrected(error)
             # lines of the attempt are not shown
@@ -244,19 +254,22 @@ def _all_problems(
                 _prepare(fixed, scratch, prepared_folder.record_of(fixed), known)
             is_solved = True
         except UserError as next_error:
-            if str(next_error) in problems:
+            problem = _Problem.of(next_error)
+            if problem in problems:
                 break
-            problems.append(str(next_error))
+            problems.append(problem)
             error = next_error
 
     # what follows wrong guesses at columns says nothing
-    if num_guesses and not is_solved:
-        problems = problems[:num_guesses]
+    if not is_solved:
+        first_guesses = list(itertools.takewhile(lambda problem: problem.is_guess, problems))
+        problems = first_guesses or problems
 
     # only settings by which the table was prepared are suggested
-    message = problems[0]
-    if len(problems) > 1:
-        message = "\n- ".join([f"{config.dataset} has {len(problems)} problems:", *problems])
+    messages = [problem.message for problem in problems]
+    message = messages[0]
+    if len(messages) > 1:
+        message = "\n- ".join([f"{config.dataset} has {len(messages)} problems:", *messages])
     fixes = {}
     for setting in settings_of(type(config)):
         value = getattr(fixed, setting.name)
@@ -272,16 +285,16 @@ def _prepare(
     known: Key | None,
     text_normalization: str = "none",
     trained_on: np.ndarray | None = None,
-) -> None:
-    """Write the tables, all or none of them, and add their numbers of rows and codes to the
-    record.
+) -> dict[str, Any]:
+    """Write the tables, all or none of them; return the record with their numbers of rows and
+    codes.
     """
     _refuse_to_replace(config, folder)
-    inputs = _read_inputs(config, known)
-    files = inputs.files
-    corrections = inputs.corrections
+    files = _read_table(config, known)
+    corrections = read_corrections(config, files)
     has_labels = files.formatter.system.labels is not None
-    record["settings"]["block_size"] = None if has_labels else files.formatter.block_size
+    block_size = None if has_labels else files.formatter.block_size
+    record = record | {"settings": record["settings"] | {"block_size": block_size}}
 
     with temporary_folder(folder / "prepared") as scratch:
         # each row is checked once, so that what is noticed is said once
@@ -290,16 +303,15 @@ def _prepare(
         codes = _codes_of(rows, config)
 
         # the model learns from titles as well, so that the key needs their codes
-        corrected_keys = corrections.keys if corrections else ()
-        titles = titles_to_learn(config, rows, files, key=inputs.key, beside=corrected_keys)
+        titles = titles_to_learn(config, rows, files, key=files.key, beside=corrections.keys)
         if titles is not None:
             codes |= set(titles[f"{CODES_PREFIX}{config.target_cols[0]}"].to_pylist())
-        key = _complete_key(inputs.key or Key.from_codes(codes), known, codes, corrections)
+        key = _complete_key(files.key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
 
         # the examples come first: the tables that people read are made from them
         is_val = _to_validate_on(rows, config, trained_on)
-        num_held_out = corrections.hold_out(config.seed) if corrections else 0
+        num_held_out = corrections.hold_out(config.seed)
         examples_path = scratch / EXAMPLES_FILE
         writer = ExampleWriter(
             examples_path, files, text_normalization=text_normalization, trained_on=trained_on
@@ -308,56 +320,38 @@ def _prepare(
             _write_rows(writer, rows, is_val, corrections)
             if titles is not None:
                 writer.write(titles, np.full(len(titles), SPLITS.index(TITLES)))
-            if corrections is not None:
+            if len(corrections):
                 _write_other_corrections(writer, corrections)
         num_rows = _write_split_tables(scratch, examples_path)
-        if corrections is not None and num_held_out:
+        if num_held_out:
             num_rows["held_out"] = num_held_out
             _log_held_out(num_held_out, corrections)
         num_rows["rejected"] = _write_rejected(scratch / REJECTED_FILE, rows, config, corrections)
         _write_conflicts(scratch / CONFLICTS_FILE, rows, config, folder)
 
-        # the record, by which later runs know what was prepared
-        record |= {"rows": num_rows, "codes": len(key.codes)}
+        # by the record later runs know what was prepared
         source = made_from(prepared_files(scratch, record, key), text_normalization, trained_on)
-        record["examples"] = examples_record(examples_path, source)
+        examples = examples_record(examples_path, source)
 
         # only now is anything in the folder replaced
         del rows  # which keep their file open
         _replace_tables(scratch, folder)
+    return record | {"rows": num_rows, "codes": len(key.codes), "examples": examples}
 
 
-class _TableInputs(NamedTuple):
-    """Files that data are prepared from."""
-
-    files: LabelledFiles
-    key: Key | None
-    corrections: Corrections | None
-
-
-def _read_inputs(config: PrepareConfig, known: Key | None) -> _TableInputs:
-    """Return the table with the form of its codes, the user's key and the corrections."""
+def _read_table(config: PrepareConfig, known: Key | None) -> LabelledFiles:
+    """Return the table with the user's key and the form of its codes."""
     key = None
     if config.key:
         num_digits = config.block_size if config.zero_pad_codes else 0
         key = read_key(config.key, num_digits=num_digits)
-
-    # a key, or a model that is trained further, decides the form before the table does
-    known_codes: list[str] = []
-    for known_key in (key, known):
-        if known_key is not None:
-            known_codes.extend(known_key.codes)
-    files = table_files(config, key, known, known_codes)
+    files = table_files(config, key, known)
     if files.formatter.system.labels is not None:
         log.info(
             f"{config.dataset}: {', '.join(config.target_cols)} holds labels, each of "
             "which is a class as written."
         )
-
-    corrections = None
-    if config.corrections:
-        corrections = read_corrections(config, files, known_codes)
-    return _TableInputs(files, key, corrections)
+    return files
 
 
 def _log_held_out(num_held_out: int, corrections: Corrections) -> None:
@@ -369,12 +363,10 @@ def _log_held_out(num_held_out: int, corrections: Corrections) -> None:
 
 
 def _write_rejected(
-    path: Path, rows: pa.Table, config: PrepareConfig, corrections: Corrections | None
+    path: Path, rows: pa.Table, config: PrepareConfig, corrections: Corrections
 ) -> int:
     """Write the rows and corrections that are left out; return their number."""
-    tables = [rows]
-    if corrections is not None:
-        tables.append(corrections.rejected)
+    tables = [rows, corrections.rejected]
     write_table(path, rejected_rows(tables, config))
     return sum(len(table) - table["reason"].null_count for table in tables)
 
@@ -525,28 +517,25 @@ def _to_validate_on(
 
 
 def _write_rows(
-    writer: ExampleWriter, rows: pa.Table, is_val: np.ndarray, corrections: Corrections | None
+    writer: ExampleWriter, rows: pa.Table, is_val: np.ndarray, corrections: Corrections
 ) -> None:
     """Write all rows with their splits, and with corrected codes.
 
     `is_val`, of shape (n,), says which rows are to validate on.
     """
     split_of_row = np.where(is_val, SPLITS.index(VAL), SPLITS.index(TRAIN))
-    end = 0
-    for checked in rows.to_batches():
-        batch = checked
-        start = end
-        end += len(batch)
-        split = split_of_row[start:end]
-        split[batch["reason"].is_valid()] = NO_SPLIT
-        if corrections is not None:
-            batch, split = corrections.apply(batch, split)
-        writer.write(batch, split)
+    split_of_row[rows["reason"].is_valid().to_numpy()] = NO_SPLIT
+
+    batches = rows.to_batches()
+    ends = np.cumsum([len(batch) for batch in batches])
+    for batch, split in zip(batches, np.split(split_of_row, ends[:-1]), strict=True):
+        writer.write(*corrections.apply(batch, split))
 
 
 def _write_other_corrections(writer: ExampleWriter, corrections: Corrections) -> None:
     """Write the corrections that are in no row to train on, and held-out ones to compare models."""
-    added, held_out = corrections.added_and_held_out()
+    added = corrections.added()
+    held_out = corrections.held_out()
     writer.write(added, np.full(len(added), SPLITS.index(TRAIN)))
     writer.write(held_out, np.full(len(held_out), SPLITS.index(HELD_OUT)))
     corrected = counted(corrections.num_corrected, "row has", "rows have")
@@ -571,10 +560,7 @@ def _write_split_tables(folder: Path, examples_path: Path) -> dict[str, int]:
 
 
 def table_files(
-    config: PrepareConfig,
-    key: Key | None = None,
-    known: Key | None = None,
-    codes: Collection[str] = (),
+    config: PrepareConfig, key: Key | None = None, known: Key | None = None
 ) -> LabelledFiles:
     """Return the table with the formatter that its codes, and those of a key and of a model, need;
     see `fit_codes`.
@@ -612,23 +598,19 @@ def table_files(
         encoding=config.file_encoding,
     )
     if config.block_size is None:
-        return files.fitted(codes)
+        return files.fitted()
     return files
 
 
-def _complete_key(
-    key: Key, known: Key | None, codes: set[str], corrections: Corrections | None
-) -> Key:
+def _complete_key(key: Key, known: Key | None, codes: set[str], corrections: Corrections) -> Key:
     """Return a key of the known codes, those of the user's key, and those that occur."""
     first = known or key
-    codes = codes.union(key.codes)
-    if corrections is not None:
-        codes |= corrections.codes
+    codes = codes.union(key.codes, corrections.codes)
     complete = first.extended(codes, key.descriptions)
 
     # corrections may bring codes that the model does not know yet
     new = complete.codes[len(first.codes) :]
-    if corrections and new:
+    if len(corrections) and new:
         examples = list(new[:10])
         if len(new) > 10:
             examples.append("…")

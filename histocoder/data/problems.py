@@ -57,12 +57,15 @@ def conflicts(rows: pa.Table, config: PrepareConfig) -> tuple[pa.Table, int]:
     # a row for each set of codes: its first one, the number of its rows, and their lines
     frame = rows.filter(pa.array(is_conflict)).to_pandas()
     frame = frame.join(hashes[is_conflict].reset_index(drop=True))
-    groups = frame.groupby(["described", "coded"], sort=False)
-    table = groups[["text", "lang", *code_cols]].head(1).set_axis(groups["line"].first().index)
-    table = table.assign(rows=groups.size(), lines=groups["line"].agg(_first_lines))
-    all_rows = table.groupby("described")["rows"].transform("sum")
-    order = table.assign(all=all_rows).sort_values(["all", "described", "rows"]).index[::-1]
-    table = table.loc[order]
+    lines_of_set = frame.groupby(["described", "coded"], sort=False)["line"]
+    frame["rows"] = lines_of_set.transform("size")
+    frame["lines"] = lines_of_set.transform(_first_lines)
+    sets = frame.drop_duplicates(["described", "coded"])
+
+    # the description of most rows comes first, and of its sets that of most rows
+    sets = sets.assign(all_rows=sets.groupby("described")["rows"].transform("sum"))
+    sets = sets.sort_values(["all_rows", "described", "rows"])[::-1]
+    table = sets[["text", "lang", *code_cols, "rows", "lines"]]
     names = (name.removeprefix(CODES_PREFIX) for name in code_cols)
     table.columns = [config.input_col, LANG_COL, *names, "rows", "lines"]
     return pa.Table.from_pandas(table, preserve_index=False), len(several)

@@ -26,7 +26,7 @@ class BatchIndices(NamedTuple):
 class BucketSampler:
     """Length-bucketed global batches, the same ones for every number of ranks.
 
-    Rows are ordered by length over the num_full epoch, at random among those of one length, cut into
+    Rows are ordered by length over the whole epoch, at random among those of one length, cut into
     batches, and the batches are shuffled. The rows that do not fill a batch make one of their own;
     they are drawn before ordering, so that no length is favoured.
     """
@@ -38,8 +38,8 @@ class BucketSampler:
     batch_size: int
     """Number of rows of a batch of all ranks together."""
     seed: int
-    rows: np.ndarray = None  # type: ignore[assignment]
-    """Rows to draw from, of shape (m,); by default all."""
+    rows: np.ndarray
+    """Rows to draw from, of shape (m,)."""
     num_replicas: int = 1
     """Number of ranks; each gets every `num_replicas`-th row of each batch."""
     rank: int = 0
@@ -47,10 +47,6 @@ class BucketSampler:
     """Number of shares that a rank's rows of a batch are given in, each of like lengths."""
     _epoch: int = field(default=0, init=False)
     _consumed: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        if self.rows is None:
-            self.rows = np.arange(len(self.num_target_blocks), dtype=np.int32)
 
     def __len__(self) -> int:
         """Return the number of shares of an epoch."""
@@ -79,10 +75,11 @@ class BucketSampler:
         rows = self.rows.copy()
         rng.shuffle(rows)
         num_full = len(rows) - len(rows) % self.batch_size
-        bounds = np.array([*range(0, len(rows), self.batch_size), len(rows)])
-        rows[:num_full] = rows[:num_full][np.argsort(lengths[rows[:num_full]], kind="stable")]
+        full = rows[:num_full]
+        full[:] = full[np.argsort(lengths[full], kind="stable")]
 
         # batches come in random order, so that lengths do not rise in an epoch
+        bounds = np.array([*range(0, len(rows), self.batch_size), len(rows)])
         order = rng.permutation(len(bounds) - 1)
         for i in order[np.cumsum(np.diff(bounds)[order]) > consumed]:
             yield rows[bounds[i] : bounds[i + 1]]

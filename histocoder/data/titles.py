@@ -104,7 +104,7 @@ def _read(config: PrepareConfig) -> pd.DataFrame:
     """Read titles as a DataFrame with the columns text, lang, code and key."""
     path = HISCO_TITLES if config.titles == "auto" else Path(config.titles)
     file = open_table(path, ("title",), optional=["lang", *_CODE_COLUMNS, *config.target_cols])
-    code_column = next(filter(file.has, (*config.target_cols, *_CODE_COLUMNS)), None)
+    code_column = file.first_of((*config.target_cols, *_CODE_COLUMNS))
     if code_column is None:
         raise UserError(
             f"--titles {path} has no column of codes; it needs title, code and, for "

@@ -5,7 +5,6 @@ file, and learned from.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from histocoder.checkpoints.run_folder import run_settings
 from histocoder.checkpoints.starter import STARTER
 from histocoder.classes.class_columns import Classes
 from histocoder.data.cells import CodeColumn
-from histocoder.data.code_columns import column_of
+from histocoder.data.code_columns import column_of, count_cells
 from histocoder.data.labelled_files import CHECKED_COL, checked_tables
 from histocoder.errors import UserError, shown
 from histocoder.evaluation.review_file import (
@@ -79,11 +78,7 @@ def read_decisions(
     tables = list(checked_tables(file, names, log.info))
 
     # how the codes of all rows are written decides how a cell is read
-    written: Counter[str] = Counter()
-    for table in tables:
-        for name in code_cols:
-            written.update(table.columns[name].drop_null().to_pylist())
-    code_column = column_of(written, known=known)
+    code_column = column_of(count_cells(tables, code_cols), known=known)
 
     # the last of several decisions on a description holds
     decisions: dict[tuple[str, str], DecidedCodes] = {}

@@ -142,7 +142,7 @@ def training_files(
     for name in (TEXT_COL, input_col):
         if table.has(name):
             text_col = name
-    lang_col = next(filter(table.has, lang_cols), None)
+    lang_col = table.first_of(lang_cols)
     if language_col and not lang_col:
         log.info(f"{path} has no column {language_col!r}; its codes apply to all languages.")
 

@@ -1,7 +1,7 @@
 """Tables of users, read as text: nothing is guessed, converted or silently skipped."""
 
 import difflib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,6 +81,10 @@ class TableFile:
     def has(self, name: str) -> bool:
         """Return whether a name means a column."""
         return bool(named(name, self.header))
+
+    def first_of(self, names: Iterable[str]) -> str | None:
+        """Return the first of several names that means a column; None if none does."""
+        return next(filter(self.has, names), None)
 
     def column(self, name: str, setting: str = "") -> str:
         """Return the column that a name means, whatever its case, its accents and blanks around it.

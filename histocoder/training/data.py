@@ -23,7 +23,7 @@ from histocoder.config import (
     check_target_len,
 )
 from histocoder.data.augment import Augmenter, WordList
-from histocoder.data.dataset import OccupationDataset
+from histocoder.data.dataset import OccupationDataset, character_lengths
 from histocoder.data.example_writer import EXAMPLES_FILE, store_examples
 from histocoder.data.examples import SEEN, TITLES, TRAIN, VAL, Examples
 from histocoder.data.key import Key, read_key
@@ -196,13 +196,10 @@ def _mixer_formatter(config: MixerConfig) -> Formatter:
 
 def _with_fitted_codes(files: LabelledFiles) -> LabelledFiles:
     """Return files with the form of the codes that they and their key hold, which rank 0 reads."""
-    codes: list[str] = []
-    if files.key is not None:
-        codes = [code for code in files.key.codes if code]
 
     def fit() -> LabelledFiles:
         # open files can't be sent to other ranks
-        return replace(files.fitted(codes), opened={})
+        return replace(files.fitted(), opened={})
 
     fitted = distributed.broadcast_from_primary(fit, doing="reading the codes")
     return replace(fitted, opened=files.opened)
@@ -220,7 +217,6 @@ def open_data(
         run.path,
         files,
         text_normalization=config.text_normalization,
-        sets_aside=True,
         trained_on=start.trained_on,
         compares_splits=isinstance(config, MixerConfig),
     )
@@ -299,7 +295,7 @@ def log_cut_descriptions(config: FinetuneConfig | MixerConfig) -> None:
     if not distributed.is_primary() or not reads_characters:
         return
     examples = Examples.open(config.folder / EXAMPLES_FILE, TRAIN, VAL)
-    num_cut = int((examples.inputs.lengths.astype(np.int64) + 2 > config.max_len).sum())
+    num_cut = character_lengths(examples, max_len=config.max_len).num_cut
     notice = cut_notice(num_cut, config.max_len, "characters")
     if notice is not None:
         log.warning(notice)

@@ -180,7 +180,7 @@ def fit_nearest_expert(model: MixerModel, data: OccupationDataset) -> NearestExp
     """
     # the distinct pairs of text and class, and the weight of the rows that have them
     rows, class_ids = data.labels()
-    text = data.distinct_texts()[1][rows]
+    text = data.distinct_texts().text_of_row[rows]
     pairs, first, pair_of_row = np.unique(
         np.column_stack([text, class_ids]), axis=0, return_index=True, return_inverse=True
     )

@@ -108,7 +108,7 @@ def adapt_to(
 
         adapt(
             initial,
-            trainer.train_data.of(examples, augmenter=None),
+            trainer.train_data.of(examples),
             folders,
             config=trainer.model.config,
             device=trainer.device,
@@ -200,9 +200,7 @@ def refit(config: RunConfig, trainer: Trainer, data: RunData) -> None:
         f"Evaluation finished. Training {BEST_FOLDER}/ on the validation data as well "
         "(disable with --no-refit)."
     )
-    rows = trainer.train_data.of(
-        data.open(*data.splits), augmenter=None, once=trainer.train_data.once
-    )
+    rows = trainer.train_data.of(data.open(*data.splits), once=trainer.train_data.once)
     rows.augmenter = augmenter_of(config, rows)
 
     # the network first, on which the expert of nearest rows rests

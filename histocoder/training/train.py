@@ -159,7 +159,7 @@ def fit(
     trainer = Trainer(
         model,
         train_data,
-        train_data.of(data.to_validate_on(), augmenter=None),
+        train_data.of(data.to_validate_on()),
         scaled,
         device=device,
         run=run,

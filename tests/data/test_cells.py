@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -108,9 +109,8 @@ def corrected(path: Path, coder: Coder) -> dict[str, list[str]]:
     checked = write(path.with_name("checked.csv"), lines[0], *(f"{line}x" for line in lines[1:]))
     config = PrepareConfig("t.csv", COLUMNS, language="en", corrections=(str(checked),))
     table = LabelledFiles((), COLUMNS, build_formatter("general", num_blocks=2))
-    corrections = read_corrections(config, table, coder.codes)
-    batch, _ = corrections.added_and_held_out()
-    rows = batch.to_pandas()
+    corrections = read_corrections(config, replace(table, known=coder.codes))
+    rows = corrections.added().to_pandas()
     codes = rows[[f"codes.{name}" for name in COLUMNS]]
     return dict(zip(rows["text"], map(list, code_sets(codes)), strict=True))
 

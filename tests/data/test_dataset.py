@@ -56,7 +56,9 @@ def dataset(examples: Examples, augmenter: Augmenter | None = None, **form) -> O
 
 def batches(data: OccupationDataset, epoch: int = 0, **kwargs) -> dict[int, list[int]]:
     """The token ids of each row, by row."""
-    sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=4, seed=0, **kwargs)
+    sampler = BucketSampler(
+        data.lengths, data.num_target_blocks, batch_size=4, seed=0, rows=data.rows, **kwargs
+    )
     sampler.set_position(epoch, 0)
     loaded = map(data.__getitem__, sampler)
     rows = (
@@ -161,7 +163,7 @@ def sampler(
     rng = np.random.default_rng(3)
     lengths, blocks = rng.integers(5, 60, n), rng.integers(1, 4, n)
     how = {"batch_size": batch_size, "num_replicas": num_replicas, "rank": rank}
-    return BucketSampler(lambda _: lengths, blocks, seed=seed, **how)
+    return BucketSampler(lambda _: lengths, blocks, seed=seed, rows=np.arange(n), **how)
 
 
 @given(

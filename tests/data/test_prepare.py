@@ -441,6 +441,15 @@ def test_codes_outside_the_key_are_refused_or_dropped(tmp_path: Path):
     assert len(files.read(say=heard.append)) == 1 and "1 row is left out" in heard[-1]
 
 
+def test_a_class_without_a_code_makes_no_labels(tmp_path: Path):
+    table = write(
+        tmp_path / "t.csv", "occ1,hisco_1", *(f"farmer {i},61110" for i in range(20)), "smith,83110"
+    )
+    key = write(tmp_path / "key.csv", "system_code,code", "61110,0", "83110,1", "-1,2", ",3")
+    record = prepare(config(table, target_cols=("hisco_1",), key=str(key)), tmp_path / "out")
+    assert record["settings"]["block_size"] == 5
+
+
 def test_a_key_as_occcanine_has_it(tmp_path: Path):
     rows = (
         "empty, ,NA",

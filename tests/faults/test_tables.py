@@ -265,6 +265,9 @@ def test_frequencies_that_are_no_numbers(tmp_path: Path):
     for cell in ("many", "nan", "inf", "1e999", ""):
         path = write(tmp_path / "t.csv", "word,freq", "a,1", f"b,{cell}")
         assert f"line 3, freq: {cell!r} is not a number" in refusal(WordList.read, str(path), "nfc")
+    path = tmp_path / "t.parquet"  # which has rows, not lines
+    pq.write_table(pa.table({"word": ["a", "b"], "freq": ["1", "many"]}), path)
+    assert "row 2, freq: 'many' is not a number" in refusal(WordList.read, str(path), "nfc")
 
 
 STRAY = {

@@ -60,7 +60,9 @@ def test_a_worker_stopped_after_sending_is_named(table: Path, tmp_path: Path):
     forever.
     """
     data = dataset(tmp_path, table)
-    sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=8, seed=0)
+    sampler = BucketSampler(
+        data.lengths, data.num_target_blocks, batch_size=8, seed=0, rows=data.rows
+    )
     loader = BatchLoader(data, sampler, MachineConfig(num_workers=1, worker_timeout=1.0))
     late = r"Loader worker 0 \(process \d+\) has returned no batch for 1 s"
     others = {*multiprocessing.active_children()}  # which earlier tests may have left
@@ -88,7 +90,9 @@ def test_a_killed_worker_is_not_late(table: Path, tmp_path: Path, monkeypatch: p
 
     load = OccupationDataset.__getitem__
     monkeypatch.setattr(OccupationDataset, "__getitem__", take)
-    sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=8, seed=0)
+    sampler = BucketSampler(
+        data.lengths, data.num_target_blocks, batch_size=8, seed=0, rows=data.rows
+    )
     loader = BatchLoader(data, sampler, MachineConfig(num_workers=1, worker_timeout=1.0))
     killed = r"Loader worker 0 \(process \d+\) was killed"
     with pytest.raises(MachineError, match=killed), loader.naming_workers():

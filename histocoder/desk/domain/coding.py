@@ -142,7 +142,7 @@ class Coding:
         checked: list[str] = []
         for code in codes:
             cell = column.read(code)
-            if cell.is_short:
+            if cell.lacks_zeros:
                 raise UserError(f"{code!r} {cell.problem}; write leading zeros, too.")
             if cell.problem:
                 raise UserError(f"{code!r} {cell.problem}.")
