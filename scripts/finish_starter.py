@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
@@ -338,6 +339,14 @@ def card(
     )
 
 
+def saved(coder: Coder) -> Coder:
+    """Return a model as it is when it is read from its files, which have its table in 4 bits."""
+    model = coder.model
+    with TemporaryDirectory() as folder:
+        save_model(Path(folder), model.config, model.state_dict(), tokenizer=model.tokenizer)
+        return Coder.from_pretrained(folder, "cpu", precision="auto")
+
+
 def finish(run: Path, *, output: Path | None, data: Sequence[str], version: str) -> None:
     """Finish the model of a run, print how right it is on its held-out rows and on files, FILE or
     LANG:FILE, and write it with its card into a folder.
@@ -347,6 +356,7 @@ def finish(run: Path, *, output: Path | None, data: Sequence[str], version: str)
     titles = titles[~titles["source"].isin(MADE)].drop_duplicates(["occ1", "lang"])
     learned = titles["lang"].value_counts()
     calibrate(coder, learned)
+    coder = saved(coder)
     val = halves(run, coder.model.config.confidence)
     for column in ("source", "lang"):
         for name, rows in val.groupby(column):
