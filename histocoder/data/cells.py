@@ -353,7 +353,8 @@ class CodeColumn:
         form = _LOOSE_HISCO if self.is_hisco else _PRINTED_HISCO
         match = form.fullmatch(number)
         system = self.system
-        may_be_hisco = system is None or (system.block_size == 5 and system.problem(number))
+        has_five = system is not None and system.block_size == len("64100")
+        may_be_hisco = system is None or (has_five and system.problem(number) is not None)
         if match is not None and may_be_hisco:
             return "".join(match.groups())
 

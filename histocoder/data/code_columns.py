@@ -158,26 +158,26 @@ def _with_digits(
 
 def _with_marks(column: CodeColumn, parts: Collection[str], *, may_be_hisco: bool) -> CodeColumn:
     """Return a column that says what marks in its numbers mean, and a lone 0."""
-    numbers = {number for text in parts if (number := number_in(text)) is not None}
+    numbers = set(filter(None, map(number_in, parts)))
 
     # 641-00 and 6.41.00 are HISCO's 64100, or codes with decimals
-    loose = {number: digits for number in numbers if (digits := loose_hisco(number)) is not None}
-    has_marks = not all(map(WHOLE_NUMBER.fullmatch, loose))
-    is_hisco = has_marks and _are_hisco(
-        loose.values(), column.known, has_form=may_be_hisco and column.num_digits == HISCO_DIGITS
-    )
+    loose_numbers = list(filter(loose_hisco, numbers))
+    has_marks = not all(map(WHOLE_NUMBER.fullmatch, loose_numbers))
+    hisco_digits = list(filter(None, map(loose_hisco, loose_numbers)))
+    has_form = may_be_hisco and column.num_digits == HISCO_DIGITS
+    is_hisco = has_marks and _are_hisco(hisco_digits, column.known, has_form=has_form)
     has_loose_decimals = has_marks and not is_hisco and not column.known
 
     # a lone 0 is a code where codes of zeros, or others of one digit, are
     matches = map(WHOLE_NUMBER.fullmatch, numbers | set(column.known))
     wholes = {match[1] for match in matches if match is not None}
-    one_digit = set("123456789")
+    has_one_digit = any(digit in wholes for digit in "123456789")
     return replace(
         column,
         is_hisco=is_hisco,
         has_decimals=column.has_decimals or has_loose_decimals,
         has_thousands=any(map(has_thousands, numbers)),
-        zero_is_code="0" * column.num_digits in wholes or not one_digit.isdisjoint(wholes),
+        zero_is_code=has_one_digit or "0" * column.num_digits in wholes,
     )
 
 

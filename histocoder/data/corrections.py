@@ -39,10 +39,8 @@ class Corrections:
     that can't be used, with the reasons.
     """
 
-    def __init__(
-        self, rows: pa.Table, default_language: Language, rejected: pa.Table | None = None
-    ) -> None:
-        self.rejected = rows.slice(0, 0) if rejected is None else rejected
+    def __init__(self, rows: pa.Table, default_language: Language, rejected: pa.Table) -> None:
+        self.rejected = rejected
         self.num_corrected = 0
         """Number of rows to which `apply` has given other codes, but for those that are held out."""
         self._schema = rows.schema

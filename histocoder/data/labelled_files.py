@@ -333,8 +333,9 @@ def _codes_of(table: Table, column: str, key: Key | None) -> pa.Array:
             codes.append(key.codes[int(match[1])] or None)
         else:
             first = np.flatnonzero(pc.equal(coded.indices, i).fill_null(False))[:1]
+            place = f"{table.file.path}, {table.file.unit} {table.lines(first)[0]}, {column}"
             raise UserError(
-                f"{table.file.path}, {table.file.unit} {table.lines(first)[0]}, {column}: {shown(text)} is not "
-                f"an index into the key, which has {len(key.codes):,} codes."
+                f"{place}: {shown(text)} is not an index into the key, which has "
+                f"{len(key.codes):,} codes."
             )
     return pa.array(codes, pa.string()).take(coded.indices)

@@ -216,11 +216,9 @@ class LabelChecker:
             code_sep=self._rules.code_sep,
         )
         if self._given_column is not None:
-            column = replace(
-                self._given_column,
-                known=self._known.union(self._given_column.known),
-                separator=self._given_column.separator or column.separator,
-            )
+            # another file, such as corrections, may join codes where the table has one a cell
+            separator = self._given_column.separator or column.separator
+            column = replace(self._given_column, separator=separator)
         return replace(
             column,
             system=system,
@@ -287,7 +285,7 @@ class LabelChecker:
             codes = codes[: len(cells)]
 
         # a row is read up to its first missing code
-        num_read = codes.index(None) if None in codes else len(codes)
+        num_read = [*codes, None].index(None)
         row_codes = [code for code in dict.fromkeys(codes[:num_read]) if code is not None]
         num_ignored = len(codes) - codes.count(None) - len(row_codes)
         short_codes: set[str] = set()

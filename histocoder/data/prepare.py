@@ -225,7 +225,7 @@ def _describe(record: dict[str, Any]) -> str:
 
 
 class _Problem(NamedTuple):
-    """What is wrong with a table."""
+    """Problem of a table."""
 
     message: str
     is_guess: bool
@@ -260,12 +260,12 @@ def _all_problems(
             problems.append(problem)
             error = next_error
 
-    # what follows wrong guesses at columns says nothing
+    # what follows wrong guesses at columns says nothing, and only settings that helped are suggested
     if not is_solved:
+        fixed = config
         first_guesses = list(itertools.takewhile(lambda problem: problem.is_guess, problems))
         problems = first_guesses or problems
 
-    # only settings by which the table was prepared are suggested
     messages = [problem.message for problem in problems]
     message = messages[0]
     if len(messages) > 1:
@@ -273,7 +273,7 @@ def _all_problems(
     fixes = {}
     for setting in settings_of(type(config)):
         value = getattr(fixed, setting.name)
-        if is_solved and value != getattr(config, setting.name):
+        if value != getattr(config, setting.name):
             fixes[setting.name] = value
     return UserError(message, **fixes)
 
@@ -303,7 +303,7 @@ def _prepare(
         codes = _codes_of(rows, config)
 
         # the model learns from titles as well, so that the key needs their codes
-        titles = titles_to_learn(config, rows, files, key=files.key, beside=corrections.keys)
+        titles = titles_to_learn(config, rows, files, beside=corrections.keys)
         if titles is not None:
             codes |= set(titles[f"{CODES_PREFIX}{config.target_cols[0]}"].to_pylist())
         key = _complete_key(files.key or Key.from_codes(codes), known, codes, corrections)
@@ -418,9 +418,9 @@ def _codes_of(rows: pa.Table, config: PrepareConfig) -> set[str]:
         codes_of_column = set(cells.unique().to_pylist()) - {None, MISSING}
         codes |= codes_of_column
         num_rows = len(cells) - cells.null_count
-        if notice := identifiers_notice(
-            len(codes_of_column), num_rows, name.removeprefix(CODES_PREFIX)
-        ):
+        column = name.removeprefix(CODES_PREFIX)
+        notice = identifiers_notice(len(codes_of_column), num_rows, column)
+        if notice is not None:
             log.info(notice)
     if len(codes) < 2:
         raise UserError(

@@ -76,13 +76,16 @@ class BucketSampler:
         rng.shuffle(rows)
         num_full = len(rows) - len(rows) % self.batch_size
         full = rows[:num_full]
-        full[:] = full[np.argsort(lengths[full], kind="stable")]
+        rows[:num_full] = full[np.argsort(lengths[full], kind="stable")]
 
         # batches come in random order, so that lengths do not rise in an epoch
-        bounds = np.array([*range(0, len(rows), self.batch_size), len(rows)])
-        order = rng.permutation(len(bounds) - 1)
-        for i in order[np.cumsum(np.diff(bounds)[order]) > consumed]:
-            yield rows[bounds[i] : bounds[i + 1]]
+        num_batches = -(-len(rows) // self.batch_size)
+        num_seen = 0
+        for i in rng.permutation(num_batches):
+            batch = rows[i * self.batch_size : (i + 1) * self.batch_size]
+            num_seen += len(batch)
+            if num_seen > consumed:
+                yield batch
 
     def __iter__(self) -> Iterator[BatchIndices]:
         for batch in self.global_batches(self._epoch, consumed=self._consumed):

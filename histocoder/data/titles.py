@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import CODES_PREFIX, is_codes
-from histocoder.data.key import Key
 from histocoder.data.labelled_files import LabelledFiles
 from histocoder.errors import UserError, counted
 from histocoder.formatters.classifications import HISCO_TITLES
@@ -33,12 +32,7 @@ MIN_SHARE_AGREEING = 1 / 2
 
 
 def titles_to_learn(
-    config: PrepareConfig,
-    rows: pa.Table,
-    files: LabelledFiles,
-    *,
-    key: Key | None,
-    beside: Collection[str],
+    config: PrepareConfig, rows: pa.Table, files: LabelledFiles, *, beside: Collection[str]
 ) -> pa.RecordBatch | None:
     """Return titles in the languages of a table as checked rows with keys; None if there are none
     to learn from.
@@ -46,7 +40,7 @@ def titles_to_learn(
     HISCO's are used by default if the table is coded by HISCO: a third of its codes have titles,
     and half of the descriptions that are titles have the title's code. Titles that the table has as
     descriptions, or whose keys are in `beside`, are left out, so that none of them is validated on,
-    or contradicts the table; so are those of codes that `key` lacks, if given.
+    or contradicts the table; so are those of codes that the files' key lacks, if there is one.
 
     Raises UserError if `config.titles` is a file that has no titles.
     """
@@ -74,8 +68,8 @@ def titles_to_learn(
     # none is validated on, or contradicts the table
     titles = titles[~titles["key"].isin(set(coded_rows["key"]).union(beside))]
     titles = titles.drop_duplicates(["key", "lang"])
-    if key is not None:
-        titles = titles[titles["code"].isin(key.codes)]
+    if files.key is not None:
+        titles = titles[titles["code"].isin(files.key.codes)]
     if titles.empty:
         return None
 
