@@ -31,6 +31,8 @@ from histocoder.training.encoded_rows import fit_nearest_expert
 from histocoder.training.expert_weights import fit_all_weights
 from histocoder.training.experts import set_experts
 
+VERSION = "1.1"
+"""Version of the model that is made."""
 FURTHER = 0.4
 """Probability from which on a further code is given; single occupations get none down to it."""
 SHARE_BEFORE_PAIRS = 0.4
@@ -383,7 +385,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--output", type=Path, help="folder to write the model to")
-    parser.add_argument("--version", default="1.0", help="of the model")
+    parser.add_argument("--version", default=VERSION, help="of the model")
     parser.add_argument(
         "--data", nargs="*", default=[], help="files to measure on, FILE or LANG:FILE"
     )

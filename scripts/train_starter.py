@@ -16,7 +16,7 @@ import random
 from pathlib import Path
 
 import pandas as pd
-from finish_starter import NUM_LEARNED, finish, scored
+from finish_starter import NUM_LEARNED, VERSION, finish, scored
 from text_unidecode import unidecode
 
 from histocoder import Coder, MixerConfig, train
@@ -280,7 +280,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--tables", type=Path, help="folder of the tables")
     parser.add_argument("--save-path", type=Path, default=Path("starter-run"))
     parser.add_argument("--output", type=Path, help="folder to write the finished model to")
-    parser.add_argument("--version", default="1.0", help="of the model")
+    parser.add_argument("--version", default=VERSION, help="of the model")
     parser.add_argument(
         "--data", nargs="*", default=[], help="files to measure on, FILE or LANG:FILE"
     )

@@ -65,6 +65,7 @@ _SPOILT = {
     "an error": re.compile(r"#[A-Z/0]{2,}[!?]", re.IGNORECASE),
 }
 
+HISCO_DIGITS = 5
 FEWEST_DIGITS = 3
 """Fewest digits of codes whose zeros may be lost; shorter ones, such as HISCLASS's, have none."""
 # kinds of `Cell.change`
@@ -353,8 +354,9 @@ class CodeColumn:
         form = _LOOSE_HISCO if self.is_hisco else _PRINTED_HISCO
         match = form.fullmatch(number)
         system = self.system
-        has_five = system is not None and system.block_size == len("64100")
-        may_be_hisco = system is None or (has_five and system.problem(number) is not None)
+        may_be_hisco = system is None or (
+            system.block_size == HISCO_DIGITS and system.problem(number) is not None
+        )
         if match is not None and may_be_hisco:
             return "".join(match.groups())
 
@@ -407,11 +409,13 @@ class CodeColumn:
 
 
 def _with_marks_of(text: str, code: str) -> str:
-    """Return the code of a cell as its writer wrote it, if it is a word: `bare` has written its marks
-    as those of ASCII, by which it reads numbers.
+    """Return a cell's code with the marks of its writer if it is a word; `bare` has written them as
+    those of ASCII, by which it reads numbers.
     """
     is_quoted = _QUOTED.fullmatch(with_ascii_marks(text)) is not None
-    return code if has_digit(code) or is_quoted else _visible(text)
+    if has_digit(code) or is_quoted:
+        return code
+    return _visible(text)
 
 
 _ANY_COLUMN = CodeColumn()

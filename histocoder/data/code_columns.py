@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from histocoder.config import MAX_TARGET_LEN, check_target_len
 from histocoder.data.cells import (
     FEWEST_DIGITS,
+    HISCO_DIGITS,
     WHOLE_NUMBER,
     CodeColumn,
     bare,
@@ -29,7 +30,6 @@ from histocoder.formatters.classifications import hisco_codes
 from histocoder.tables.table import Table
 from histocoder.text.characters import is_missing
 
-HISCO_DIGITS = 5
 MAX_CODE_LENGTH = 10
 """Maximum number of characters of codes; longer ones are labels."""
 MIN_SHARE_WITH_DIGITS = 0.5

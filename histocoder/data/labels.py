@@ -275,6 +275,8 @@ class LabelChecker:
         first_col = self._target_cols[0]
         texts = [column.texts[i] for column, i in zip(columns, indices, strict=True)]
         cells = [column.cells[i] for column, i in zip(columns, indices, strict=True)]
+
+        # of several problems the first is reported
         problems = []
         codes = _codes_of_row(texts, cells)
         num_codes = len(codes)
@@ -284,8 +286,10 @@ class LabelChecker:
             problems.append(f"{first_col}: {content} holds {num_codes} codes for {num_columns}")
             codes = codes[: len(cells)]
 
-        # a row is read up to its first missing code
-        num_read = [*codes, None].index(None)
+        # a row is read up to its first missing code, and the cell there may be a damaged one
+        num_read = len(codes)
+        if None in codes:
+            num_read = codes.index(None)
         row_codes = [code for code in dict.fromkeys(codes[:num_read]) if code is not None]
         num_ignored = len(codes) - codes.count(None) - len(row_codes)
         short_codes: set[str] = set()
@@ -453,14 +457,16 @@ class LabelChecker:
 
 def _codes_of_row(texts: Sequence[str], cells: Sequence[Cell]) -> list[str | None]:
     """Return a row's code in each column, or all of its codes if there are more than columns."""
+    codes: list[str | None] = []
+
     # the codes of a cell that has several are codes of the row
     if any(len(cell.codes) > 1 for cell in cells):
-        codes_of_cells = dict.fromkeys(code for cell in cells for code in cell.codes)
-        num_missing = len(cells) - len(codes_of_cells)
-        return [*codes_of_cells, *[None] * num_missing]
+        codes.extend(dict.fromkeys(code for cell in cells for code in cell.codes))
+        num_missing = len(cells) - len(codes)
+        codes.extend([None] * num_missing)
+        return codes
 
     # the text of a damaged cell stands for its code, so that the row has one
-    codes: list[str | None] = []
     for text, cell in zip(texts, cells, strict=True):
         if cell.codes:
             codes.append(cell.codes[0])
