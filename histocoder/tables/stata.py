@@ -2,31 +2,51 @@
 text.
 """
 
+import re
 import warnings
 from collections.abc import Iterator
 from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.errors import UserError, shown
+from histocoder.tables.text_encodings import ENCODINGS, guess, readings
+from histocoder.tables.text_file import NUM_GUESS_WORDS, checked_encoding
 
 _BLOCK_ROWS = 20_000
+_UTF8_VERSION = re.compile(rb"<stata_dta><header><release>11[89]<")
+_LATIN_1 = "latin-1"  # as pandas reads texts of earlier versions, which keeps their bytes
 _LONGEST_TEXT = 2045  # number of bytes from which Stata needs its type strL
 
 
 class StataFile:
     """A .dta or .sav file, of which the first block tells the types of the columns.
 
-    Raises UserError if the file is damaged, has no rows, or is a .sav file and pyreadstat is not
-    installed.
+    Texts of versions of Stata before 14, whose files do not name their encoding, are read in the
+    `encoding` that the user names; otherwise, with a notice, in the one that makes words.
+
+    Raises UserError if the file is damaged, has no rows, names its encoding although the user does,
+    or is a .sav file and pyreadstat is not installed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, encoding: str | None = None) -> None:
         self._path = path
         self.notices: list[str] = []
+        self._encoding = _LATIN_1
+        if _names_encoding(path):
+            if encoding is not None:
+                raise UserError(
+                    f"--file-encoding is for files that do not name their encoding, and {path} "
+                    "does. Omit it."
+                )
+        elif encoding is not None:
+            self._encoding = checked_encoding(encoding)
+        else:
+            self._encoding = self._guess()
         first = next(self._frames(), None)
         if first is None:
             raise UserError(f"{path} has columns but no rows.")
@@ -49,16 +69,71 @@ class StataFile:
             typed = frame.astype(dict.fromkeys(texts, "string"))
             yield pa.RecordBatch.from_pandas(typed, schema=self.schema, preserve_index=False)
 
+    def _guess(self) -> str:
+        """Return the encoding that makes words of a file's texts."""
+        words: set[bytes] = set()
+        for frame in self._frames():
+            texts = {text for name in _texts(frame) for text in frame[name].unique()}
+            for text in filter(None, [*frame.columns, *texts]):
+                if not text.isascii():
+                    in_bytes = text.encode(_LATIN_1).split()
+                    words.update(word for word in in_bytes if not word.isascii())
+            if len(words) >= NUM_GUESS_WORDS:
+                break
+        if not words:
+            return _LATIN_1
+
+        # other programs than Stata have written UTF-8 into such files
+        try:
+            b" ".join(words).decode("utf-8")
+            return "utf-8"
+        except UnicodeDecodeError:
+            encoding = guess(words)
+        if encoding is None:
+            raise UserError(
+                f"{self._path} is not text in a usual encoding. Name it with --file-encoding."
+            )
+        examples = ", ".join(map(shown, readings(words, encoding)[0].examples))
+        self._note(
+            f"{self._path} is of a version of Stata before 14, and is read as "
+            f"{ENCODINGS[encoding]} ({encoding}), for example {examples}. If these are wrong, name "
+            "its encoding with --file-encoding."
+        )
+        return encoding
+
+    def _decoded(self, text: Any) -> Any:
+        """Return a text of an early version in its encoding, and anything else as it is."""
+        return text.encode(_LATIN_1).decode(self._encoding) if isinstance(text, str) else text
+
+    def _blocks(self) -> Iterator[pd.DataFrame]:
+        """Yield the blocks of a .dta file."""
+        with pd.read_stata(self._path, chunksize=_BLOCK_ROWS, convert_categoricals=False) as reader:
+            while True:
+                # pandas reads a text that is not in the file's encoding as Latin-1, and warns
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always", UnicodeWarning)
+                    frame = next(reader, None)
+                if frame is None:
+                    return
+                if any(issubclass(warning.category, UnicodeWarning) for warning in caught):
+                    self._note(
+                        f"{self._path}: some texts are not UTF-8, unlike the others, and are read "
+                        "as Latin-1. Check them, or save the file again from Stata (unicode "
+                        "translate)."
+                    )
+
+                # only once a block is read: a reader that has read labels skips texts
+                self._note_labels(bool(reader.value_labels()))
+                if self._encoding != _LATIN_1:
+                    for name in _texts(frame):
+                        frame[name] = frame[name].map(self._decoded)
+                    frame = frame.rename(columns=self._decoded)
+                yield frame
+
     def _frames(self) -> Iterator[pd.DataFrame]:
         try:
             if self._path.suffix.lower() == ".dta":
-                with pd.read_stata(
-                    self._path, chunksize=_BLOCK_ROWS, convert_categoricals=False
-                ) as reader:
-                    for frame in reader:
-                        # only once a block is read: a reader that has read labels skips texts
-                        self._note_labels(bool(reader.value_labels()))
-                        yield frame
+                yield from self._blocks()
                 return
             import pyreadstat
 
@@ -77,6 +152,11 @@ class StataFile:
             raise UserError(
                 f"{self._path}: files of SPSS need the package pyreadstat (pip install "
                 "pyreadstat); or save it as CSV."
+            ) from error
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{self._path} is not text in the encoding {self._encoding}: {error.reason}. Name "
+                "another one with --file-encoding."
             ) from error
         except Exception as error:
             # readers raise errors of all types if a file is damaged
@@ -97,6 +177,21 @@ class StataFile:
         """Add a notice, once: the file is read at least twice."""
         if notice not in self.notices:
             self.notices.append(notice)
+
+
+def _names_encoding(path: Path) -> bool:
+    """Return whether a file names the encoding of its texts: files of SPSS do, and those of Stata
+    from version 14 on, which are UTF-8.
+    """
+    if path.suffix.lower() != ".dta":
+        return True
+    with path.open("rb") as file:
+        return _UTF8_VERSION.match(file.read(64)) is not None
+
+
+def _texts(frame: pd.DataFrame) -> list[str]:
+    """Return the columns that hold texts."""
+    return [name for name, dtype in frame.dtypes.items() if pd.api.types.is_string_dtype(dtype)]
 
 
 def write_stata(path: Path, table: pa.Table) -> bool:

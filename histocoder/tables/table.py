@@ -164,7 +164,9 @@ class TableFile:
         """
         names = {column: self.column(column) for column in columns}
         num_passed = 0
-        for chunk in self.chunks(chunk_rows=CHUNK_ROWS, columns=list(names.values())):
+        for chunk in self.chunks(
+            chunk_rows=CHUNK_ROWS, columns=list(dict.fromkeys(names.values()))
+        ):
             texts: dict[str, pa.Array] = {}
             for column, name in names.items():
                 cells = strings(chunk[name], f"{self.path}, column {column!r},")
@@ -206,7 +208,7 @@ def open_table(
     kind = kind_of(path)
     if sheet is not None and kind not in EXCEL:
         raise UserError(f"--sheet is for Excel workbooks; {path} is not one. Omit it.")
-    if encoding is not None and kind in PARQUET + EXCEL + STATA:
+    if encoding is not None and kind in PARQUET + EXCEL:
         raise UserError(f"--file-encoding is for text files; {path} is not one. Omit it.")
 
     if kind in PARQUET:
@@ -224,7 +226,7 @@ def open_table(
         book = read_workbook(path, sheet, wanted, optional)
         file = TableFile(path, book.table, book.notices, book.row_numbers)
     elif kind in STATA:
-        stata = StataFile(path)
+        stata = StataFile(path, encoding)
         file = TableFile(path, stata, stata.notices)
     else:
         csv = CsvFile(path, columns, optional, encoding)

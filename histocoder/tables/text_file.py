@@ -23,7 +23,7 @@ from histocoder.tables.text_encodings import (
 
 MAX_LINE_BYTES = 4 << 20  # largest size of a line, and of a row
 _CHUNK_BYTES = 1 << 24
-_NUM_GUESS_WORDS = 5_000  # number of distinct words by which an encoding is guessed
+NUM_GUESS_WORDS = 5_000  # number of distinct words by which an encoding is guessed
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # as Python decodes such bytes
 _WORD = re.compile(rb"[^\s,;|\"]*[\x80-\xff][^\s,;|\"]*")
 # a quotation mark with a backslash before it, not doubled
@@ -56,7 +56,7 @@ class _NonAscii:
             if not self.first_bad:
                 line = num_lines + text.count("\n", 0, text.index(bad[0])) + 1
                 self.first_bad = f"line {line}: the byte 0x{ord(bad[0]) - 0xDC00:02X}"
-            if len(self.words) < _NUM_GUESS_WORDS:
+            if len(self.words) < NUM_GUESS_WORDS:
                 self.words.update(_WORD.findall(chunk))
         else:
             self.twice.add(text)
@@ -91,7 +91,7 @@ class TextFile:
         # the first bytes tell UTF-16, whose text needs to be decoded before anything else is known
         with opened(path) as file:
             head = file.read(4096)
-        self._encoding = _checked(encoding) if encoding else wide_encoding(head)
+        self._encoding = checked_encoding(encoding) if encoding else wide_encoding(head)
         self.has_mark = head.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         self._scan()
 
@@ -296,7 +296,7 @@ def _last_break(chunk: bytes, start: int, end: int) -> int:
     return max(chunk.rfind(b"\n", start, end), chunk.rfind(b"\r", start, end)) + 1
 
 
-def _checked(encoding: str) -> str:
+def checked_encoding(encoding: str) -> str:
     """Return the name of an encoding that the user names; raise a UserError if it is not one of
     texts.
     """

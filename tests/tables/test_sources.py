@@ -219,6 +219,34 @@ def test_stata_and_spss_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(file.notices) == 1 and "value labels are not read" in file.notices[0]
 
 
+@pytest.mark.parametrize("encoding", [None, "cp1250"])
+def test_texts_of_old_files_of_stata_have_an_encoding(tmp_path: Path, encoding: str | None):
+    texts = ["manœuvre", "chef d’équipe", "bødker"] if encoding is None else ["młynarz", "żołnierz"]
+    path = tmp_path / "t.dta"
+    as_bytes = [text.encode(encoding or "cp1252").decode("latin-1") for text in texts]
+    pd.DataFrame({"occ1": as_bytes}).to_stata(path, write_index=False, version=114)
+    file = open_table(path, ["occ1"], encoding=encoding)
+    assert file.read(["occ1"]).columns["occ1"].to_pylist() == texts
+    assert any("is read as Windows-1252" in text for text in file.notices) == (encoding is None)
+
+
+def test_new_files_of_stata_are_utf8(tmp_path: Path):
+    path = tmp_path / "t.dta"
+    pd.DataFrame({"occ1": ["smith", "bødker"]}).to_stata(path, write_index=False, version=118)
+    with pytest.raises(UserError, match="files that do not name their encoding"):
+        open_table(path, ["occ1"], encoding="cp1252")
+    path.write_bytes(path.read_bytes().replace("ø".encode(), b"\xf8 "))
+    file = open_table(path, ["occ1"])
+    assert file.read(["occ1"]).columns["occ1"].to_pylist() == ["smith", "bø dker"]
+    assert "some texts are not UTF-8" in file.notices[0]
+
+
+def test_a_column_may_have_two_uses(tmp_path: Path):
+    pd.DataFrame({"occ1": ["cook"]}).to_parquet(tmp_path / "t.parquet")
+    columns = read_table(tmp_path / "t.parquet", ["occ1", "OCC1"]).columns
+    assert [cells.to_pylist() for cells in columns.values()] == [["cook"], ["cook"]]
+
+
 def test_user_missing_values_of_spss_are_told(tmp_path: Path):
     frame = pd.DataFrame({"occ1": ["boss", "cook"], "h": [99999, 53130]})
     path = tmp_path / "t.sav"
