@@ -14,7 +14,7 @@ from histocoder.config import ALL_LANGUAGES, ModelConfig, PredictOptions
 from histocoder.data.cells import spoilt
 from histocoder.errors import Notice, UserError, shown, warn_user
 from histocoder.text import tokenizers
-from histocoder.text.characters import is_blank, is_missing
+from histocoder.text.characters import is_missing
 from histocoder.text.languages import (
     Language,
     chosen_language,
@@ -22,7 +22,7 @@ from histocoder.text.languages import (
     not_in_table,
     with_nearest,
 )
-from histocoder.text.normalize import normalize
+from histocoder.text.normalize import is_blank_description, normalize
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,7 +122,7 @@ class DistinctDescriptions:
         # The same text in two languages is two descriptions, since a model reads the language.
         new: list[tuple[str, str]] = []
         for text, lang in set(pairs) - self._indices.keys():
-            if isinstance(text, str) and not is_blank(text):
+            if isinstance(text, str) and not is_blank_description(text):
                 new.append((text, lang))
         new.sort(key=lambda pair: (len(pair[0]), pair))
         new_texts = [text for text, _ in new]

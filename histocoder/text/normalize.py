@@ -15,11 +15,14 @@ import numpy as np
 
 from histocoder.config import NORMALIZATIONS
 from histocoder.errors import UserError
-from histocoder.text.characters import with_plain_letters
+from histocoder.text.characters import is_blank, with_plain_letters
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_NO_WORD = r"[^\pL\pM\pN]+"
+_LAST_CYRILLIC = "\u052f"  # behind Latin and Greek
+_SCRIPTS = ("LATIN ", "GREEK ", "CYRILLIC ")  # in names of their other letters
 _ENTITY = r"&(#?[0-9A-Za-z]+;)"
 _FORMS_WITH_PLAIN_LETTERS = ("nfc2", "lower2", "lower_ascii2")
 
@@ -96,6 +99,18 @@ def without_entities(text: str) -> str:
     return text
 
 
+def is_blank_description(text: str) -> bool:
+    """Return whether a description shows nothing, as one does whose only content is an entity of a
+    blank.
+
+    Examples
+    --------
+    >>> is_blank_description("&nbsp;"), is_blank_description("R&D")
+    (True, False)
+    """
+    return is_blank(without_entities(text) if "&" in text else text)
+
+
 def decode_entities(column: pa.Array) -> pa.Array:
     """Return descriptions without HTML entities."""
     import pyarrow as pa  # here, since exported models run without it
@@ -130,7 +145,7 @@ def description_keys(texts: Sequence[str]) -> np.ndarray:
     import pyarrow.compute as pc
 
     spelt = pa.array(spellings(texts), pa.string())
-    words = pc.ascii_trim(pc.replace_substring_regex(spelt, "[^a-z0-9]+", " "), " ")
+    words = pc.ascii_trim(pc.replace_substring_regex(spelt, _NO_WORD, " "), " ")
     return pc.if_else(pc.equal(words, ""), spelt, words).to_numpy(zero_copy_only=False)
 
 
@@ -139,13 +154,14 @@ def spellings(texts: Sequence[str]) -> np.ndarray:
     single blanks.
 
     Case, blanks, invisible characters, the Unicode form, accents and letters that ASCII lacks make
-    no difference ("lower2" and "lower_ascii2" of `normalize` together). `texts` may be an Arrow
-    array.
+    no difference ("lower2" and "lower_ascii2" of `normalize` together). Scripts other than Latin,
+    Greek and Cyrillic keep their letters, since different words are the same in ASCII: 教师, a
+    teacher, and 教士, a clergyman, are both "jiao shi". `texts` may be an Arrow array.
 
     Examples
     --------
-    >>> spellings(["Husmand og VÆVER", " husmand\u00a0og vaever."]).tolist()
-    ['husmand og vaever', 'husmand og vaever.']
+    >>> spellings(["Husmand og VÆVER", " husmand\u00a0og vaever.", "教师"]).tolist()
+    ['husmand og vaever', 'husmand og vaever.', '教师']
     """
     import pyarrow as pa  # here, since exported models run without it
     import pyarrow.compute as pc
@@ -156,7 +172,7 @@ def spellings(texts: Sequence[str]) -> np.ndarray:
 
     # a text of which ASCII has nothing, such as one of emojis, stays as it is
     for row in rows.tolist():
-        spelt[row] = " ".join(spelt[row].translate(_ASCII).lower().split()) or spelt[row]
+        spelt[row] = " ".join(spelt[row].translate(_KEY_LETTERS).lower().split()) or spelt[row]
     return spelt
 
 
@@ -169,7 +185,20 @@ class _Transliterations(dict[int, str]):
         return self.setdefault(code_point, unidecode(chr(code_point)))
 
 
+class _KeyLetters(dict[int, str]):
+    """ASCII for each code point, but letters of scripts that ASCII can't tell apart as they are."""
+
+    def __missing__(self, code_point: int) -> str:
+        char = chr(code_point)
+        is_letter = unicodedata.category(char)[0] in "LM"  # M: vowels of Indian scripts
+        has_ascii = char <= _LAST_CYRILLIC or unicodedata.name(char, "").startswith(_SCRIPTS)
+        if is_letter and not has_ascii:
+            return self.setdefault(code_point, char)
+        return self.setdefault(code_point, _ASCII[code_point])
+
+
 _ASCII = _Transliterations()
+_KEY_LETTERS = _KeyLetters()
 
 
 def _lower(text: str) -> str:

@@ -19,7 +19,7 @@ from histocoder.data.key import Key, write_key
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.log import sending_lines
-from histocoder.text.characters import is_blank
+from histocoder.text.normalize import is_blank_description
 from histocoder.training.train import train
 
 
@@ -180,7 +180,7 @@ def _columns(X: Any) -> dict[str, list[str]]:
             "X must hold descriptions, of shape (n,), or with their languages, of shape (n, 2)."
         )
     for row, text in enumerate(cells[:, 0]):
-        if not isinstance(text, str) or is_blank(text):
+        if not isinstance(text, str) or is_blank_description(text):
             raise ValueError(
                 f"X has no description in row {row}, but {text!r}; leave such rows out."
             )
