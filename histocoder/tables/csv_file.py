@@ -202,12 +202,16 @@ class CsvFile:
         """Return the separators that are possible: a blank only if texts are in quotation marks, as
         R writes them.
         """
-        first = b"".join(self._text.first_lines[:1])
+        first = self._first_line()
         if match := _DELIMITER_LINE.fullmatch(first):
             return match[1].decode("latin-1")
         if first.startswith(b'"'):
             return _DELIMITERS
         return _DELIMITERS.rstrip()
+
+    def _first_line(self) -> bytes:
+        """Return the first line with content; empty where it is far below."""
+        return b"".join(self._text.first_lines[:1])
 
     @contextmanager
     def _reader(self, delimiter: str) -> Iterator[Any]:
@@ -252,8 +256,7 @@ class CsvFile:
                 "those you need."
             )
         notices = []
-        has_delimiter_line = _DELIMITER_LINE.fullmatch(self._text.first_lines[0]) is not None
-        if index > has_delimiter_line:
+        if index > bool(_DELIMITER_LINE.fullmatch(self._first_line())):
             notices.append(below_titles(self.path, "line", ends[index]))
 
         # R writes names of rows below no name; other programs end each row with a separator
@@ -323,7 +326,8 @@ class CsvFile:
         """Keep a row that has more cells than the header, or fewer, if these have no content; tell
         Arrow to skip it.
         """
-        reader = csv.reader(io.StringIO(row.text, newline=""), delimiter=self.delimiter)
+        text = io.StringIO(row.text, newline="")
+        reader = csv.reader(text, delimiter=self.delimiter, escapechar=self._escape)
         try:
             cells = next(reader, [])
         except csv.Error:

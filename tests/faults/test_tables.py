@@ -337,6 +337,18 @@ def test_lines_are_found_behind_long_cells_and_headers(tmp_path: Path, num_colum
     assert csv.field_size_limit() == limit  # which others that use Python's reader have set
 
 
+def test_rows_with_a_separator_more_have_backslashes_too(tmp_path: Path):
+    rows = (r'"boat \"Anna\" builder, master",61110', r'"boat \"Anna\" builder, master",61110,')
+    path = write(tmp_path / "t.csv", '"occ1","code"', *rows)
+    columns = read_table(path, ["occ1"]).columns
+    assert columns["occ1"].to_pylist() == ['boat "Anna" builder, master'] * 2
+
+
+def test_a_header_may_stand_below_many_blank_lines(tmp_path: Path):
+    path = write(tmp_path / "t.csv", "\n" * 70_000 + "occ1,h", "smith,83110")
+    assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == ["smith"]
+
+
 def test_backslashes_before_quotation_marks_are_those_of_r(tmp_path: Path):
     path = write(
         tmp_path / "t.csv",
