@@ -170,6 +170,12 @@ def has_own_decimals(number: str) -> bool:
     return not is_whole and _FRACTION.fullmatch(number) is not None
 
 
+def has_added_decimals(number: str) -> bool:
+    """Return whether a number is a whole one that a program has written with decimals."""
+    match = WHOLE_NUMBER.fullmatch(number)
+    return match is not None and match[2] is not None
+
+
 def loose_hisco(number: str) -> str | None:
     """Return the digits of a number such as 641-00, 6.41.00 or 641.20, which may be HISCO's; None
     for others.

@@ -15,6 +15,7 @@ from histocoder.data.cells import (
     WHOLE_NUMBER,
     CodeColumn,
     bare,
+    has_added_decimals,
     has_digit,
     has_own_decimals,
     has_thousands,
@@ -131,8 +132,7 @@ def _with_digits(
     """Return a column that says whether codes have digits, are numbers or have decimals, by
     examples, or by their form.
     """
-    num_codes = num_with_digits = num_numbers = 0
-    has_decimals = False
+    num_codes = num_with_digits = num_numbers = num_with_zeros = num_with_decimals = 0
     for text, count in examples.items():
         if means_blank_among_numbers(text) or spoilt(text):
             continue
@@ -142,9 +142,13 @@ def _with_digits(
             num_with_digits += count
             if number is not None:
                 num_numbers += count
-            has_decimals |= has_own_decimals(number or text)
+                num_with_zeros += count * has_added_decimals(number)
+            num_with_decimals += count * has_own_decimals(number or text)
 
-    # a few words among codes with digits, or a few marks among numbers, are mistakes
+    # a few words among codes with digits, or a few marks among numbers, are mistakes; so are a few
+    # decimals among whole numbers that a program wrote with decimals
+    are_few = num_with_decimals <= (1 - SHARE_OF_NEARLY_ALL) * num_codes
+    has_decimals = num_with_decimals > 0 and not (are_few and num_with_zeros > 0)
     has_digits = num_with_digits > 0 and num_with_digits >= MIN_SHARE_WITH_DIGITS * num_codes
     is_numeric = has_digits and num_numbers >= SHARE_OF_NEARLY_ALL * num_with_digits
     return replace(

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.data.cells import CodeColumn, read_code
+from histocoder.data.cells import CodeColumn, is_short, read_code
 from histocoder.data.code_columns import column_of, count_cells, count_codes, fit_codes
 from histocoder.data.examples import (
     ATTRIBUTES_PREFIX,
@@ -25,7 +25,7 @@ from histocoder.data.labels import LabelChecker, LabelRules
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import Formatter
 from histocoder.tables.output import MARK_COL
-from histocoder.tables.table import Table, TableFile, map_distinct, open_table
+from histocoder.tables.table import Table, TableFile, map_distinct, open_table, without_blanks
 from histocoder.text.characters import is_missing
 from histocoder.text.languages import Language
 from histocoder.text.normalize import decode_entities
@@ -68,9 +68,7 @@ class LabelledFiles:
     rules: LabelRules = field(default_factory=LabelRules)
     """Rules for codes that do not fit."""
     column: CodeColumn | None = None
-    """Rules by which cells of codes are read, by all of them; None: by the first ones of each
-    file.
-    """
+    """Rules by which cells of codes are read, by those of all files; None: by those of each file."""
     attribute_cols: tuple[str, ...] = ()
     """Columns of attributes, which a file may lack."""
     sheet: str | None = None
@@ -79,6 +77,10 @@ class LabelledFiles:
     """Encoding of text files; None: the one that `open_table` finds."""
     opened: dict[Path, TableFile] = field(default_factory=dict, repr=False, compare=False)
     """Files whose headers were read before."""
+    counted: dict[tuple[Path, tuple[str, ...]], Counter[str]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """Number of cells of each text in columns of files that were counted before."""
 
     @property
     def known_codes(self) -> frozenset[str]:
@@ -118,10 +120,35 @@ class LabelledFiles:
     def count_cells(self) -> Counter[str]:
         """Count the cells of codes of each text in all files, for `column_of`."""
         counts: Counter[str] = Counter()
-        for file in map(self._open, self.paths):
-            columns = list(self._code_columns(file).values())
-            counts += count_cells(checked_tables(file, columns, lambda _: None), columns)
+        for path in self.paths:
+            counts += self._count_cells_of(path)
         return counts
+
+    def _count_cells_of(self, path: Path) -> Counter[str]:
+        file = self._open(path)
+        columns = tuple(self._code_columns(file).values())
+        if (path, columns) not in self.counted:
+            tables = checked_tables(file, columns, lambda _: None)
+            self.counted[path, columns] = count_cells(tables, columns)
+        return self.counted[path, columns]
+
+    def column_for(self, cells: Mapping[str, int]) -> CodeColumn:
+        """Return how the codes of a file are read, from the number of its cells of each text."""
+        system = self.formatter.system
+        column = column_of(
+            cells, known=self.known_codes, system=system, code_sep=self.rules.code_sep
+        )
+        if self.column is not None:
+            # another file, such as corrections, may join codes where the table has one a cell
+            column = replace(self.column, separator=self.column.separator or column.separator)
+        has_short = any(is_short(code, system) for code in self.known)
+        return replace(
+            column,
+            system=system,
+            has_key=self.key is not None,
+            zero_pad=self.rules.zero_pad,
+            allow_short=self.rules.allow_short or has_short,
+        )
 
     def fitted(self) -> "LabelledFiles":
         """Return the files with the formatter that their codes need; see `fit_codes`.
@@ -194,9 +221,7 @@ class LabelledFiles:
             self.target_cols,
             self.formatter,
             self.rules,
-            key=self.key,
-            known=self.known,
-            column=self.column,
+            column=self.column_for(self._count_cells_of(path)),
             is_checked=_checked_column(file) is not None,
         )
 
@@ -234,7 +259,8 @@ class LabelledFiles:
     def _checked_rows(self, table: Table, checker: LabelChecker) -> pa.RecordBatch:
         """Return a chunk with the columns of `row_schema`, dropped rows with the reasons."""
         nothing = pa.nulls(len(table), pa.string())
-        texts = decode_entities(table.columns[self.input_col])
+        # what entities stand for may be blank, as &nbsp; is
+        texts = without_blanks(decode_entities(table.columns[self.input_col]))
         codes, reasons = checker.check(table)
         reasons[np.asarray(texts.is_null())] = "no description"
         reason = pa.array(reasons, pa.string())

@@ -2,8 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,8 @@ from histocoder.data.cells import (
     Cell,
     CodeColumn,
     bare,
-    is_short,
 )
-from histocoder.data.code_columns import MIN_SHARE_WITH_DIGITS, column_of, count_cells
-from histocoder.data.key import Key
+from histocoder.data.code_columns import MIN_SHARE_WITH_DIGITS
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import MISSING, Formatter
 from histocoder.formatters.classifications import is_of_hisco_or_occ1950
@@ -142,12 +140,11 @@ class Findings:
 class LabelChecker:
     """Reads the codes of a file chunk by chunk, and gathers those that do not fit.
 
-    Cells are read by a `CodeColumn`: the given one, or that of the first chunk. `known` are the
-    codes of a model. With a key, no other codes are allowed. Reading of a row stops at its first
-    missing code; a code that a row has twice counts once, and the codes of a cell that has several
-    are codes of the row. `MISSING`, the mark for a missing first code, is missing, too, unless rows
-    without codes are kept: they get it. So do rows without codes of a file whose rows a person has
-    checked: that is a decision.
+    Cells are read by a `CodeColumn`. Reading of a row stops at its first missing code; a code that
+    a row has twice counts once, and the codes of a cell that has several are codes of the row.
+    `MISSING`, the mark for a missing first code, is missing, too, unless rows without codes are
+    kept: they get it. So do rows without codes of a file whose rows a person has checked: that is a
+    decision.
     """
 
     def __init__(
@@ -157,23 +154,14 @@ class LabelChecker:
         formatter: Formatter,
         rules: LabelRules,
         *,
-        key: Key | None = None,
-        known: Collection[str] = (),
-        column: CodeColumn | None = None,
+        column: CodeColumn,
         is_checked: bool = False,
     ) -> None:
         self.file = file
         self._target_cols = target_cols
         self._formatter = formatter
         self._rules = rules
-        self._has_key = key is not None
-        codes_of_key = () if key is None else key.codes
-        self._known = frozenset(known).union(codes_of_key) - {""}
-        self._allow_short = rules.allow_short or any(
-            is_short(code, formatter.system) for code in known
-        )
-        self._given_column = column
-        self._column: CodeColumn | None = None
+        self._column = column
         self._is_checked = is_checked
         self._needs_code = is_checked and rules.needs_code
         marks_missing = is_checked or rules.blank_means_no_occupation
@@ -186,9 +174,6 @@ class LabelChecker:
         Codes are strings, None where there is none; reasons are None if a row can be used. Chunks
         come in order.
         """
-        if self._column is None:
-            self._column = self._column_for(table)
-
         # rows with the same cells are checked once
         columns = [self._read_column(name, table) for name in self._target_cols]
         index = pd.DataFrame({i: column.index for i, column in enumerate(columns)})
@@ -205,35 +190,12 @@ class LabelChecker:
         reasons = np.array([row.reason for row in rows], dtype=object)
         return codes, reasons[row_index]
 
-    def _column_for(self, table: Table) -> CodeColumn:
-        """Return how cells are written: as given, else as those of the first chunk."""
-        system = self._formatter.system
-        names = [name for name in self._target_cols if name in table.columns]
-        column = column_of(
-            count_cells([table], names),
-            known=self._known,
-            system=system,
-            code_sep=self._rules.code_sep,
-        )
-        if self._given_column is not None:
-            # another file, such as corrections, may join codes where the table has one a cell
-            separator = self._given_column.separator or column.separator
-            column = replace(self._given_column, separator=separator)
-        return replace(
-            column,
-            system=system,
-            has_key=self._has_key,
-            zero_pad=self._rules.zero_pad,
-            allow_short=self._allow_short,
-        )
-
     def _read_column(self, name: str, table: Table) -> ReadColumn:
         """Read the distinct cells of a column, and count those that are not taken as they stand."""
         # index -1, of a blank cell, is that of the last text
         blank = Cell()
         if name not in table.columns:
             return ReadColumn(np.full(len(table), -1), [""], [blank])
-        assert self._column is not None
         coded = pc.dictionary_encode(table.columns[name])
         index = np.array(pc.fill_null(coded.indices, -1))
         texts = [*coded.dictionary.to_pylist(), ""]
@@ -385,7 +347,7 @@ class LabelChecker:
                 cells=counted(changed.texts.total(), "cell", "cells"),
                 texts=examples,
                 first=changed.first,
-                separator=shown(self._separator),
+                separator=shown(self._column.separator),
             )
             say(f"{path}: {sentence}")
         if findings.num_ignored:
@@ -394,12 +356,6 @@ class LabelChecker:
                 f"{path}: {codes} ignored, because an earlier cell of the row is empty or "
                 "has the same code."
             )
-
-    @property
-    def _separator(self) -> str:
-        if self._column is None:
-            return ""
-        return self._column.separator
 
     def _advice(self, *, should_pad: bool, may_pad: bool) -> tuple[str, dict[str, Any]]:
         """Return what to do about codes that do not fit, and the settings that are right for them,
@@ -422,7 +378,7 @@ class LabelChecker:
         # rows with more codes than columns
         if findings.max_codes:
             names = _more_names(self._target_cols, findings.max_codes)
-            separator = self._separator
+            separator = self._column.separator
             advice = (
                 "Name a column for each of a row's codes: --target-cols "
                 f"{' '.join(names)}. --code-sep "
@@ -442,7 +398,7 @@ class LabelChecker:
         """Return the short codes, with leading zeros, that are then neither codes of the table nor
         of a classification.
         """
-        codes = self._findings.codes | self._known
+        codes = self._findings.codes.union(self._column.known)
         padded = (code.zfill(self._formatter.block_size) for code in self._findings.short_codes)
         return {code for code in padded if code not in codes and not is_of_hisco_or_occ1950(code)}
 
@@ -450,7 +406,7 @@ class LabelChecker:
         """Return whether all codes of the classification are known, so that others are mistakes."""
         codes = [code for code in self._findings.codes if len(code) == self._formatter.block_size]
         num_of_hisco = sum(map(is_of_hisco_or_occ1950, codes))
-        return bool(self._known) or (
+        return bool(self._column.known) or (
             len(codes) > 0 and num_of_hisco >= MIN_SHARE_WITH_DIGITS * len(codes)
         )
 

@@ -142,7 +142,11 @@ def with_language_column(config: _Config) -> _Config:
         return replace(config, language_col=settings["language_col"])
     try:
         file = open_table(
-            Path(config.dataset), [config.input_col], optional=LANGUAGE_COLS, sheet=config.sheet
+            Path(config.dataset),
+            [config.input_col],
+            optional=LANGUAGE_COLS,
+            sheet=config.sheet,
+            encoding=config.file_encoding,
         )
         names = [file.column(name) for name in LANGUAGE_COLS if file.has(name)]
         used = (config.input_col, *config.target_cols, *(config.attribute_cols or ()))

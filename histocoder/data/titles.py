@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.config import PrepareConfig
+from histocoder.data.cells import Cell
 from histocoder.data.examples import CODES_PREFIX, is_codes
 from histocoder.data.labelled_files import LabelledFiles
-from histocoder.errors import UserError, counted
+from histocoder.errors import UserError, counted, shown
 from histocoder.formatters.classifications import HISCO_TITLES
 from histocoder.log import log
 from histocoder.tables.table import open_table
@@ -41,6 +43,8 @@ def titles_to_learn(
     and half of the descriptions that are titles have the title's code. Titles that the table has as
     descriptions, or whose keys are in `beside`, are left out, so that none of them is validated on,
     or contradicts the table; so are those of codes that the files' key lacks, if there is one.
+    Codes are read as those of the files, and those that do not fit are left out; a notice says how
+    many the user's own file has.
 
     Raises UserError if `config.titles` is a file that has no titles.
     """
@@ -48,7 +52,7 @@ def titles_to_learn(
         return None
 
     # languages that the table lacks are not what the model is to learn
-    titles = _read(config)
+    titles = _read(config, files)
     kept_rows = rows.filter(rows["reason"].is_null())
     first_codes = kept_rows[next(filter(is_codes, rows.column_names))]
     coded_rows = pd.DataFrame(
@@ -58,8 +62,7 @@ def titles_to_learn(
             "code": first_codes.to_pylist(),
         }
     )
-    fits = [files.formatter.system.problem(code) is None for code in titles["code"]]
-    titles = titles[titles["lang"].isin(coded_rows["lang"].unique()) & np.array(fits)]
+    titles = titles[titles["lang"].isin(coded_rows["lang"].unique())]
 
     # titles that the user names are taken as they are
     if config.titles == "auto" and not _is_coded_by(titles, coded_rows):
@@ -94,8 +97,8 @@ def _is_coded_by(titles: pd.DataFrame, coded_rows: pd.DataFrame) -> bool:
     return pairs.empty or agrees.mean() >= MIN_SHARE_AGREEING
 
 
-def _read(config: PrepareConfig) -> pd.DataFrame:
-    """Read titles as a DataFrame with the columns text, lang, code and key."""
+def _read(config: PrepareConfig, files: LabelledFiles) -> pd.DataFrame:
+    """Read titles as a DataFrame with the columns text, lang, code and key, of codes that fit."""
     path = HISCO_TITLES if config.titles == "auto" else Path(config.titles)
     file = open_table(path, ("title",), optional=["lang", *_CODE_COLUMNS, *config.target_cols])
     code_column = file.first_of((*config.target_cols, *_CODE_COLUMNS))
@@ -109,10 +112,31 @@ def _read(config: PrepareConfig) -> pd.DataFrame:
     table = file.read(["title", code_column, *filter(file.has, ["lang"])]).columns
     texts = table["title"].to_pylist()
     langs = table["lang"].to_pylist() if "lang" in table else [config.language] * len(texts)
-    titles = pd.DataFrame({"text": texts, "code": table[code_column].to_pylist()})
+    titles = pd.DataFrame({"text": texts, "cell": table[code_column].to_pylist()})
     titles["lang"] = [Language(lang or "") for lang in langs]
-    titles = titles.dropna(subset=["text", "code"])
+    titles = titles.dropna(subset=["text", "cell"])
+
+    # the key alone may lack codes that fit
+    counts = titles["cell"].value_counts().to_dict()
+    column = replace(files.column_for(counts), has_key=False)
+    cells = {text: column.read(text) for text in counts}
+    fitting = {text: cell.codes[0] for text, cell in cells.items() if _is_one_code(cell)}
+    titles["code"] = titles["cell"].map(fitting)
+    is_left_out = titles["code"].isna()
+    if config.titles != "auto" and is_left_out.any():
+        first = titles["cell"][is_left_out].iat[0]
+        number = counted(int(is_left_out.sum()), "title has", "titles have")
+        reason = cells[first].problem or "is not one code"
+        log.info(
+            f"{path}: {number} no code that fits, and are left out; the first: {shown(first)} "
+            f"{reason}."
+        )
+    titles = titles[~is_left_out]
     return titles.assign(key=description_keys(titles["text"].tolist()))
+
+
+def _is_one_code(cell: Cell) -> bool:
+    return len(cell.codes) == 1 and not cell.problem
 
 
 def _checked_rows(files: LabelledFiles, titles: pd.DataFrame) -> pa.RecordBatch:

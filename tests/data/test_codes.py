@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import cases
+from conftest import cases, write
 
 from histocoder.data.key import Key
 from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.labels import LabelRules
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
+from histocoder.tables import table
 
 HISCO = build_formatter("hisco", num_blocks=1)
 GENERAL = build_formatter("general", num_blocks=1)
@@ -57,6 +58,22 @@ def test_decimals_that_are_codes_stay(tmp_path: Path):
     ]
     long = build_formatter("general", num_blocks=1, block_size=7)
     assert codes_of(tmp_path / "t.csv", ["6-11.10"], formatter=long) == ["6-11.10"]
+
+
+def test_one_code_with_decimals_is_a_mistake_among_numbers_saved_with_them(tmp_path: Path):
+    cells = ["12110.0", "53100.0", "61110.0"] * 10
+    with pytest.raises(UserError, match=r"line 32, h: '61110\.5' looks like a code"):
+        codes_of(tmp_path / "t.csv", [*cells, "61110.5"])
+    kept = codes_of(tmp_path / "t.csv", [*cells, "61110.5"], drop_bad=True)
+    assert kept == ["12110", "53100", "61110"] * 10
+
+
+def test_how_codes_are_written_is_read_in_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(table, "CHUNK_ROWS", 2)
+    rows = ["smith,,83110", "cook,,53110", "smith and cook,x,83110/53110", "baker,x,77610"]
+    path = write(tmp_path / "t.csv", "occ1,checked,h_1,h_2", *(f"{row}," for row in rows))
+    found = LabelledFiles((path,), ("h_1", "h_2"), build_formatter("hisco", num_blocks=2)).read()
+    assert found.codes.fillna("").to_numpy().tolist() == [["83110", "53110"], ["77610", ""]]
 
 
 @cases(

@@ -346,6 +346,14 @@ def test_entities_are_decoded_everywhere(tmp_path: Path, logged: list[str]):
     assert coded[:2].to_numpy().tolist() == coded[2:].to_numpy().tolist()
 
 
+def test_an_entity_of_a_blank_is_no_description(tmp_path: Path):
+    rows = ("&nbsp;,61110", "&amp;nbsp;&#8203;,61110", "smith,83110", "cook,53110")
+    files = prepared(write(tmp_path / "t.csv", "occ1,hisco_1", *rows), tmp_path / "out")
+    assert set(files["data_train"]["occ1"]) | set(files["data_val"]["occ1"]) == {"smith", "cook"}
+    assert files["rejected"]["reason"].tolist() == ["no description"] * 2
+    assert tiny_coder().predict(["&nbsp;", ""])["conf"].isna().all()
+
+
 def test_descriptions_with_different_codes_are_listed(tmp_path: Path, logged: list[str]):
     rows = [
         "clerk,en,39310,",
@@ -495,6 +503,18 @@ def test_keys_of_letters_that_ascii_lacks():
     assert description_keys(texts).tolist() == keys
 
 
+@cases(
+    ("text", "key"),
+    ("教师", "教师"),  # a teacher
+    ("教士、", "教士"),  # a clergyman, who is a "jiao shi" as well
+    ("かじや 5", "かじや 5"),
+    ("कृषक", "कृषक"),  # with signs of vowels
+    ("ʼt Hof", "t hof"),
+)
+def test_keys_of_scripts_that_ascii_has_no_letters_for(text: str, key: str):
+    assert description_keys([text]).tolist() == [key]
+
+
 @pytest.mark.parametrize("split_by", ["text", "row"])
 def test_twins_in_punctuation_are_one_description(tmp_path: Path, split_by: str, logged: list[str]):
     texts = [
@@ -549,6 +569,14 @@ def test_a_column_of_languages_is_taken(tmp_path: Path, name: str, logged: list[
     assert set(pd.read_csv(tmp_path / "out" / "data_train.csv")["lang"]) == {"unk"}
     # which was prepared without languages before
     assert with_language_column(finetuning(table, tmp_path / "out")).language_col is None
+
+
+def test_the_encoding_that_is_named_finds_the_column_of_languages(tmp_path: Path):
+    table = tmp_path / "t.csv"
+    rows = ("кузнец,ru,83110", "повар,ru,53110")
+    table.write_text("\n".join(["профессия,lang,hisco_1", *rows * 3]), encoding="cp1251")
+    config = finetuning(table, tmp_path / "out", input_col="профессия", file_encoding="cp1251")
+    assert with_language_column(config).language_col == "lang"
 
 
 def test_a_column_of_other_words_is_no_language(tmp_path: Path):

@@ -107,6 +107,24 @@ def test_titles_of_other_classifications_are_read(tmp_path: Path):
         )
 
 
+def test_codes_of_titles_are_read_as_those_of_the_table(tmp_path: Path, logged: list[str]):
+    rows = ("chemist,1110", "head cook,53100 ", "farmer,'61110", "smith,83110/83120", "turner,x")
+    titles = write(tmp_path / "titles.csv", "title,code", *rows)
+    table = pd.DataFrame(
+        {"title": ["a", "b", "c", "d"], "hisco": ["01110", "53100", "61110", "83110"]}
+    )
+    settings = {"titles": str(titles), "share_val": 0.25}
+    found = prepared(tmp_path, table, **settings)[TITLES]
+    assert found.codes["hisco"].tolist() == ["53100", "61110"]
+    assert any(
+        text.startswith(f"{titles}: 3 titles have no code that fits") and "'1110' has fewer" in text
+        for text in logged
+    )
+    (tmp_path / "padded").mkdir()
+    padded = prepared(tmp_path / "padded", table, zero_pad_codes=True, **settings)[TITLES]
+    assert padded.codes["hisco"].tolist() == ["01110", "53100", "61110"]
+
+
 def test_titles_weigh_less_than_rows(tmp_path: Path):
     found = prepared(tmp_path, titled("en").sample(300, random_state=3))
     examples = Examples.open(tmp_path / "out" / "examples.arrow", TRAIN, TITLES)
