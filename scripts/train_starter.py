@@ -4,7 +4,9 @@
 
 `--tables` is a folder with the tables that histocoder/starter/NOTICE names; those that are not there
 are left out. One part in twenty of each language's descriptions, of English one in ten, is held out:
-it judges each language and calibrates its confidence. `--small N` keeps about N rows, to try things.
+it judges each language and fits its weights. With `--without TABLE` the model is not finished: how
+its confidence holds in that table is written to starter_confidence.json, which calibrates the next
+model that is finished. `--small N` keeps about N rows, to try things.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ import importlib.util
 import random
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
-from finish_starter import NUM_LEARNED, VERSION, finish, scored
+from finish_starter import SCALES, VERSION, finish, finished, measure_elsewhere
 from text_unidecode import unidecode
 
-from histocoder import Coder, MixerConfig, train
+from histocoder import MixerConfig, train
 from histocoder.formatters.classifications import LEXICON
 from histocoder.text.languages import Language
 from histocoder.text.normalize import description_keys
@@ -37,8 +40,8 @@ TABLES = {  # file -> language, where the file has no column of it
     "multilingual_titles": None,
     "swedish_spellings": "se",
 }
-OWN_TITLES = ("lexicon", "two")
-"""Sources that the project has written."""
+ARCHIVES = ("english_occupations", "swedish_titles", "dutch_titles")
+"""Tables that people coded from sources, which the project's own titles give way to."""
 SHARE_ROUGH = 0.35
 """Share of their titles of which a rough row is made as well."""
 ALIASES = {"nn": "no"}
@@ -63,30 +66,45 @@ def read_table(path: Path, *, source: str, lang: str | None = None) -> pd.DataFr
     return rows[(rows["occ1"] != "") & (rows["hisco_1"] != "")]
 
 
-def agreeing(titles: pd.DataFrame, judge: Path) -> pd.DataFrame:
-    """Return titles without those of whose code a model of the tables is sure that it is another,
-    in the languages that have large tables.
+def uncontradicted(rows: pd.DataFrame, by: pd.DataFrame) -> pd.DataFrame:
+    """Return rows without the occupations to whose description other rows of the language give
+    other codes only.
 
-    People without an occupation stay: tables of titles have few of them.
+    People without an occupation stay: archives differ in whether they code them at all.
     """
-    is_judged = titles["lang"].isin(NUM_LEARNED) & ~titles["hisco_1"].str.startswith(NO_OCCUPATION)
-    judged = scored(Coder.from_pretrained(judge, "cpu", precision="auto"), titles[is_judged])
-    contradicted = judged.index[~judged["right"] & (judged["conf"] >= SURE_OF_ANOTHER)]
-    print(f"{len(contradicted):,} of {is_judged.sum():,} own titles contradict the tables")
-    return titles.drop(contradicted)
+    by_keys = description_keys(by["occ1"].tolist())
+    listed = set(zip(by["lang"], by_keys, strict=True))
+    listed_codes = set(zip(by["lang"], by_keys, by["hisco_1"], strict=True))
+
+    keys = description_keys(rows["occ1"].tolist())
+    is_listed = [pair in listed for pair in zip(rows["lang"], keys, strict=True)]
+    with_codes = zip(rows["lang"], keys, rows["hisco_1"], strict=True)
+    is_agreed = np.array([row in listed_codes for row in with_codes], dtype=bool)
+
+    is_occupation = ~rows["hisco_1"].str.startswith(NO_OCCUPATION)
+    is_contradicted = np.array(is_listed, dtype=bool) & ~is_agreed & is_occupation
+    print(f"{is_contradicted.sum():,} rows of {rows['source'].iat[0]} are contradicted")
+    return rows[~is_contradicted]
 
 
-def read_mixture(tables: Path | None, judge: Path | None) -> pd.DataFrame:
-    """Return the rows of all sources, with the keys of their descriptions."""
-    parts = [read_table(LEXICON, source="lexicon"), read_table(TWO_OCCUPATIONS, source="two")]
+def read_mixture(tables: Path | None) -> pd.DataFrame:
+    """Return the rows of all sources, with the keys of their descriptions.
+
+    Own titles give way to what an archive's table says of the same description.
+    """
+    lexicon = read_table(LEXICON, source="lexicon")
+    two = read_table(TWO_OCCUPATIONS, source="two")
+    parts = []
     for name, lang in TABLES.items():
         if tables and (tables / f"{name}.csv").is_file():
-            parts.append(read_table(tables / f"{name}.csv", source=name, lang=lang))
-    if judge is not None:
-        parts[0] = agreeing(parts[0], judge)
-    titles = pd.concat([part for part in parts if part["source"].iat[0] in OWN_TITLES])
+            table = read_table(tables / f"{name}.csv", source=name, lang=lang)
+            parts.append(table)
+            if name in ARCHIVES:
+                lexicon = uncontradicted(lexicon, table)
+
+    titles = pd.concat([lexicon, two])
     titles = titles.drop_duplicates(["occ1", "lang"]).reset_index(drop=True)
-    parts.append(rough_rows(titles.sample(frac=SHARE_ROUGH, random_state=0), seed=0))
+    parts += [lexicon, two, rough_rows(titles.sample(frac=SHARE_ROUGH, random_state=0), seed=0)]
     rows = pd.concat(parts, ignore_index=True)
     rows = pd.concat([rows, plain_rows(rows, seed=0)], ignore_index=True)
     rows["key"] = description_keys(rows["occ1"].tolist())
@@ -144,7 +162,6 @@ LATIN = {
 SHARE_PLAIN, SHARE_DIGRAPHS = 0.35, 0.3
 DIGRAPHS = str.maketrans({"å": "aa", "ä": "ae", "æ": "ae", "ö": "oe", "ø": "oe", "ü": "ue"})
 NO_OCCUPATION = "-"  # how the codes begin of those who have none
-SURE_OF_ANOTHER = 0.6  # confidence of a judge from which on a title is left out
 NUM_PAIRS = 5_000  # rows of two occupations of a language, at most
 SHARE_TWO, SHARE_AGE = 0.2, 0.15
 
@@ -284,9 +301,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--data", nargs="*", default=[], help="files to measure on, FILE or LANG:FILE"
     )
-    parser.add_argument("--judge", type=Path, help="model by which own titles are left out")
     parser.add_argument("--leave-out", nargs="*", default=[], help="languages to leave out")
-    parser.add_argument("--without", nargs="*", default=[], help="tables to leave out")
+    parser.add_argument(
+        "--without", nargs="*", default=[], help="tables to leave out, to calibrate by"
+    )
     parser.add_argument("--small", type=int, help="number of rows to keep, about")
     parser.add_argument("--num-epochs", type=int, default=5)
     parser.add_argument("--no-repeats", action="store_true", help="read each row once")
@@ -297,7 +315,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     """Make the mixture, and train on it."""
     args = parse_args()
-    rows = read_mixture(args.tables, args.judge)
+    rows = read_mixture(args.tables)
     rows = rows[~rows["lang"].isin(args.leave_out) & ~rows["source"].isin(args.without)]
     if args.small:
         is_kept = rows["key"].map(lambda key: share_of(f"small {key}")) < args.small / len(rows)
@@ -334,7 +352,11 @@ def main() -> None:
     )
     train(config)
     train_on_pairs(args.save_path)
-    finish(args.save_path, output=args.output, data=args.data, version=args.version)
+    if args.without:
+        left_out = [f"{TABLES[name] or ''}:{args.tables / name}.csv" for name in args.without]
+        measure_elsewhere(finished(args.save_path), left_out, SCALES)
+    else:
+        finish(args.save_path, output=args.output, data=args.data, version=args.version)
 
 
 if __name__ == "__main__":
