@@ -271,12 +271,18 @@ class DelayedMax:
         """
         if _group is None:
             return value
-        if self._work is not None:
-            self._work.wait()
-        largest = int(self._value)
+        largest = self.last()
         self._value = torch.tensor(value)
         self._work = dist.all_reduce(self._value, dist.ReduceOp.MAX, _group.control, async_op=True)
         return largest
+
+    def last(self) -> int:
+        """Return the largest value of the last call, for which this rank waits; without other ranks,
+        0.
+        """
+        if self._work is not None:
+            self._work.wait()
+        return int(self._value)
 
 
 def gather_objects(value: T) -> list[T]:

@@ -40,7 +40,9 @@ FIGURES = ("training", "production", "calibration", "languages", "digits", "code
 """Names of the report's figures."""
 TENSORBOARD_FOLDER = "tensorboard"
 RECORD_FILE = "run.json"
-"""Names the folder of a run, and what in it is the run's: names that were free when it began."""
+"""Names the folder of a run, and what in it is the run's: names that were free when it began; says
+whether the run has ended.
+"""
 _RESULT_FILES = (REPORT_FILE, METRICS_FILE, LAST_BIN_FILE)
 RESULTS = _RESULT_FILES + tuple(f"{FIGURES_FOLDER}/{name}.png" for name in FIGURES)
 """Files that the end of a run writes about its model."""
@@ -111,8 +113,22 @@ def claim(folder: Path) -> None:
         )
 
     if recorded_names != set(_NAMES):
-        record = {"folder": str(folder.resolve()), "names": _NAMES}
-        write_text(folder / RECORD_FILE, json.dumps(record, indent=2) + "\n")
+        _write_record(folder, {"folder": str(folder.resolve()), "names": _NAMES})
+
+
+def record_end(folder: Path, *, has_ended: bool) -> None:
+    """Record that a run has ended, or that it is to."""
+    _write_record(folder, {"has_ended": has_ended})
+
+
+def was_interrupted(folder: Path) -> bool:
+    """Return whether the last run of a folder has begun and not ended."""
+    return _read_json(folder / RECORD_FILE).get("has_ended") is False
+
+
+def _write_record(folder: Path, changes: dict[str, Any]) -> None:
+    record = _read_json(folder / RECORD_FILE) | changes
+    write_text(folder / RECORD_FILE, json.dumps(record, indent=2) + "\n")
 
 
 def foreign_results(folder: Path) -> list[str]:

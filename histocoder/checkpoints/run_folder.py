@@ -198,6 +198,7 @@ class RunFolder:
                     training_state.delete_checkpoint(path)
         else:
             remove_files(run_files.trained_files(self.path))
+        run_files.record_end(self.path, has_ended=False)
         write_text(self._args, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
         prepared_folder.forget_earlier(self.path)
 
@@ -245,9 +246,12 @@ class RunFolder:
         if is_restarted or is_own or overwrite:
             return checkpoint
         models = self._models()
-        # best/ alone is of a run that was killed before its first checkpoint, which "auto" repeats
+        # a run that was killed without a checkpoint, before the first one or because it adapts a
+        # model without a step, is repeated by "auto"
         if resume != "auto":
             models.append(self.best)
+        elif run_files.was_interrupted(self.path):
+            models = training_state.list_checkpoints(self.path)
         if any(map(os.path.lexists, models)):
             raise UserError(
                 f"{self.path} holds the model of an earlier run, which a new run would delete. "
@@ -282,6 +286,8 @@ class RunFolder:
         if are_two and filecmp.cmp(last_weights, best_weights, shallow=False):
             replace_by_link(best_weights, last_weights)
 
+        # without its checkpoints, a run that has ended is not one that was killed
+        run_files.record_end(self.path, has_ended=True)
         if not keep_checkpoints:
             for checkpoint in training_state.list_checkpoints(self.path):
                 training_state.delete_checkpoint(checkpoint)

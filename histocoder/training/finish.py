@@ -25,6 +25,7 @@ from histocoder.config import FinetuneConfig, MixerConfig, RunConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.examples import HELD_OUT, SEEN, TITLES, TRAIN, Examples
 from histocoder.data.hashes import hashes_of
+from histocoder.errors import counted
 from histocoder.log import log
 from histocoder.model.devices import fast_products
 from histocoder.training.data import RunData, augmenter_of
@@ -123,9 +124,10 @@ def readapt(initial: Start, trainer: Trainer, data: RunData) -> None:
     splits = [split for split in data.splits if split != TITLES]
     examples = data.open(*splits)
     adapt_to(initial, trainer, examples, [trainer.run.best], remark=_LEARNED_ALL)
+    validation_rows = counted(len(trainer.val_data), "validation row", "validation rows")
     log.info(
         f"{BEST_FOLDER}/ has now learned all {len(examples):,} rows, including the "
-        f"{len(trainer.val_data):,} validation rows."
+        f"{validation_rows}."
     )
 
 
@@ -222,13 +224,13 @@ def refit(config: RunConfig, trainer: Trainer, data: RunData) -> None:
         rewrite_model(run.best, model, remark=_LEARNED_ALL)
 
     distributed.run_on_primary(save, doing="saving the model")
+    validation_rows = counted(len(trainer.val_data), "validation row", "validation rows")
     held_out = ""
     if HELD_OUT in data.splits:
         held_out = " and the held-out corrections"
     log.info(
         f"{BEST_FOLDER}/ is now trained on all {len(rows) - rows.num_titles:,} rows, including the "
-        f"{len(trainer.val_data):,} validation rows{held_out}. The last model, in "
-        f"{run.path}, was not trained on those."
+        f"{validation_rows}{held_out}. The last model, in {run.path}, was not trained on those."
     )
 
 

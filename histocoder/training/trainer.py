@@ -156,8 +156,11 @@ class Trainer:
             if is_last or self._saves_here():
                 self.save()
 
-            # ranks exchange signals while they compute: these arrived by the step before
+            # ranks exchange signals while they compute: these arrived by the step before, and of the
+            # last step there is no step behind it
             signum = self.stop_signals.exchange(stop.signum)
+            if is_last:
+                signum = signum or self.stop_signals.last()
             if signum:
                 self.save()
                 raise Interrupted(

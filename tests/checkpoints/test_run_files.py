@@ -91,6 +91,16 @@ def test_runs_without_a_record_resume_and_overwrite(tmp_path: Path):
     assert "Resuming" not in run(*training(moved, batch_size=8, steps=1), "--overwrite").stdout
 
 
+def test_a_run_without_checkpoints_is_repeated_unless_it_has_ended(tmp_path: Path):
+    with RunFolder.open(tmp_path) as folder:
+        folder.begin({}, None)
+        (tmp_path / "model.safetensors").write_text("of a run that takes no steps")
+        assert folder.load_checkpoint("auto") is None
+        folder.end(keep_checkpoints=False)
+        with pytest.raises(UserError, match="holds the model of an earlier run"):
+            folder.load_checkpoint("auto")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
