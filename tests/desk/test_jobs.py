@@ -77,16 +77,26 @@ class Held:
         finish(jobs, job)
 
 
-def test_a_job_that_was_stopped_stays_so(tmp_path: Path):
-    work = Held()
+@pytest.mark.parametrize(("is_done", "state"), [(False, "stopped"), (True, "done")])
+def test_a_job_that_was_stopped_stays_so_unless_it_is_done(
+    tmp_path: Path, is_done: bool, state: str
+):
+    held = Held()
+
+    def work(jobs: Jobs[Job], job: Job) -> None:
+        if not is_done:
+            assert held.may_end.wait(60)
+            raise Cancelled
+        held(jobs, job)
+
     jobs = make_jobs(tmp_path, work)
     job = queued(jobs, "a")
-    assert work.has_begun.wait(60)
+    wait_until(lambda: job.state == "running")
     jobs.save(job, state="stopped")
-    work.may_end.set()
-    jobs.stop()
     assert jobs.is_interrupted(job)
-    assert job.state == "stopped"
+    held.may_end.set()
+    jobs.stop()
+    assert job.state == state
 
 
 def test_a_deleted_job_leaves_nothing(tmp_path: Path):

@@ -135,10 +135,12 @@ class Jobs(Generic[AnyJob]):
         return self.is_stopping or job.state != "running" or self._is_deleted(job)
 
     def end(self, job: AnyJob, **changes: Any) -> None:
-        """Record how a job has ended, unless somebody has stopped or deleted it."""
+        """Record how a job has ended, unless somebody has stopped it before it was done, or deleted
+        it.
+        """
         with self.lock:
-            # somebody has stopped it, which is recorded
-            if job.state != "running":
+            # that somebody has stopped it is recorded
+            if job.state != "running" and changes["state"] != "done":
                 return
 
             # somebody has deleted it, and left its files to this thread
