@@ -677,6 +677,32 @@ def test_undone_decisions_are_undone_in_all_files(client: TestClient):
     assert listed(client, second)["farmer"]["codes"] == ["61115"]
 
 
+def undo(client: TestClient, source: int, who: str = "Anna") -> None:
+    assert client.post(f"/api/review/{source}/undo", json={"who": who}).status_code == 200
+
+
+def test_undo_reaches_cards_that_were_changed_and_restored(client: TestClient):
+    first = review_again(client, "a.csv", "farmer", "smith")
+    second = review_again(client, "b.csv", "farmer", "baker")
+    settle(client, first, "farmer", "77610")
+    settle(client, second, "farmer", "61110", who="Bo")
+    undo(client, second, "Bo")
+    assert listed(client, second)["farmer"]["who"] == "Anna"
+    undo(client, first)
+    assert listed(client, second)["farmer"]["status"] == "open"
+    assert client.post("/api/improve").json()["corrections"] == 0
+
+
+def test_undo_never_restores_withdrawn_decisions(client: TestClient):
+    first = review_again(client, "a.csv", "farmer", "smith")
+    second = review_again(client, "b.csv", "farmer", "baker")
+    settle(client, first, "farmer", "77610")
+    settle(client, second, "farmer", "61110", who="Bo")
+    undo(client, first)
+    undo(client, second, "Bo")
+    assert listed(client, second)["farmer"]["status"] == "open"
+
+
 def test_downloads_have_what_was_decided(client: TestClient):
     source = review_again(client, "a.csv", "farmer", "smith")
     file = client.get("/api/files").json()[0]["id"]

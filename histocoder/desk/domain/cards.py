@@ -211,12 +211,22 @@ class Cards:
         self._write(card, verdict, who=who, action="undone", codes=verdict.codes)
 
     def _undo_carried(self, batches: set[int], who: str) -> None:
-        """Open the cards to which decisions that are undone were carried, but for those decided
-        again since.
+        """Undo what was carried from decisions that are undone.
+
+        A card that was decided on again since keeps that decision; to undo it as well does not
+        bring back the one that was carried.
         """
-        for row in self._db.rows("carried_from", batches=json.dumps(list(batches))):
-            self._db.change("undo_decision", decision=row["id"])
-            self._write(self._card(row["card"]), Verdict(), who=who, action="undone", codes=None)
+        for decision in self._db.rows("carried_from", batches=json.dumps(list(batches))):
+            if decision["is_replaced"]:
+                self._db.change("undo_decision", decision=decision["id"])
+                self._db.change(
+                    "change_before",
+                    card=decision["card"],
+                    decision=decision["id"],
+                    before=decision["before"],
+                )
+            else:
+                self._undo(decision, who)
 
     def _write(
         self,

@@ -95,10 +95,14 @@ ORDER BY d.id DESC;
 -- name: undo_decision
 UPDATE decisions SET undone = 1 WHERE id = :decision;
 
--- name: carried_from (what was carried from batches, but for cards that were decided on again since)
-SELECT d.id, d.card FROM live_decisions d
-WHERE d.action = 'carried' AND d.batch IN (SELECT value FROM json_each(:batches))
-      AND NOT EXISTS (SELECT 1 FROM decisions e WHERE e.card = d.card AND e.id > d.id);
+-- name: change_before (of the decision after another one on its card)
+UPDATE decisions SET before = :before
+WHERE id = (SELECT min(id) FROM live_decisions WHERE card = :card AND id > :decision);
+
+-- name: carried_from (what was carried from batches, and whether its card was decided on again since)
+SELECT d.*, EXISTS (SELECT 1 FROM live_decisions e WHERE e.card = d.card AND e.id > d.id) AS is_replaced
+FROM live_decisions d
+WHERE d.action = 'carried' AND d.batch IN (SELECT value FROM json_each(:batches));
 
 -- name: to_carry (open cards of a source, or with the description of a card, and the last decision on it elsewhere)
 SELECT c.id, o.codes, o.deciders, o.at,
