@@ -703,6 +703,18 @@ def test_undo_never_restores_withdrawn_decisions(client: TestClient):
     assert listed(client, second)["farmer"]["status"] == "open"
 
 
+@pytest.mark.parametrize("who", ["Anna", "Bo"])
+def test_either_of_two_undoes_in_all_files(coder: tuple[Coder, Path], tmp_path: Path, who: str):
+    data = write(tmp_path / "coded.csv", *CODED)
+    with served(tmp_path / "desk", coder, data=data, double_share=1) as client:
+        settle(client, 1, "smith", "61110", who="Anna")
+        settle(client, 1, "smith", "61110", who="Bo")
+        second = review_again(client, "b.csv", "smith", "farmer")
+        assert listed(client, second)["smith"]["who"] == "Anna & Bo"
+        undo(client, 1, who)
+        assert listed(client, second)["smith"]["status"] == "open"
+
+
 def test_downloads_have_what_was_decided(client: TestClient):
     source = review_again(client, "a.csv", "farmer", "smith")
     file = client.get("/api/files").json()[0]["id"]

@@ -108,7 +108,7 @@ class Cards:
         """
         if not card.double:
             if card.status == "settled":
-                for row in self._db.rows("last_action", card=card.id):
+                for row in self._db.rows("last_on_card", card=card.id):
                     card.carried = row["action"] == "carried"
             return card
         opinions = opinions_on(self._db, card.id)
@@ -197,8 +197,9 @@ class Cards:
                 if card.deciders and who not in card.deciders:
                     raise Conflict(self._seen(card, who))
             for decision in decisions:
+                carried = self._db.rows("carried_from", card=decision["card"])
                 self._undo(decision, who)
-            self._undo_carried({row["batch"] or row["id"] for row in decisions}, who)
+                self._undo_carried(carried, who)
         return [self._card(decision["card"]) for decision in decisions]
 
     def _undo(self, decision: sqlite3.Row, who: str) -> None:
@@ -210,14 +211,17 @@ class Cards:
             verdict = _verdict_before(decision, who)
         self._write(card, verdict, who=who, action="undone", codes=verdict.codes)
 
-    def _undo_carried(self, batches: set[int], who: str) -> None:
-        """Undo what was carried from decisions that are undone.
+    def _undo_carried(self, carried: Sequence[sqlite3.Row], who: str) -> None:
+        """Undo decisions that were carried, the last one first.
 
         A card that was decided on again since keeps that decision; to undo it as well does not
         bring back the one that was carried.
         """
-        for decision in self._db.rows("carried_from", batches=json.dumps(list(batches))):
-            if decision["is_replaced"]:
+        for decision in carried:
+            last_decision = self._db.rows("last_on_card", card=decision["card"])[0]
+            if last_decision["id"] == decision["id"]:
+                self._undo(decision, who)
+            else:
                 self._db.change("undo_decision", decision=decision["id"])
                 self._db.change(
                     "change_before",
@@ -225,8 +229,6 @@ class Cards:
                     decision=decision["id"],
                     before=decision["before"],
                 )
-            else:
-                self._undo(decision, who)
 
     def _write(
         self,

@@ -79,8 +79,8 @@ VALUES (:card, :who, :at, :action, :before, :after, :batch);
 -- name: opinions (on a card for two, not how it was settled; the last one of a person counts)
 SELECT who, after FROM own_decisions WHERE card = :card AND action != 'settled' ORDER BY id;
 
--- name: last_action
-SELECT action FROM live_decisions WHERE card = :card ORDER BY id DESC LIMIT 1;
+-- name: last_on_card
+SELECT * FROM live_decisions WHERE card = :card ORDER BY id DESC LIMIT 1;
 
 -- name: last_decision
 SELECT coalesce(max(id), 0) AS id FROM decisions;
@@ -99,10 +99,11 @@ UPDATE decisions SET undone = 1 WHERE id = :decision;
 UPDATE decisions SET before = :before
 WHERE id = (SELECT min(id) FROM live_decisions WHERE card = :card AND id > :decision);
 
--- name: carried_from (what was carried from batches, and whether its card was decided on again since)
-SELECT d.*, EXISTS (SELECT 1 FROM live_decisions e WHERE e.card = d.card AND e.id > d.id) AS is_replaced
-FROM live_decisions d
-WHERE d.action = 'carried' AND d.batch IN (SELECT value FROM json_each(:batches));
+-- name: carried_from (what was carried from the last decision on a card, which of two people's is the later one)
+SELECT d.* FROM live_decisions d JOIN cards c ON c.id = d.card
+WHERE d.action = 'carried' AND c.key = (SELECT key FROM cards WHERE id = :card) AND d.batch = (
+    SELECT coalesce(e.batch, e.id) FROM live_decisions e WHERE e.card = :card ORDER BY e.id DESC LIMIT 1)
+ORDER BY d.id DESC;
 
 -- name: to_carry (open cards of a source, or with the description of a card, and the last decision on it elsewhere)
 SELECT c.id, o.codes, o.deciders, o.at,
