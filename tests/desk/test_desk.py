@@ -641,7 +641,9 @@ def listed(client: TestClient, source: int) -> dict[str, dict[str, Any]]:
 
 
 def settle(client: TestClient, source: int, text: str, *codes: str, who: str = "Anna") -> None:
-    assert decide(client, listed(client, source)[text], who, codes=codes).status_code == 200
+    """Decide on the card of a text; without codes, as unsure."""
+    card = listed(client, source)[text]
+    assert decide(client, card, who, codes=codes or None).status_code == 200
 
 
 def test_decisions_count_in_other_files(client: TestClient):
@@ -713,6 +715,45 @@ def test_either_of_two_undoes_in_all_files(coder: tuple[Coder, Path], tmp_path: 
         assert listed(client, second)["smith"]["who"] == "Anna & Bo"
         undo(client, 1, who)
         assert listed(client, second)["smith"]["status"] == "open"
+
+
+def test_changed_decisions_change_in_all_files(client: TestClient):
+    first = review_again(client, "a.csv", "farmer", "smith")
+    second = review_again(client, "b.csv", "farmer", "baker")
+    settle(client, first, "farmer", "77610")
+    settle(client, first, "farmer", "61110")
+    assert listed(client, second)["farmer"]["codes"] == ["61110"]
+    undo(client, first)
+    assert listed(client, second)["farmer"]["codes"] == ["77610"]
+    undo(client, first)
+    assert listed(client, second)["farmer"]["status"] == "open"
+
+
+def test_doubts_about_a_decision_count_in_all_files(client: TestClient):
+    first = review_again(client, "a.csv", "farmer", "smith")
+    second = review_again(client, "b.csv", "farmer", "baker")
+    settle(client, first, "farmer", "77610")
+    settle(client, first, "farmer")
+    assert listed(client, second)["farmer"]["status"] == "unsure"
+    assert client.post("/api/improve").json()["corrections"] == 0
+    undo(client, first)
+    assert listed(client, second)["farmer"]["codes"] == ["77610"]
+
+
+def test_changed_decisions_leave_those_of_others(client: TestClient):
+    first = review_again(client, "a.csv", "farmer", "smith")
+    second = review_again(client, "b.csv", "farmer", "baker")
+    settle(client, first, "farmer", "77610")
+    settle(client, second, "farmer", "61115", who="Bo")
+    settle(client, first, "farmer", "61110")
+    assert listed(client, second)["farmer"]["codes"] == ["61115"]
+
+
+def test_doubts_settle_nothing_elsewhere(client: TestClient):
+    first = review_again(client, "a.csv", "farmer", "smith")
+    second = review_again(client, "b.csv", "farmer", "baker")
+    settle(client, first, "farmer")
+    assert listed(client, second)["farmer"]["status"] == "open"
 
 
 def test_downloads_have_what_was_decided(client: TestClient):

@@ -51,7 +51,7 @@ class Card(BaseModel):
     double: bool = False
     # their decisions, once both have decided
     opinions: list[Opinion] = []
-    # whether it was settled by a decision on the same description in another file
+    # whether its decision is one on the same description in another file
     carried: bool = False
 
     @computed_field  # type: ignore[prop-decorator]

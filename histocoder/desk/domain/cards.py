@@ -107,7 +107,7 @@ class Cards:
         once both have decided, both.
         """
         if not card.double:
-            if card.status == "settled":
+            if card.status != "open":
                 for row in self._db.rows("last_on_card", card=card.id):
                     card.carried = row["action"] == "carried"
             return card
@@ -276,7 +276,7 @@ class Cards:
         )
 
         # a decision is on a description: it counts in the other files that have it, too
-        if verdict.status == "settled" and action != "undone":
+        if verdict.status in ("settled", "unsure") and action != "undone":
             carry(self._db, card=card.id)
 
 

@@ -105,20 +105,24 @@ WHERE d.action = 'carried' AND c.key = (SELECT key FROM cards WHERE id = :card) 
     SELECT coalesce(e.batch, e.id) FROM live_decisions e WHERE e.card = :card ORDER BY e.id DESC LIMIT 1)
 ORDER BY d.id DESC;
 
--- name: to_carry (open cards of a source, or with the description of a card, and the last decision on it elsewhere)
-SELECT c.id, o.codes, o.deciders, o.at,
+-- name: to_carry (cards on which nobody has decided, of a source or with the description of a card, and the last decision on that)
+SELECT c.id, o.status, o.codes, o.deciders, o.at,
+       json_object('status', c.status, 'codes', json(c.codes), 'deciders', json(coalesce(c.deciders, '[]')),
+                   'at', c.at) AS before,
        (SELECT coalesce(d.batch, d.id) FROM live_decisions d WHERE d.card = o.id
         ORDER BY d.id DESC LIMIT 1) AS batch
 FROM cards c JOIN sources s ON s.id = c.source
 JOIN cards o ON o.id = (
     SELECT e.id FROM cards e JOIN sources t ON t.id = e.source
-    WHERE e.key = c.key AND e.status = 'settled' AND t.targets = s.targets AND t.sample = s.sample
+    WHERE e.key = c.key AND (e.status = 'settled' OR e.id = :card)
+          AND t.targets = s.targets AND t.sample = s.sample
     ORDER BY e.at DESC, e.id DESC LIMIT 1)
-WHERE c.status = 'open'
+WHERE NOT EXISTS (SELECT 1 FROM own_decisions d WHERE d.card = c.id)
+      AND 'settled' IN (o.status, c.status)
       AND (c.source = :source OR (NOT c.double AND c.key = (SELECT key FROM cards WHERE id = :card)));
 
 -- name: carry
-UPDATE cards SET version = version + 1, status = 'settled', codes = :codes, deciders = :deciders,
+UPDATE cards SET version = version + 1, status = :status, codes = :codes, deciders = :deciders,
                  at = :at, double = 0
 WHERE id = :card;
 

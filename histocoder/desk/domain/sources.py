@@ -110,17 +110,19 @@ class Sources:
 
 
 def carry(db: Database, *, source: int | None = None, card: int | None = None) -> None:
-    """Settle the open cards of a source, or with the description of a card, as the last cards
-    of the same columns of codes with their descriptions were.
+    """Carry decisions to the cards of a source, or with the description of a card, from the last
+    cards of the same columns of codes with their descriptions.
 
-    A decision that is carried belongs to the batch of the one that it comes from, with which it
-    is undone.
+    Cards on which somebody has decided keep that decision. Being unsure is carried to cards alone
+    that an earlier decision was carried to. A decision that is carried belongs to the batch of the
+    one that it comes from, with which it is undone.
     """
-    before = json.dumps({"status": "open", "codes": None, "deciders": [], "at": None})
     for row in db.rows("to_carry", source=source, card=card):
+        codes = json.loads(row["codes"] or "null")
         db.change(
             "carry",
             card=row["id"],
+            status=row["status"],
             codes=row["codes"],
             deciders=row["deciders"],
             at=row["at"],
@@ -131,8 +133,8 @@ def carry(db: Database, *, source: int | None = None, card: int | None = None) -
             who=" & ".join(json.loads(row["deciders"])),
             at=row["at"],
             action="carried",
-            before=before,
-            after=json.dumps({"status": "settled", "codes": json.loads(row["codes"])}),
+            before=row["before"],
+            after=json.dumps({"status": row["status"], "codes": codes}),
             batch=row["batch"],
         )
 
