@@ -539,6 +539,31 @@ def test_lists_are_searched_and_accepted_at_once(client: TestClient):
     assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 422
 
 
+@pytest.fixture
+def spellings(coder: tuple[Coder, Path], tmp_path: Path) -> Iterator[TestClient]:
+    """A desk with two spellings of one description that were coded differently."""
+    rows = ('"smith, black",en,83110,0.5,0.5', "smith black,en,83120,0.5,0.5")
+    data = write(tmp_path / "coded.csv", "occ1,lang,hisco_1,prob_1,conf", *rows)
+    with served(tmp_path / "desk", coder, data=data) as client:
+        yield client
+
+
+def test_spellings_of_a_description_are_accepted_at_once(spellings: TestClient):
+    seen = {card["id"]: card["version"] for card in cards(spellings)}
+    accepted = spellings.post("/api/review/accept", json={"who": "Anna", "cards": seen})
+    assert accepted.status_code == 200
+    assert [card["codes"] for card in accepted.json()] == [["83110"], ["83120"]]
+    assert len(spellings.post("/api/review/1/undo", json={"who": "Anna"}).json()) == 2
+    assert [card["status"] for card in cards(spellings)] == ["open", "open"]
+
+
+def test_deciding_on_a_spelling_is_no_conflict_with_the_next(spellings: TestClient):
+    first, second = cards(spellings)
+    decide(spellings, first, codes=["83110"])
+    assert decide(spellings, second, "Bo", codes=["83120"]).status_code == 409
+    assert decide(spellings, second, codes=["83120"]).status_code == 200
+
+
 def test_codes_that_do_not_fit_are_not_accepted(coder: tuple[Coder, Path], tmp_path: Path):
     rows = ("smith,en,95410,0.5,0.5", "baker,en,7761x,0.9,0.9")
     data = write(tmp_path / "coded.csv", "occ1,lang,hisco_1,prob_1,conf", *rows)

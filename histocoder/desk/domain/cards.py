@@ -107,9 +107,7 @@ class Cards:
         once both have decided, both.
         """
         if not card.double:
-            if card.status != "open":
-                for row in self._db.rows("last_on_card", card=card.id):
-                    card.carried = row["action"] == "carried"
+            card.carried = self._is_carried(card)
             return card
         opinions = opinions_on(self._db, card.id)
         if card.status != "open":
@@ -119,6 +117,12 @@ class Cards:
             card.status = "unsure" if card.codes is None else "settled"
             card.deciders = [who]
         return card
+
+    def _is_carried(self, card: Card) -> bool:
+        """Return whether the decision on a card is one on the same description elsewhere."""
+        return any(
+            row["action"] == "carried" for row in self._db.rows("last_on_card", card=card.id)
+        )
 
     # ---- Decisions ----
 
@@ -138,18 +142,27 @@ class Cards:
         """
         self._check_targets(list(versions))
         with self._db.transaction():
+            # all versions first, since a decision changes the other spellings of its description
+            for card_id, version in versions.items():
+                self._current(card_id, version, who)
+
             # a batch has the number of its first decision
             batch = self._db.rows("last_decision")[0]["id"] + 1
-            for card_id, version in versions.items():
-                card = self._current(card_id, version, who)
+            for card_id in versions:
+                card = self._card(card_id)
                 self._models.coding.check_codes(card.predicted)
                 self._decide(card, who, card.predicted, batch=batch)
         return [self._seen(self._card(card_id), who) for card_id in versions]
 
     def _current(self, card_id: int, version: int, who: str) -> Card:
-        """Return a card; raise Conflict if it is not as the reviewer saw it."""
+        """Return a card; raise Conflict if it is not as the reviewer saw it.
+
+        A reviewer who has decided on another spelling of its description is not in conflict with
+        that decision of their own.
+        """
         card = self._card(card_id)
-        if card.version != version:
+        is_own = who in card.deciders and self._is_carried(card)
+        if card.version != version and not is_own:
             raise Conflict(self._seen(card, who))
         return card
 
