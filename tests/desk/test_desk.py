@@ -36,7 +36,7 @@ from starlette.testclient import TestClient
 from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.corrections import read_corrections
 from histocoder.data.labelled_files import LabelledFiles
-from histocoder.desk.domain.coding import surety_of
+from histocoder.desk.domain.coding import Surety, surety_of
 from histocoder.desk.domain.trust import estimate_share, order_of_review
 from histocoder.desk.web import app, guard
 from histocoder.formatters import build_formatter
@@ -925,6 +925,22 @@ def test_a_model_without_report_is_never_sure(client: TestClient):
     summary = code(client, file)["summary"]
     assert (summary["rows"], summary["blank"]) == (1, 0)
     assert "to_check" not in summary
+
+
+def test_rows_to_check_are_those_of_the_model_that_coded(
+    client: TestClient, coder: tuple[Coder, Path], monkeypatch: pytest.MonkeyPatch
+):
+    models = client.app.state.desk.models
+    models.coding.surety = Surety(sure=1.0)
+
+    def predict_and_switch(*args: Any, **kwargs: Any) -> Any:
+        counts = predict_file(*args, **kwargs)
+        models.give(*coder, name="another model, without a report")
+        return counts
+
+    monkeypatch.setattr("histocoder.desk.domain.uploads.predict_file", predict_and_switch)
+    file = send(client, "a.csv", b"occ1\nfarmer\n")
+    assert code(client, file)["summary"]["to_check"] == 1
 
 
 def test_the_page_quotes_formulas_as_the_server_does():

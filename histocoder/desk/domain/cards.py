@@ -77,9 +77,8 @@ class Cards:
             codes.update(card.predicted, card.codes or ())
             for opinion in card.opinions:
                 codes.update(opinion.codes or ())
-        titles = {}
-        for code in codes & self._models.coding.titles.keys():
-            titles[code] = self._models.coding.titles[code]
+        all_titles = self._models.coding.titles
+        titles = {code: all_titles[code] for code in codes & all_titles.keys()}
         return Listing(total=total, cards=cards, titles=titles)
 
     def _with_evidence(self, cards: list[Card]) -> list[Evidence]:

@@ -18,6 +18,7 @@ from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.config.prediction import ClassOptions
 from histocoder.desk.domain.card import Source
 from histocoder.desk.domain.checks import Check, TrainOptions, check
+from histocoder.desk.domain.coding import Coding
 from histocoder.desk.domain.jobs import Jobs, read_records
 from histocoder.desk.domain.models import Model, Models
 from histocoder.desk.domain.outcome import Outcome
@@ -191,7 +192,8 @@ class Uploads:
         with self.jobs.lock:
             if file.is_unfinished:
                 raise UserError(f"{file.name} is already being coded.")
-            self._config(file, options)  # raises an error if the options do not fit the file
+            # raises an error if the options do not fit the file
+            self._config(file, options, self._models.coding)
             self.jobs.queue(file, rows_done=0, notices=[], summary={}, options=options)
         return file
 
@@ -240,7 +242,7 @@ class Uploads:
             raise UserError(
                 f"The table of classes of {file.name} was deleted. Code the file again."
             )
-        config = self._config(file, options)
+        config = self._config(file, options, self._models.coding)
         answers = answer_columns(open_table(self._output(file), ()), file.target_cols)
         codes = [answer.code for answer in answers]
         return classes_of(
@@ -289,13 +291,13 @@ class Uploads:
             raise UserError(f"{file.name} is not coded yet.")
         return file
 
-    def _config(self, file: File, options: Options) -> PredictConfig:
-        """Return the settings of `predict_file`; raise a UserError if they do not fit the file.
+    def _config(self, file: File, options: Options, coding: Coding) -> PredictConfig:
+        """Return the settings of `predict_file` with a model; raise a UserError if they do not fit
+        the file.
 
         A CSV that is not separated by commas keeps its separator, and is marked as UTF-8 as Excel
         expects it. New columns whose names are taken begin with `pred_`.
         """
-        coding = self._models.coding
         coder = coding.coder
         chosen_language(options.language, coding.languages)  # raises an error if it is not one
         classes = None
@@ -340,8 +342,8 @@ class Uploads:
 
         file.rows_done = 0  # a file that is resumed counts those of earlier servers again
         options = options_of(file)
-        coding = self._models.coding
-        config = self._config(file, options)
+        coding = self._models.coding  # people may switch to another model in the meantime
+        config = self._config(file, options, coding)
         known = None
         if options.known:
             known = coding.known
@@ -367,14 +369,14 @@ class Uploads:
             file,
             state="done",
             rows_done=file.num_rows or 0,
-            summary=self._summary(file, f"{config.columns}conf"),
+            summary=self._summary(file, f"{config.columns}conf", sure=coding.surety.sure),
             target_cols=coding.target_cols,
             notices=self.as_sent("\n".join(messages)).splitlines(),
         )
 
-    def _summary(self, file: File, conf_col: str) -> Mapping[str, float]:
+    def _summary(self, file: File, conf_col: str, *, sure: float | None) -> Mapping[str, float]:
         """Return how many rows a coded file has, how many are blank, what share of the others is
-        expected to be right, and how many have to be checked.
+        expected to be right, and how many have to be checked, as they are less `sure`.
         """
         cells = open_table(self._output(file), (conf_col,)).read([conf_col]).columns[conf_col]
 
@@ -383,7 +385,6 @@ class Uploads:
         summary: dict[str, float] = {"rows": len(conf), "blank": int(conf.isna().sum())}
         if conf.notna().any():
             summary["expected_right"] = float(conf.mean())
-        sure = self._models.coding.surety.sure
         if sure is not None:
             summary["to_check"] = int((conf < sure).sum())
             summary["sure"] = sure
