@@ -27,12 +27,13 @@ import pyarrow as pa
 import pytest
 from conftest import cases, mistake, spied, write
 from jobs import wait_until
-from models import save_tiny_model
+from models import save_tiny_model, tiny_model
 
 pytest.importorskip("fastapi")
 from desks import ADDRESS, HEADERS, TOKEN, send, served
 from starlette.testclient import TestClient
 
+from histocoder.checkpoints.model_files import save_model
 from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.corrections import read_corrections
 from histocoder.data.labelled_files import LabelledFiles
@@ -76,6 +77,14 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Coder, Path]:
 def client(coder: tuple[Coder, Path], tmp_path: Path) -> Iterator[TestClient]:
     with served(tmp_path / "desk", coder, data=write(tmp_path / "coded.csv", *CODED)) as client:
         yield client
+
+
+def save_model_of(folder: Path, **settings: Any) -> Path:
+    """Save a tiny model with other settings in its config."""
+    model = tiny_model()
+    config = replace(model.config, **settings)
+    save_model(folder, config, model.state_dict(), tokenizer=model.tokenizer)
+    return folder
 
 
 def cards(client: TestClient, who: str = "Anna", count: int = 5) -> list[dict[str, Any]]:
@@ -792,6 +801,20 @@ def test_downloads_have_what_was_decided(client: TestClient):
     assert row["checked_at"].startswith("20")
     assert "a_checked.csv" in download.headers["content-disposition"]
     assert client.get(f"/api/files/{file}/result?as_coded=true").content == as_coded
+
+
+def test_classes_of_decisions_do_not_need_the_model_that_coded(client: TestClient, tmp_path: Path):
+    table = send(client, "classes.csv", b"hisco,hisclass\n77610,7\n", use="classes")
+    file = send(client, "a.csv", b"occ1,job_1\nfarmer,x\n")
+    code(client, file, language="da", classes=table)
+    source = client.post(f"/api/files/{file}/review").json()["id"]
+    settle(client, source, "farmer", "77610")
+
+    # a model of one language, whose column of codes has the name of one of the file's
+    other = save_model_of(tmp_path / "other", languages=("en",), target_cols=("job_1", "job_2"))
+    client.app.state.desk.models.give(Coder.from_pretrained(other, "cpu"), other, name="other")
+    download = client.get(f"/api/files/{file}/result")
+    assert pd.read_csv(io.BytesIO(download.content))["hisclass_1"].tolist() == [7]
 
 
 def test_deleted_means_deleted(client: TestClient, tmp_path: Path):

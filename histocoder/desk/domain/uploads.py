@@ -242,11 +242,15 @@ class Uploads:
             raise UserError(
                 f"The table of classes of {file.name} was deleted. Code the file again."
             )
-        config = self._config(file, options, self._models.coding)
+        table = self._path(self.jobs[options.classes])
         answers = answer_columns(open_table(self._output(file), ()), file.target_cols)
-        codes = [answer.code for answer in answers]
         return classes_of(
-            codes, config, config.classes, codes=None, prefix=config.columns, expect=False
+            [answer.code for answer in answers],
+            ClassOptions(),
+            str(table),
+            codes=None,
+            prefix=answers[0].prob.removesuffix("prob_1"),
+            expect=False,
         )
 
     def provenance(self, file_id: str) -> Download:
