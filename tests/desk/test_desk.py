@@ -38,6 +38,7 @@ from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.corrections import read_corrections
 from histocoder.data.labelled_files import LabelledFiles
 from histocoder.desk.domain.coding import Surety, surety_of
+from histocoder.desk.domain.models import Model, Models
 from histocoder.desk.domain.trust import estimate_share, order_of_review
 from histocoder.desk.web import app, guard
 from histocoder.formatters import build_formatter
@@ -838,6 +839,35 @@ def test_deleted_means_deleted(client: TestClient, tmp_path: Path):
         assert not any(
             word.encode() in content for word in ("schoolmaster", "Sørensen", "Reviewer", "=cmd|x")
         ), path
+
+
+def add_model(client: TestClient, folder: Path, **settings: Any) -> None:
+    """Add a model that is not in use to the desk in a folder, whose columns have other names."""
+    run = folder / "models" / "other-1"
+    save_model_of(run / "best", **settings)
+    write(run / "args.yaml", "dataset: t.csv", "input_col: beruf", "language_col: sprache")
+    model = Model(id="other-1", made=0.0, table="t.csv", state="done")
+    client.app.state.desk.models.jobs.add(model)
+
+
+def test_corrections_have_the_columns_of_the_model_they_train(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Models, "_run", lambda *_: (1, "error: nothing is trained here"))
+    add_model(client, tmp_path / "desk")
+    settle(client, 1, "smith", "61110")
+    assert client.post("/api/models/other-1/correct").json()["id"] == "other-2"
+    table = pd.read_csv(tmp_path / "desk" / "models" / "other-2.corrections.csv", dtype=str)
+    assert [*table] == ["beruf", "sprache", "checked", "hisco_1", "hisco_2", "who"]
+    assert table["sprache"].tolist() == ["en"]
+
+
+def test_models_learn_no_codes_of_another_classification(client: TestClient, tmp_path: Path):
+    add_model(client, tmp_path / "desk", target_cols=("isco_1", "isco_2"))
+    settle(client, 1, "smith", "61110")
+    refused = client.post("/api/models/other-1/correct")
+    assert refused.status_code == 422
+    assert "Nothing is checked yet" in refused.json()["detail"]
 
 
 def test_clicks_on_the_sample_train_nothing(client: TestClient):

@@ -8,6 +8,8 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 from pydantic import BaseModel
 
+from histocoder.checkpoints.model_files import read_model_config
+from histocoder.checkpoints.run_folder import run_settings
 from histocoder.data.labelled_files import CHECKED_COL
 from histocoder.desk.domain.card import Source
 from histocoder.desk.domain.cards import Cards
@@ -104,7 +106,7 @@ class Desk:
 
     def about(self, user: str | None) -> About:
         """Describe the model in use and this server, for who has signed in."""
-        if self.models.in_use is None:
+        if not self.models.has_model:
             languages = named_languages(map(Language, NAMES))
             return About(model=None, languages=languages, may_train=self.may_train, user=user)
         coding = self.models.coding
@@ -138,12 +140,12 @@ class Desk:
         """List the coded files that are under review, the one to continue with first."""
         return sorted(self.sources.all(), key=lambda source: source.id != self._first_source)
 
-    def settled(self) -> pa.Table:
-        """Return the settled descriptions as `--corrections` takes them; of several decisions on
-        one, the last.
+    def settled(self, model: Model) -> pa.Table:
+        """Return the settled descriptions as `--corrections` takes them to train a model further;
+        of several decisions on one, the last.
         """
-        settings = self.models.settings
-        target_cols = self.models.coding.target_cols
+        settings = run_settings(self.models.run(model.id))
+        target_cols = read_model_config(self.models.best(model.id)).target_cols
         text_col = settings.get("input_col") or "occ1"
         lang_col: str | None = "lang"
         if settings:
@@ -156,7 +158,7 @@ class Desk:
 
         # later decisions on a description replace earlier ones
         rows = {}
-        for card in self.outcome.settled(target_cols, of_sample=self._uses_sample()):
+        for card in self.outcome.settled(target_cols, of_sample=self._is_of_sample(model)):
             row: dict[str, str | None] = {text_col: card.text, CHECKED_COL: "x", "who": card.who}
             key = description_keys([card.text])[0]
             if lang_col:
@@ -168,21 +170,16 @@ class Desk:
             list(rows.values()), pa.schema([(name, pa.string()) for name in names])
         )
 
-    def _uses_sample(self) -> bool:
-        """Return whether the model in use was trained on the sample."""
-        model = self.models.in_use
-        for file in self.uploads.jobs.all():
-            if model is not None and file.id == model.file:
-                return file.is_sample
-        return False
+    def _is_of_sample(self, model: Model) -> bool:
+        """Return whether a model was trained on the sample."""
+        return any(file.is_sample for file in self.uploads.jobs.all() if file.id == model.file)
 
     def improve(self) -> Improvement:
         """Write the corrections on the server, with formulas as they are, and return how to train
         on them.
         """
-        num_corrections = self._write_corrections(self._corrections)
         model = self.models.in_use
-        assert model is not None, "without a model there are no corrections"
+        num_corrections = self._write_corrections(self._corrections, model)
 
         # what to do with the file on the command line, where training on the page is off
         best = self.models.best(model.id)
@@ -192,22 +189,26 @@ class Desk:
             learned=self.models.has_learned(self._corrections),
         )
 
-    def _write_corrections(self, path: Path, *, raw: bool = True) -> int:
-        """Write the settled descriptions to a file, and return their number."""
+    def _write_corrections(self, path: Path, model: Model, *, raw: bool = True) -> int:
+        """Write the settled descriptions for a model to a file, and return their number."""
         with self._db.lock:
-            settled = self.settled()
+            settled = self.settled(model)
             write_table(path, [settled], Form(raw=raw))
         return len(settled)
 
     def correct(self, model_id: str) -> Model:
         """Train a model further on the settled descriptions."""
-        return self.models.correct(model_id, self._write_corrections)
+        model = self.models.jobs[model_id]
+        return self.models.correct(model_id, lambda path: self._write_corrections(path, model))
 
     def corrections_csv(self, *, raw: bool) -> bytes:
         """Return settled descriptions, as CSV for `finetune.py --corrections`; `raw` leaves
         formulas as they are.
         """
-        return _written(CORRECTIONS_FILE, lambda path: self._write_corrections(path, raw=raw))
+        model = self.models.in_use
+        return _written(
+            CORRECTIONS_FILE, lambda path: self._write_corrections(path, model, raw=raw)
+        )
 
     def decisions_csv(self) -> bytes:
         """Return who has decided what, as CSV."""

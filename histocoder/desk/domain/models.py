@@ -26,6 +26,7 @@ from histocoder.files import make_folder, sha256
 from histocoder.inference.coder import Coder
 
 GIVEN = "given"  # id of the model of `serve --model`
+_NO_MODEL = "There is no model yet. Train one under Models."
 _BUSY_MESSAGE = "is in use by another run"  # while the run of a server that was killed is saved
 _BUSY_SECONDS = 2.0  # between two tries to start it again
 _POLL_SECONDS = 0.1  # between two looks at a process that trains
@@ -77,16 +78,21 @@ class Models:
     def coding(self) -> Coding:
         """The model in use; a UserError is raised while there is none."""
         if self._coding is None:
-            raise UserError("There is no model yet. Train one under Models.")
+            raise UserError(_NO_MODEL)
         return self._coding
 
     @property
-    def in_use(self) -> Model | None:
-        """The record of the model in use."""
+    def has_model(self) -> bool:
+        """Whether a model is in use."""
+        return self._coding is not None
+
+    @property
+    def in_use(self) -> Model:
+        """The record of the model in use; a UserError is raised while there is none."""
         for model in self.jobs.all():
-            if self._coding is not None and model.in_use:
+            if self.has_model and model.in_use:
                 return model
-        return None
+        raise UserError(_NO_MODEL)
 
     @property
     def settings(self) -> dict[str, Any]:
