@@ -41,6 +41,7 @@ from histocoder.desk.domain.coding import Surety, surety_of
 from histocoder.desk.domain.models import Model, Models
 from histocoder.desk.domain.trust import estimate_share, order_of_review
 from histocoder.desk.web import app, guard
+from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.inference.predict_file import predict_file
@@ -789,6 +790,21 @@ def test_doubts_settle_nothing_elsewhere(client: TestClient):
     second = review_again(client, "b.csv", "farmer", "baker")
     settle(client, first, "farmer")
     assert listed(client, second)["farmer"]["status"] == "open"
+
+
+def test_files_without_codes_are_not_reviewed(client: TestClient):
+    file = send(client, "a.csv", b"occ1,id\n,1\n,2\n")
+    code(client, file, language="en")
+    refused = client.post(f"/api/files/{file}/review")
+    assert refused.status_code == 422
+    assert "No row of a_coded.csv has codes" in refused.json()["detail"]
+
+
+def test_a_desk_does_not_begin_with_a_file_without_codes(coder: tuple[Coder, Path], tmp_path: Path):
+    data = write(tmp_path / "blank.csv", CODED[0], ",en,,,,,")
+    sentence = r"No row of blank\.csv has codes"
+    with pytest.raises(UserError, match=sentence), served(tmp_path, coder, data=data):
+        pass
 
 
 def test_downloads_have_what_was_decided(client: TestClient):

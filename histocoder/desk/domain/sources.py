@@ -11,6 +11,7 @@ from histocoder.data.labelled_files import CHECKED_COL
 from histocoder.desk.domain.card import Source
 from histocoder.desk.domain.database import Database
 from histocoder.desk.domain.trust import order_of_review
+from histocoder.errors import UserError
 from histocoder.evaluation.review_file import Columns, in_order_of_worth, open_coded
 from histocoder.files import sha256
 from histocoder.inference.predictions import code_columns
@@ -46,6 +47,8 @@ class Sources:
         source. Descriptions on which people have decided in another file of the same columns of
         codes are settled from the start. `file_id` is the file's under Files, and `is_sample` tells
         that it is the sample to try the desk with.
+
+        Raises UserError if no row has codes, as where all descriptions are blank.
         """
         digest = sha256(path)
         targets = json.dumps(list(columns.target_cols))
@@ -56,6 +59,11 @@ class Sources:
         # the cards, in the order in which they are reviewed, and which of them two people decide on
         seed = int(digest, 16)
         cards = _read_cards(path, columns)
+        if cards.empty:
+            raise UserError(
+                f"No row of {name} has codes: code the file again with the column that holds its "
+                "descriptions."
+            )
         cards["double"] = np.random.default_rng(seed + 1).random(len(cards)) < self._double_share
         order, draws = order_of_review(cards["times"].to_numpy(), seed)
         cards["place"] = np.argsort(order)
