@@ -37,6 +37,7 @@ from histocoder.checkpoints.model_files import save_model
 from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.corrections import read_corrections
 from histocoder.data.labelled_files import LabelledFiles
+from histocoder.desk.domain import sources
 from histocoder.desk.domain.coding import Surety, surety_of
 from histocoder.desk.domain.models import Model, Models
 from histocoder.desk.domain.trust import estimate_share, order_of_review
@@ -790,6 +791,19 @@ def test_doubts_settle_nothing_elsewhere(client: TestClient):
     second = review_again(client, "b.csv", "farmer", "baker")
     settle(client, first, "farmer")
     assert listed(client, second)["farmer"]["status"] == "open"
+
+
+def test_a_file_is_reviewed_once_by_two_requests(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+):
+    file = send(client, "a.csv", b"occ1\nfarmer\n")
+    code(client, file, language="en")
+    both = threading.Barrier(2)
+    spied(monkeypatch, sources, "_read_cards", lambda *_: [both.wait(60)])
+    with ThreadPoolExecutor(2) as pool:
+        added = list(pool.map(client.app.state.desk.uploads.to_review, [file, file]))
+    assert added[0] == added[1]
+    assert len(client.get("/api/review").json()) == 2  # with that of --data
 
 
 def test_files_without_codes_are_not_reviewed(client: TestClient):

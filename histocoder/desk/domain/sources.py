@@ -70,6 +70,9 @@ class Sources:
 
         # the source with all its cards, or nothing of it
         with self._db.transaction():
+            # another request may have added it while this one read its cards
+            for row in self._db.rows("sources_of_content", content=content, digest=digest):
+                return self._source(row["id"])
             source = self._db.change(
                 "add_source",
                 name=name,
