@@ -21,7 +21,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     args = build_parser(FinetuneConfig, prog=prog).parse(argv)
     if args.corrections and args.dataset is None:
         _train_on_corrections(args)
-    if args.initial_checkpoint == BOX and args.titles == "auto":
+    learns_as_box = args.initial_checkpoint == BOX and not args.only_encoder
+    if learns_as_box and args.titles == "auto":
         args.titles = str(LEXICON)  # which the box has learned as well
     config = config_of(FinetuneConfig, args)
     with importing():

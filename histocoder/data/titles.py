@@ -15,7 +15,8 @@ from histocoder.data.cells import Cell
 from histocoder.data.examples import CODES_PREFIX, is_codes
 from histocoder.data.labelled_files import LabelledFiles
 from histocoder.errors import UserError, counted, shown
-from histocoder.formatters.classifications import HISCO_TITLES
+from histocoder.files import is_same_file
+from histocoder.formatters.classifications import HISCO_TITLES, LEXICON
 from histocoder.log import log
 from histocoder.tables.table import open_table
 from histocoder.text.languages import Language
@@ -39,20 +40,19 @@ def titles_to_learn(
     """Return titles in the languages of a table as checked rows with keys; None if there are none
     to learn from.
 
-    HISCO's are used by default if the table is coded by HISCO: a third of its codes have titles,
-    and half of the descriptions that are titles have the title's code. Titles that the table has as
+    The project's own are used if the table is coded by HISCO: a third of its codes have titles, and
+    half of the descriptions that are titles have the title's code. Titles that the table has as
     descriptions, or whose keys are in `beside`, are left out, so that none of them is validated on,
     or contradicts the table; so are those of codes that the files' key lacks, if there is one.
     Codes are read as those of the files, and those that do not fit are left out; a notice says how
     many the user's own file has.
 
-    Raises UserError if `config.titles` is a file that has no titles.
+    Raises UserError if `config.titles` is a file that has no titles, or no languages although the
+    table has several.
     """
-    if config.titles == "none" or len(rows) > _MAX_ROWS:
+    is_own = config.titles == "auto" or is_same_file(LEXICON, config.titles)
+    if config.titles == "none" or (is_own and len(rows) > _MAX_ROWS):
         return None
-
-    # languages that the table lacks are not what the model is to learn
-    titles = _read(config, files)
     kept_rows = rows.filter(rows["reason"].is_null())
     first_codes = kept_rows[next(filter(is_codes, rows.column_names))]
     coded_rows = pd.DataFrame(
@@ -62,10 +62,14 @@ def titles_to_learn(
             "code": first_codes.to_pylist(),
         }
     )
-    titles = titles[titles["lang"].isin(coded_rows["lang"].unique())]
 
-    # titles that the user names are taken as they are
-    if config.titles == "auto" and not _is_coded_by(titles, coded_rows):
+    # languages that the table lacks are not what the model is to learn
+    langs_of_table = coded_rows["lang"].unique().tolist()
+    titles = _read(config, files, langs_of_table, says_unfit=not is_own)
+    titles = titles[titles["lang"].isin(langs_of_table)]
+
+    # titles of the user's own are taken as they are
+    if is_own and not _is_coded_by(titles, coded_rows):
         return None
 
     # none is validated on, or contradicts the table
@@ -97,8 +101,12 @@ def _is_coded_by(titles: pd.DataFrame, coded_rows: pd.DataFrame) -> bool:
     return pairs.empty or agrees.mean() >= MIN_SHARE_AGREEING
 
 
-def _read(config: PrepareConfig, files: LabelledFiles) -> pd.DataFrame:
-    """Read titles as a DataFrame with the columns text, lang, code and key, of codes that fit."""
+def _read(
+    config: PrepareConfig, files: LabelledFiles, langs_of_table: list[str], *, says_unfit: bool
+) -> pd.DataFrame:
+    """Read titles as a DataFrame with the columns text, lang, code and key, of codes that fit; say
+    how many do not.
+    """
     path = HISCO_TITLES if config.titles == "auto" else Path(config.titles)
     file = open_table(path, ("title",), optional=["lang", *_CODE_COLUMNS, *config.target_cols])
     code_column = file.first_of((*config.target_cols, *_CODE_COLUMNS))
@@ -109,9 +117,14 @@ def _read(config: PrepareConfig, files: LabelledFiles) -> pd.DataFrame:
         )
 
     # without a column of languages, titles are in that of the table
+    if not file.has("lang") and len(langs_of_table) > 1:
+        raise UserError(
+            f"--titles {path} has no column lang, and the table has rows in several languages "
+            f"({', '.join(sorted(langs_of_table))}). Add the language of each title."
+        )
     table = file.read(["title", code_column, *filter(file.has, ["lang"])]).columns
     texts = table["title"].to_pylist()
-    langs = table["lang"].to_pylist() if "lang" in table else [config.language] * len(texts)
+    langs = table["lang"].to_pylist() if "lang" in table else langs_of_table * len(texts)
     titles = pd.DataFrame({"text": texts, "cell": table[code_column].to_pylist()})
     titles["lang"] = [Language(lang or "") for lang in langs]
     titles = titles.dropna(subset=["text", "cell"])
@@ -123,7 +136,7 @@ def _read(config: PrepareConfig, files: LabelledFiles) -> pd.DataFrame:
     fitting = {text: cell.codes[0] for text, cell in cells.items() if _is_one_code(cell)}
     titles["code"] = titles["cell"].map(fitting)
     is_left_out = titles["code"].isna()
-    if config.titles != "auto" and is_left_out.any():
+    if says_unfit and is_left_out.any():
         first = titles["cell"][is_left_out].iat[0]
         number = counted(int(is_left_out.sum()), "title has", "titles have")
         reason = cells[first].problem or "is not one code"

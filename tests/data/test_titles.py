@@ -20,7 +20,7 @@ from histocoder.data.prepare import prepare
 from histocoder.data.samplers import BatchIndices
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
-from histocoder.formatters.classifications import GROUPS, HISCO_TITLES, titles_of
+from histocoder.formatters.classifications import GROUPS, HISCO_TITLES, LEXICON, titles_of
 from histocoder.text.normalize import description_keys
 
 
@@ -123,6 +123,33 @@ def test_codes_of_titles_are_read_as_those_of_the_table(tmp_path: Path, logged: 
     (tmp_path / "padded").mkdir()
     padded = prepared(tmp_path / "padded", table, zero_pad_codes=True, **settings)[TITLES]
     assert padded.codes["hisco"].tolist() == ["01110", "53100", "61110"]
+
+
+def test_titles_without_languages_are_in_that_of_the_table(tmp_path: Path):
+    titles = write(tmp_path / "titles.csv", "title,code", "plough boy,A1", "ladle maker,B2")
+    rows = pd.DataFrame({"title": list("abcd"), "hisco": ["A1", "B2"] * 2, "lang": "da"})
+    settings = {"titles": str(titles), "language": "unk", "language_col": "lang"}
+    assert prepared(tmp_path, rows, **settings)[TITLES].langs == ["da", "da"]
+    (tmp_path / "other").mkdir()
+    rows["lang"] = ["da", "se"] * 2
+    with pytest.raises(UserError, match=r"no column lang, and the table has .* \(da, se\)\. Add"):
+        prepared(tmp_path / "other", rows, **settings)
+
+
+def test_titles_of_the_box_are_for_tables_of_hisco(tmp_path: Path):
+    rows = pd.DataFrame({"title": list("abcdefgh"), "hisco": ["craft", "trade"] * 4})
+    assert not len(prepared(tmp_path, rows, titles=str(LEXICON))[TITLES])
+    (tmp_path / "hisco").mkdir()
+    assert len(prepared(tmp_path / "hisco", titled("en"), titles=str(LEXICON))[TITLES])
+
+
+def test_a_large_table_learns_the_titles_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("histocoder.data.titles._MAX_ROWS", 3)
+    titles = write(tmp_path / "titles.csv", "title,code", "plough boy,A1")
+    rows = pd.DataFrame({"title": list("abcd"), "hisco": ["A1", "B2"] * 2})
+    assert prepared(tmp_path, rows, titles=str(titles))[TITLES].texts == ["plough boy"]
 
 
 def test_titles_weigh_less_than_rows(tmp_path: Path):
