@@ -242,4 +242,5 @@ def test_own_models_start_from_the_box(tmp_path: Path):
     assert not models.jobs[GIVEN].has_metrics
     own = models.correct(GIVEN, lambda path: path.write_text("occ1,checked,hisco_1\n"))
     assert own.id == "own-1" and own.words[0] == "--corrections"
+    models.jobs.stop()
     assert not Models(tmp_path / "models", device="cpu", precision="auto").box_is_in_use
