@@ -20,6 +20,19 @@ const NORMALIZATIONS = {
   lower2: (text) => lower(plainLetters(text)),
 };
 
+// What text/normalize.py does: HTML entities are decoded until nothing changes. The browser knows their names, and reads
+// the beginning of others, of which ";" is left.
+const paragraph = globalThis.document?.createElement("p");
+
+function withoutEntities(text) {
+  const decoded = text.replace(/&#?[0-9A-Za-z]+;/g, (entity) => {
+    paragraph.innerHTML = entity;
+    const characters = paragraph.textContent;
+    return characters.length > 2 && characters.endsWith(";") ? entity : characters;
+  });
+  return decoded === text ? text : withoutEntities(decoded);
+}
+
 // What text/characters.py does: no invisible characters, and usual letters for presentation forms.
 function plainLetters(text) {
   return Array.from(text.replace(INVISIBLE, ""), plainForm).join("");
@@ -52,8 +65,9 @@ export class Coder {
     this.session = session;
   }
 
-  // The k most probable codes of a description, each with its probability and meaning.
+  // The k most probable codes of a description, each with its probability and meaning; none of a blank one.
   async code(text, lang, k = 5) {
+    if (!lower(plainLetters(withoutEntities(text)))) return [];
     const { codes, descriptions, flat_loss } = this.config;
     const ids = BigInt64Array.from(this.characters(text, lang), BigInt);
     const input = new ort.Tensor("int64", ids, [1, ids.length]);
@@ -71,7 +85,7 @@ export class Coder {
   // Code points between CLS and SEP, padded as the encoder needs it; see tokenizers.trimmed_length.
   characters(text, lang) {
     const { max_len, pad_to, text_normalization } = this.config;
-    const joined = `${lang}[SEP]${NORMALIZATIONS[text_normalization](text)}`;
+    const joined = `${lang}[SEP]${NORMALIZATIONS[text_normalization](withoutEntities(text))}`;
     const points = Array.from(joined, (character) => character.codePointAt(0)).slice(0, max_len - 2);
     const length = pad_to ?? Math.min(max_len, 4 * (Math.ceil((points.length + 4) / 4) + 1));
     const ids = [CLS, ...points, SEP];

@@ -119,8 +119,8 @@ def named_groups(cells: Sequence[str | None]) -> np.ndarray:
     if are_numbers and numbers.nunique() > _MAX_NUMBERS:
         quantiles = pd.qcut(numbers, _NUM_RANGES, duplicates="drop")
         ranges = numbers.groupby(quantiles, observed=True)
-        low = ranges.transform("min").map("{:g}".format)
-        high = ranges.transform("max").map("{:g}".format)
+        low = ranges.transform("min").map("{:.15g}".format)
+        high = ranges.transform("max").map("{:.15g}".format)
         names = (low + "-" + high).where(numbers.notna())  # a blank cell is in no range
 
     # as many groups as a table can show

@@ -214,6 +214,8 @@ def test_groups_are_cells_or_ranges_of_numbers():
         "1890-1899",
         "(blank)",
     ]
+    dates = named_groups([str(18510101 + i) for i in range(50)])
+    assert [dates[0], dates[49]] == ["18510101-18510110", "18510141-18510150"]
     assert named_groups([f"parish {i}" for i in range(60)]).tolist().count("others") == 20
 
 

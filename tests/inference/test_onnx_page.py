@@ -68,7 +68,8 @@ def test_the_page_codes_as_python_does(tmp_path: Path):
         wait_until(
             lambda: driver.execute_script("return state.textContent") == "Type a description."
         )
-        for text in TEXTS:
+        entities = ("boot &amp;amp; shoe maker", "sm&oslash;rer", "&#230;ble", "&notit; smith")
+        for text in (*TEXTS, *entities):
             then = coder.predict(text, "en", mode="flat", threshold=0.0)
             driver.execute_script(TYPE, text)
             wait_until(lambda text=text: driver.execute_script("return answers.dataset.of") == text)
@@ -81,6 +82,9 @@ def test_the_page_codes_as_python_does(tmp_path: Path):
             np.testing.assert_allclose(
                 [float(row[1]) for row in rows[:width]], probabilities, atol=1e-3
             )
+        driver.execute_script(TYPE, "&nbsp;")
+        wait_until(lambda: driver.execute_script("return answers.dataset.of") == "&nbsp;")
+        assert driver.execute_script(READ) == []
     finally:
         driver.quit()
         server.shutdown()
