@@ -13,7 +13,17 @@ from typing import NamedTuple
 
 PAGE = Path(__file__).with_name("data.md")
 _MADE = re.compile(r"(?<=<!-- made by docs.cells -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
-ENTRANCES = ("train", "mixer", "evaluate", "known", "agreement", "corrections", "desk", "predict")
+ENTRANCES = (
+    "train",
+    "mixer",
+    "evaluate",
+    "known",
+    "agreement",
+    "corrections",
+    "apply",
+    "desk",
+    "predict",
+)
 NONE, REFUSED, LEFT_OUT = "no code", "refused", "left out"
 CODED, NOTICED = "a description", "a description, with a notice"
 """What `predict` takes a cell as that stands in the column of descriptions."""

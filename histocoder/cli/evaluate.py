@@ -36,7 +36,7 @@ from histocoder.evaluation.checked_file import (
 from histocoder.evaluation.evaluator import named_groups
 from histocoder.evaluation.review_file import Columns, review
 from histocoder.evaluation.summary import percent, points, table_of_shares
-from histocoder.formatters import MISSING
+from histocoder.formatters import MISSING, build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, files_of, training_files
 from histocoder.log import log
@@ -240,9 +240,11 @@ def _apply_decisions(config: ReviewFlags, columns: Columns, model: ModelConfig) 
     """Write the coded table with the codes of files that a person has filled in; of several for a
     row, the last.
     """
+    known = set(model.codes) - {MISSING}
+    system = build_formatter(**model.formatter).system
     decisions: dict[tuple[str, str], DecidedCodes] = {}
     for path in map(Path, config.apply or ()):
-        decisions |= read_decisions(path, columns, set(model.codes) - {MISSING})
+        decisions |= read_decisions(path, columns, known=known, system=system)
     output = Path(config.output)
     num_rows = write_checked(
         Path(config.predictions),

@@ -95,12 +95,12 @@ def column_of(
 
 
 def column_of_few(
-    cells: Sequence[str], *, known: Collection[str], system: CodeSystem
+    counts: Mapping[str, int], *, known: Collection[str], system: CodeSystem
 ) -> CodeColumn:
-    """Return how a few cells are written that a person gives beside the `known` codes of a
-    model.
+    """Return how a few cells are written that a person gives beside the `known` codes of a model,
+    from the number of cells of each text.
     """
-    column = column_of(Counter(cells), known=known, system=system)
+    column = column_of(counts, known=known, system=system)
     return replace(column, system=system, allow_short=any(is_short(code, system) for code in known))
 
 

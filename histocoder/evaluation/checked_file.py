@@ -19,7 +19,7 @@ from histocoder.checkpoints.run_folder import run_settings
 from histocoder.checkpoints.starter import STARTER
 from histocoder.classes.class_columns import Classes
 from histocoder.data.cells import CodeColumn
-from histocoder.data.code_columns import column_of, count_cells
+from histocoder.data.code_columns import column_of_few, count_cells
 from histocoder.data.labelled_files import CHECKED_COL, checked_tables
 from histocoder.errors import UserError, shown
 from histocoder.evaluation.review_file import (
@@ -31,6 +31,7 @@ from histocoder.evaluation.review_file import (
     text_keys,
 )
 from histocoder.files import finetune_command, from_here, is_same_file
+from histocoder.formatters import CodeSystem
 from histocoder.log import log
 from histocoder.tables.output import Form, check_kept, check_output, num_marked, write_table
 from histocoder.tables.table import CHUNK_ROWS, Table, TableFile, open_table, strings
@@ -58,13 +59,13 @@ _UNDECIDED = DecidedCodes(())
 
 
 def read_decisions(
-    path: Path, columns: Columns, known: Collection[str]
+    path: Path, columns: Columns, *, known: Collection[str], system: CodeSystem
 ) -> dict[tuple[str, str], DecidedCodes]:
     """Read the checked rows of a file that `histocoder review` wrote and a person has filled in.
 
     `columns` are those of the file: `run_input_col`, `run_language_col` and `target_cols`; `known`
-    are the codes of the model, beside which cells are read as in training. A checked row without a
-    code has no occupation, and a row without a language counts for all.
+    are the codes of the model, and `system` is their form, by which cells are read as in training.
+    A checked row without a code has no occupation, and a row without a language counts for all.
 
     Raises UserError if a column is missing, no row is checked, or a checked cell holds no code.
     """
@@ -78,7 +79,8 @@ def read_decisions(
     tables = list(checked_tables(file, names, log.info))
 
     # how the codes of all rows are written decides how a cell is read
-    code_column = column_of(count_cells(tables, code_cols), known=known)
+    counts = count_cells(tables, code_cols)
+    code_column = column_of_few(counts, known=known, system=system)
 
     # the last of several decisions on a description holds
     decisions: dict[tuple[str, str], DecidedCodes] = {}
@@ -111,12 +113,15 @@ def _read_codes(
         if cell.problem:
             file = table.file
             line = table.lines(np.array([row]))[0]
+            advice = "Correct it"
+            if cell.lacks_zeros:
+                advice = "Write its leading zeros, too"
             raise UserError(
                 f"{file.path}, {file.unit} {line}, column {name!r}: {shown(text)} {cell.problem}. "
-                "Correct it, or remove the mark."
+                f"{advice}, or remove the mark."
             )
         codes.extend(cell.codes)
-    return tuple(codes)
+    return tuple(dict.fromkeys(codes))
 
 
 def write_checked(

@@ -32,6 +32,8 @@ from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import prepare
 from histocoder.desk.domain.coding import Coding
 from histocoder.errors import UserError
+from histocoder.evaluation.checked_file import read_decisions
+from histocoder.evaluation.review_file import Columns
 from histocoder.evaluation.scores import code_sets
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
@@ -104,9 +106,14 @@ def agreed(path: Path, _: Coder) -> dict[str, list[str]]:
     return dict(zip(rows["text"], map(list, rows["codes"]), strict=True))
 
 
-def corrected(path: Path, coder: Coder) -> dict[str, list[str]]:
+def all_checked(path: Path) -> Path:
+    """A table of `table_of` whose rows are marked as right."""
     lines = path.read_text(encoding="utf-8").replace(",note", ",checked").splitlines()
-    checked = write(path.with_name("checked.csv"), lines[0], *(f"{line}x" for line in lines[1:]))
+    return write(path.with_name("checked.csv"), lines[0], *(f"{line}x" for line in lines[1:]))
+
+
+def corrected(path: Path, coder: Coder) -> dict[str, list[str]]:
+    checked = all_checked(path)
     config = PrepareConfig("t.csv", COLUMNS, language="en", corrections=(str(checked),))
     table = LabelledFiles((), COLUMNS, build_formatter("general", num_blocks=2))
     corrections = read_corrections(config, replace(table, known=coder.codes))
@@ -115,8 +122,16 @@ def corrected(path: Path, coder: Coder) -> dict[str, list[str]]:
     return dict(zip(rows["text"], map(list, code_sets(codes)), strict=True))
 
 
+def applied(path: Path, coder: Coder) -> dict[str, list[str]]:
+    columns = Columns("occ1", target_cols=COLUMNS)
+    decisions = read_decisions(
+        all_checked(path), columns, known=coder.codes, system=coder.formatter.system
+    )
+    return {key: list(decision.codes) for (key, _), decision in decisions.items()}
+
+
 READERS: dict[str, Read] = {"train": trained, "mixer": mixed, "evaluate": evaluated, "known": known}
-READERS |= {"agreement": agreed, "corrections": corrected}
+READERS |= {"agreement": agreed, "corrections": corrected, "apply": applied}
 
 
 @pytest.mark.parametrize("entrance", [name for name in ENTRANCES if name in READERS])

@@ -18,6 +18,7 @@ from histocoder.evaluation.checked_file import (
     write_checked,
 )
 from histocoder.evaluation.review_file import Columns
+from histocoder.formatters.code_system import HISCO
 
 CODED = (
     "id,occ1,lang,hisco_1,prob_1,desc_1,hisco_2,prob_2,desc_2,conf",
@@ -124,7 +125,7 @@ def test_cells_of_decisions_are_read_as_in_training(tmp_path: Path):
         "d,unk,ja,77610 & 61110,",
     )
     path = write(tmp_path / "review.csv", *lines)
-    decisions = read_decisions(path, COLUMNS, known={"61110", "77610"})
+    decisions = read_decisions(path, COLUMNS, known={"61110", "77610"}, system=HISCO)
     assert {key: decision.codes for key, decision in decisions.items()} == {
         ("a", "da"): ("61110",),
         ("b", ANY_LANGUAGE): (),
@@ -134,7 +135,25 @@ def test_cells_of_decisions_are_read_as_in_training(tmp_path: Path):
     with pytest.raises(
         UserError, match=r"review\.csv, line 2, column 'hisco_1': '61\.110' has a mark of thousands"
     ):
-        read_decisions(path, COLUMNS, known={"61110", "77610"})
+        read_decisions(path, COLUMNS, known={"61110", "77610"}, system=HISCO)
+
+
+@pytest.mark.parametrize("code", ["2110", "99999999", "7711O"])
+def test_codes_that_do_not_fit_are_not_applied(
+    code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], coded: Path
+):
+    model = save_tiny_model(tmp_path / "model")
+    review = write(tmp_path / "review.csv", "occ1,lang,checked,hisco_1", f"smed,da,x,{code}")
+    flags = ("--predictions", coded, "--apply", review, "--output", tmp_path / "final.csv")
+    message = mistake(capsys, "review", "--model", model, *flags)
+    assert f"{review}, line 2, column 'hisco_1': '{code}'" in message
+    assert not (tmp_path / "final.csv").exists()
+
+
+def test_a_code_that_is_given_twice_counts_once(tmp_path: Path):
+    path = write(tmp_path / "review.csv", "occ1,lang,checked,hisco_1,hisco_2", "a,da,x,61110,61110")
+    decisions = read_decisions(path, COLUMNS, known={"61110"}, system=HISCO)
+    assert decisions["a", "da"].codes == ("61110",)
 
 
 def test_a_file_in_which_nothing_is_checked(

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -138,7 +139,7 @@ class Coding:
         do not fit.
         """
         formatter = self.coder.formatter
-        column = column_of_few(codes, known=self.coder.codes, system=formatter.system)
+        column = column_of_few(Counter(codes), known=self.coder.codes, system=formatter.system)
         checked: list[str] = []
         for code in codes:
             cell = column.read(code)
