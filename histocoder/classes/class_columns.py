@@ -18,7 +18,10 @@ from histocoder.tables.header import named
 from histocoder.tables.table import strings
 
 _DECIMALS = 4
+_CLASS_SUFFIXES = ("prob",)
 _SCALE_SUFFIXES = ("mean", "sd", "share")
+NUMBER_SUFFIXES = _CLASS_SUFFIXES + _SCALE_SUFFIXES
+"""Suffixes of the columns of numbers behind a column of values."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class Classes:
         title.
         """
         if value in self.values.classes:
-            return ("prob",)
+            return _CLASS_SUFFIXES
         return _SCALE_SUFFIXES if value in self.values.scales else ()
 
     def append(self, table: pa.Table, likely: Mapping[str, pa.Array] | None = None) -> pa.Table:

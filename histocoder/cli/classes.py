@@ -1,21 +1,27 @@
 """`histocoder classes`: give the codes of a table social classes."""
 
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from histocoder.classes.class_columns import classes_of
+from histocoder.checkpoints.model_files import read_json
+from histocoder.classes.class_columns import NUMBER_SUFFIXES, Classes, classes_of
 from histocoder.classes.crosswalk import CODE_COL
-from histocoder.cli.flags import ClassesFlags
-from histocoder.config.prediction import QUALIFIERS
+from histocoder.classes.groups import system_of
+from histocoder.cli.arguments import parse
+from histocoder.cli.flags import ClassesFlags, PredictFlags
+from histocoder.config.prediction import LEVELS, QUALIFIERS, ClassOptions
 from histocoder.errors import UserError
+from histocoder.evaluation.review_file import AnswerColumns
 from histocoder.inference.provenance import provenance_file, write_provenance
 from histocoder.log import log
 from histocoder.tables.header import plain
 from histocoder.tables.output import Form, check_kept, check_new_columns, check_output, write_table
-from histocoder.tables.table import CHUNK_ROWS, TableFile, open_table
+from histocoder.tables.table import CHUNK_ROWS, TableFile, fingerprint, open_table
 
 
 def run_classes(config: ClassesFlags) -> None:
@@ -80,3 +86,94 @@ def _checked_size(output: Path, blocks: Iterator[pa.Table]) -> Iterator[pa.Table
         num_rows += len(block)
         check_output(output, num_rows=num_rows)
         yield block
+
+
+class CodedClasses(NamedTuple):
+    """Columns of classes that a coded file has."""
+
+    known: list[Classes]
+    """Classes and groups that can be computed for other codes."""
+    unknown_cols: list[str]
+    """Columns of others: their table of classes is not known, is missing or has changed."""
+
+
+def classes_of_coded(
+    file: TableFile,
+    answers: Sequence[AnswerColumns],
+    *,
+    codes: Collection[str],
+    attributes: Collection[str],
+) -> CodedClasses:
+    """Return the classes of a coded file, as its provenance and its columns tell.
+
+    `codes` and `attributes` are those of the model that coded it.
+    """
+    code_cols = [answer.code for answer in answers]
+    prefix = answers[0].prob.removesuffix("prob_1")
+    new_cols = file.header[file.header.index(code_cols[0]) :]
+    recorded = _recorded_classes(file.path)
+
+    # groups are known by their names; people may have deleted some of the columns
+    known = []
+    other_cols = set(new_cols)
+    for classes in (*recorded.known, *_groups_of(code_cols, codes, prefix=prefix)):
+        names = {field.name for field in classes.fields}
+        if names <= other_cols:
+            known.append(classes)
+            other_cols -= names
+
+    # other classes have numbers beside them, at least those of the first code
+    names_of_others = list(recorded.unknown_cols)
+    for name in new_cols:
+        has_numbers = any(f"{name}_{suffix}" in new_cols for suffix in NUMBER_SUFFIXES)
+        if has_numbers and name.removeprefix(prefix) not in attributes:
+            names_of_others.append(name)
+            for number in range(2, len(code_cols) + 1):
+                names_of_others.append(f"{name.removesuffix('_1')}_{number}")
+    unknown_cols = [name for name in dict.fromkeys(names_of_others) if name in other_cols]
+    return CodedClasses(known, unknown_cols)
+
+
+def _groups_of(
+    code_cols: Sequence[str], codes: Collection[str], *, prefix: str
+) -> Iterator[Classes]:
+    """Yield the groups that columns of codes may have, level by level."""
+    system = system_of(code_cols[0].removeprefix(prefix), codes)
+    levels: tuple[str, ...] = ()
+    if system == "hisco":
+        levels = LEVELS
+    elif system == "occ1950":
+        levels = LEVELS[:1]
+    for level in levels:
+        options = ClassOptions(levels=(level,))
+        yield from classes_of(code_cols, options, None, codes=codes, prefix=prefix, expect=False)
+
+
+def _recorded_classes(coded: Path) -> CodedClasses:
+    """Return the classes that the provenance of a coded file tells of."""
+    path = provenance_file(coded)
+    record = read_json(path) if path.is_file() else {}
+    sources = record.get("classes")
+    if not sources:
+        return CodedClasses([], [])
+    names = [name for source in sources for name in source["counts"]]
+
+    # the command has their settings, which another version of histocoder may not know
+    _, command, *words = shlex.split(record["command"])
+    flags: PredictFlags | ClassesFlags
+    try:
+        if command == "classes":
+            flags = parse(ClassesFlags, words)
+            table = flags.table
+        else:
+            flags = parse(PredictFlags, words)
+            table = flags.classes
+    except UserError:
+        return CodedClasses([], names)
+
+    # a table that is missing or has changed tells nothing
+    if table and not (Path(table).is_file() and fingerprint(table) == sources[0]["sha256"]):
+        table = None
+    code_cols = sources[0]["columns"]["codes"]
+    known = classes_of(code_cols, flags, table, codes=None, prefix=flags.columns, expect=False)
+    return CodedClasses(known, names)

@@ -18,6 +18,7 @@ from histocoder.checkpoints.run_files import (
     foreign_results,
 )
 from histocoder.checkpoints.run_folder import run_of, run_settings
+from histocoder.cli.classes import classes_of_coded
 from histocoder.cli.flags import CompareFlags, EvaluateFlags, KnownCodesFlags, ReviewFlags
 from histocoder.config import ModelConfig
 from histocoder.data.examples import HELD_OUT, TRAIN, VAL, Examples
@@ -34,7 +35,7 @@ from histocoder.evaluation.checked_file import (
     write_checked,
 )
 from histocoder.evaluation.evaluator import named_groups
-from histocoder.evaluation.review_file import Columns, review
+from histocoder.evaluation.review_file import Columns, answer_columns, open_coded, review
 from histocoder.evaluation.summary import percent, points, table_of_shares
 from histocoder.formatters import MISSING, build_formatter
 from histocoder.inference.coder import Coder
@@ -245,13 +246,25 @@ def _apply_decisions(config: ReviewFlags, columns: Columns, model: ModelConfig) 
     decisions: dict[tuple[str, str], DecidedCodes] = {}
     for path in map(Path, config.apply or ()):
         decisions |= read_decisions(path, columns, known=known, system=system)
+
+    # what follows from the codes follows from people's
+    coded = Path(config.predictions)
+    file = open_coded(coded, columns, sheet=config.sheet)
+    classes = classes_of_coded(
+        file,
+        answer_columns(file, columns.target_cols),
+        codes=known,
+        attributes=model.attributes,
+    )
     output = Path(config.output)
     num_rows = write_checked(
-        Path(config.predictions),
+        coded,
         output,
         decisions,
         columns,
         titles=model.descriptions,
+        classes=classes.known,
+        unknown_classes=classes.unknown_cols,
         sheet=config.sheet,
         raw=config.raw,
         overwrite=config.overwrite,
@@ -261,6 +274,12 @@ def _apply_decisions(config: ReviewFlags, columns: Columns, model: ModelConfig) 
         f"{counted(len(decisions), 'checked description', 'checked descriptions')}; the "
         "model's are in model_…."
     )
+    if classes.unknown_cols and num_rows:
+        log.info(
+            f"Notice: these rows have no {', '.join(classes.unknown_cols)}, whose table of classes "
+            "is not known, is missing or has changed. Add the columns again: histocoder classes "
+            f"--table TABLE --input {output} --columns new_ --output FILE."
+        )
 
 
 def run_review(config: ReviewFlags) -> None:

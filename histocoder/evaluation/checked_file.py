@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from histocoder.checkpoints.run_files import ARGS_FILE
 from histocoder.checkpoints.run_folder import run_settings
 from histocoder.checkpoints.starter import STARTER
-from histocoder.classes.class_columns import Classes
+from histocoder.classes.class_columns import NUMBER_SUFFIXES, Classes
 from histocoder.data.cells import CodeColumn
 from histocoder.data.code_columns import column_of_few, count_cells
 from histocoder.data.labelled_files import CHECKED_COL, checked_tables
@@ -132,6 +132,7 @@ def write_checked(
     *,
     titles: Mapping[str, str],
     classes: Sequence[Classes] = (),
+    unknown_classes: Sequence[str] = (),
     sheet: str | None = None,
     raw: bool = False,
     overwrite: bool = False,
@@ -142,7 +143,8 @@ def write_checked(
     Rows whose description was decided on get these codes, their `titles`, and no probabilities;
     `conf` stays that of the model's codes. Behind the file's columns come `checked_by` and
     `checked_at`, who decided and when, and `model_…`, the model's codes of all rows. `classes`
-    compute columns of classes again, which the file has already.
+    compute columns of classes again, which the file has already; the columns `unknown_classes`
+    become blank beside people's codes.
 
     Raises UserError where a column is missing, a description has more codes than the file has
     columns, or the output exists and `overwrite` is not set.
@@ -150,7 +152,7 @@ def write_checked(
     check_output(output, inputs=[coded], overwrite=overwrite)
     file = open_coded(coded, columns, sheet=sheet)
     check_kept(file, output)
-    writer = _Writer(file, decisions, columns, titles, classes)
+    writer = _Writer(file, decisions, columns, titles, classes, unknown_classes)
     write_table(output, writer.blocks(), Form.like(file, raw=raw))
     return writer.num_rows
 
@@ -165,11 +167,13 @@ class _Writer:
         columns: Columns,
         titles: Mapping[str, str],
         classes: Sequence[Classes],
+        unknown_classes: Sequence[str],
     ) -> None:
         self._file = file
         self._decisions = decisions
         self._titles = titles
         self._classes = classes
+        self._unknown_classes = unknown_classes
         self._text_col = file.column(columns.input_col)
         self._lang_col = language_column(file, columns)
         self._answers = answer_columns(file, columns.target_cols)
@@ -227,9 +231,13 @@ class _Writer:
         return decisions
 
     def _with_classes(self, block: pa.Table, is_decided: pa.Array) -> pa.Table:
-        """Return a block with classes of the new codes; expected values, which rest on the model,
-        become blank.
+        """Return a block with classes of the new codes; unknown ones, and expected values, which
+        rest on the model, become blank.
         """
+        nothing = [None] * len(block)
+        names_of_classes = list(self._unknown_classes)
+        for name in self._unknown_classes:
+            block = _replaced(block, name, is_decided, nothing)
         for classes in self._classes:
             names = [field.name for field in classes.fields]
             values = classes.append(block.filter(is_decided).drop_columns(names))
@@ -239,9 +247,12 @@ class _Writer:
             rows = pc.if_else(is_decided, positions, None)
             for name in names:
                 block = _replaced(block, name, is_decided, values[name].take(rows).to_pylist())
-                for end in ("prob", "mean", "sd", "share"):
-                    if f"{name}_{end}" in block.column_names:
-                        block = _replaced(block, f"{name}_{end}", is_decided, [None] * len(block))
+            names_of_classes += names
+
+        for name in names_of_classes:
+            for suffix in NUMBER_SUFFIXES:
+                if f"{name}_{suffix}" in block.column_names:
+                    block = _replaced(block, f"{name}_{suffix}", is_decided, nothing)
         return block
 
     def _free(self, name: str) -> str:

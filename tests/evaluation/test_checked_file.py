@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from archives import read
 from conftest import mistake, write
-from models import save_tiny_model
+from models import CODES, save_tiny_model
 
 from histocoder.classes.class_columns import classes_of
 from histocoder.cli.main import main
@@ -83,6 +83,58 @@ def test_classes_are_those_of_the_decided_codes(tmp_path: Path):
     write_checked(coded, tmp_path / "out.csv", decisions, Columns(), titles={}, classes=classes)
     written = read(tmp_path / "out.csv")[["hisco_1", "hisclass", "hisclass_prob"]]
     assert written.to_numpy().tolist() == [["83110", "7", ""], ["77610", "6", "0.7"]]
+
+
+@pytest.fixture
+def classed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A command that writes a coded file with classes and groups, and a decision on it, in the
+    current folder.
+    """
+    monkeypatch.chdir(tmp_path)
+    model = save_tiny_model(Path("model"))
+    write(Path("hsn.csv"), "hisco,hisclass", *(f"{code},9" for code in CODES), "83110,7")
+    write(Path("in.csv"), "occ1", "smed", "bonde")
+    flags = (
+        "--mode combined --levels major --classes hsn.csv --input in.csv --output coded.csv".split()
+    )
+    main(["predict", "--model", str(model), *flags])
+    write(Path("review.csv"), "occ1,checked,hisco_1", "smed,x,83110")
+    flags = "--predictions coded.csv --apply review.csv --output final.csv".split()
+    return ["review", "--model", str(model), *flags]
+
+
+CLASS_COLS = ["hisclass_1", "hisclass_1_prob", "major_1", "major_1_prob"]
+
+
+def test_review_applies_classes_of_the_decided_codes(classed: list[str]):
+    main(classed)
+    before = read(Path("coded.csv"))[CLASS_COLS]
+    after = read(Path("final.csv"))[CLASS_COLS]
+    assert after.loc[0].tolist() == ["7", "", "7/8/9", ""]
+    assert after.loc[1].tolist() == before.loc[1].tolist()
+
+
+@pytest.mark.parametrize("missing", ["hsn.csv", "coded.histocoder.json"])
+def test_classes_of_an_unknown_table_become_blank(
+    classed: list[str], missing: str, logged: list[str]
+):
+    Path(missing).unlink()
+    main(classed)
+    before = read(Path("coded.csv"))[CLASS_COLS]
+    after = read(Path("final.csv"))[CLASS_COLS]
+    assert after.loc[0].tolist() == ["", "", "7/8/9", ""]
+    assert after.loc[1].tolist() == before.loc[1].tolist()
+    assert "these rows have no hisclass_1, hisclass_2, whose table" in logged[-1]
+    assert "histocoder classes --table TABLE --input final.csv" in logged[-1]
+
+
+def test_classes_whose_column_was_deleted_stay_away(classed: list[str]):
+    coded = read(Path("coded.csv")).drop(columns="hisclass_2")
+    coded.to_csv("coded.csv", index=False)
+    main(classed)
+    final = read(Path("final.csv"))
+    assert final.loc[0, "hisclass_1"] == ""
+    assert "hisclass_2" not in final
 
 
 def test_more_codes_than_columns_are_refused(coded: Path, tmp_path: Path):
