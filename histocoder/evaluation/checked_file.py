@@ -307,26 +307,29 @@ def _distinct_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def next_step(model: str, corrections: Path, run: Path) -> str:
-    """Return what to do with corrections: the command that trains on them where the settings of the
-    run are known.
+    """Return what to do with corrections: the command that trains on them, and on those of earlier
+    rounds, where the settings of the run are known.
     """
+    # of several corrections of a description, training takes the last
+    paths = [*_corrections_of(run), *earlier_rounds(corrections, run), corrections]
+    rounds = _distinct_files(paths)
     if run.resolve() == STARTER.resolve():
         save_path = from_here(_free_folder(Path("own-model")))
-        words = ["--corrections", from_here(corrections), "--save-path", save_path]
+        words = ["--corrections", *map(from_here, rounds), "--save-path", save_path]
         return f"Then train a model of your own on them:\n{finetune_command(words)}"
-    settings = run_settings(run)
-    if not settings.get("dataset"):
+    dataset = run_settings(run).get("dataset")
+    if not dataset:
         return (
             "Then train on the corrections together with the model's training data: "
             "finetune.py --initial-checkpoint "
-            f"{model} --corrections {corrections} --dataset …, with the flags that "
+            f"{model} --corrections {' '.join(map(str, rounds))} --dataset …, with the flags that "
             "describe that table."
         )
-    save_path = from_here(_free_folder(run))
-    paths = _corrections_of(run)
-    paths.append(corrections)
-    words = words_to_correct(model, _distinct_files(paths), run)
-    words += ["--save-path", save_path]
+
+    # a model that was trained from the box has the first round as its table
+    new_rounds = [path for path in rounds if path.resolve() != Path(dataset).resolve()]
+    words = words_to_correct(model, new_rounds, run)
+    words += ["--save-path", from_here(_free_folder(run))]
     return f"Then train on the corrections:\n{finetune_command(words)}"
 
 

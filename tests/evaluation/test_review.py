@@ -192,3 +192,27 @@ def test_what_the_box_proposed_trains_a_model(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "own-model").mkdir()
     command = next_step("box", Path("review.csv"), STARTER).splitlines()[-1]
     assert command == "histocoder finetune --corrections review.csv --save-path own-model-2"
+
+
+@pytest.fixture
+def rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a first round of review, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", PROGRAMS)
+    (tmp_path / "review.csv").write_text("occ1,checked,hisco_1\nsmed,x,83110\n")
+    (tmp_path / "run").mkdir()
+    return tmp_path
+
+
+@cases(
+    ("model", "settings", "expected"),
+    ("box", "", "finetune --corrections review.csv review-2.csv --save-path"),
+    ("run", "dataset: my.csv", "--corrections review.csv review-2.csv --save-path"),
+    ("run", "dataset: review.csv", "--corrections review-2.csv --save-path"),
+    ("run", "{}", "--corrections review.csv review-2.csv --dataset"),
+)
+def test_a_second_round_trains_on_the_first(rounds: Path, model: str, settings: str, expected: str):
+    run = STARTER if model == "box" else rounds / "run"
+    if model == "run":
+        (run / "args.yaml").write_text(settings)
+    assert expected in next_step(model, Path("review-2.csv"), run)
