@@ -319,12 +319,9 @@ def checked_tables(
         yield from file.tables(columns)
         return
 
-    # marks differ between people, and are compared whatever their case
     num_rows = num_checked = 0
     for table in file.tables([*columns, name]):
-        coded = table.columns[name].fill_null("").dictionary_encode()
-        marks = [mark.strip().casefold() for mark in coded.dictionary.to_pylist()]
-        is_checked = np.array([mark in _YES for mark in marks])[coded.indices]
+        is_checked = _are_checked(table.columns[name])
         num_rows += len(table)
         num_checked += int(is_checked.sum())
         yield table.filter(is_checked)
@@ -340,6 +337,23 @@ def checked_tables(
         f"{file.path}: {num_checked:,} checked rows are used; {unchecked:,} unchecked rows "
         "are ignored."
     )
+
+
+def num_checked_rows(path: Path) -> int:
+    """Return how many rows of a table are checked; 0 for one without a column `checked`."""
+    file = open_table(path, (), optional=(CHECKED_COL,))
+    name = _checked_column(file)
+    if name is None:
+        return 0
+    return sum(int(_are_checked(table.columns[name]).sum()) for table in file.tables([name]))
+
+
+def _are_checked(column: pa.Array) -> np.ndarray:
+    """Return which of n marks mean that their row is checked, of shape (n,)."""
+    # marks differ between people, and are compared whatever their case
+    coded = column.fill_null("").dictionary_encode()
+    marks = [mark.strip().casefold() for mark in coded.dictionary.to_pylist()]
+    return np.array([mark in _YES for mark in marks], dtype=bool)[coded.indices]
 
 
 def _checked_column(file: TableFile) -> str | None:

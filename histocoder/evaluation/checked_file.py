@@ -20,7 +20,7 @@ from histocoder.checkpoints.starter import STARTER
 from histocoder.classes.class_columns import NUMBER_SUFFIXES, Classes
 from histocoder.data.cells import CodeColumn
 from histocoder.data.code_columns import column_of_few, count_cells
-from histocoder.data.labelled_files import CHECKED_COL, checked_tables
+from histocoder.data.labelled_files import CHECKED_COL, checked_tables, num_checked_rows
 from histocoder.errors import UserError, shown
 from histocoder.evaluation.review_file import (
     ANY_LANGUAGE,
@@ -289,10 +289,11 @@ def earlier_rounds(output: Path, run: Path) -> list[Path]:
         for number in range(2, int(name["round"])):
             paths.append(output.with_name(f"{name['stem']}-{number}{name['suffix']}"))
 
-    # those in which people have marked rows
+    # those in which people have checked rows; what is not a table has no marks
     rounds = []
     for path in _distinct_files(paths):
-        if path.is_file() and not is_same_file(path, output) and num_marked(path):
+        is_earlier = path.is_file() and not is_same_file(path, output)
+        if is_earlier and num_marked(path) and num_checked_rows(path):
             rounds.append(path)
     return rounds
 

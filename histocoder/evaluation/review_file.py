@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from histocoder.data.labelled_files import CHECKED_COL
+from histocoder.data.labelled_files import CHECKED_COL, checked_tables
 from histocoder.errors import UserError, counted, shown
 from histocoder.inference.predictions import attribute_columns, code_columns
 from histocoder.log import log
@@ -63,7 +63,7 @@ def review(
     the rows that are right. It has columns of descriptions, languages, `checked` (blank), codes as
     predicted, their meanings, attributes and alternatives where the predictions have them, `conf`,
     and `times`. `raw` leaves texts as they are that a spreadsheet would run. Descriptions that are
-    marked in the files `decided_in`, of the same form, are left out.
+    checked in the files `decided_in`, of the same form, are left out.
 
     Raises UserError where a column is missing, or the output exists and `overwrite` is not set or
     people have marked rows in it.
@@ -89,26 +89,25 @@ def review(
 
 
 def _undecided(table: pd.DataFrame, decided_in: Sequence[Path], columns: Columns) -> pd.DataFrame:
-    """Return the rows of a table to correct whose descriptions no earlier file marks; say how many
-    these mark.
+    """Return the rows of a table to correct whose descriptions are checked in no earlier file; say
+    how many are.
     """
     if not decided_in:
         return table
     text_col = columns.text_to_write
     lang_col = columns.lang_to_write
 
-    # marked rows are decided, whatever their codes
+    # checked rows are decided, whatever their codes
     decided: set[tuple[str, str]] = set()
     for path in decided_in:
         file = open_table(path, [text_col, CHECKED_COL], optional=(lang_col,))
-        names = [name for name in (text_col, CHECKED_COL, lang_col) if file.has(name)]
-        cells = file.read(names).columns
-        is_marked = cells[CHECKED_COL].is_valid()
-        langs = None
-        if lang_col in cells:
-            langs = cells[lang_col].filter(is_marked).to_pylist()
-        texts = cells[text_col].filter(is_marked).to_pylist()
-        decided.update(text_keys(texts, langs, unknown=ANY_LANGUAGE))
+        names = [name for name in (text_col, lang_col) if file.has(name)]
+        for rows in checked_tables(file, names, lambda _: None):
+            langs = None
+            if lang_col in names:
+                langs = rows.columns[lang_col].to_pylist()
+            texts = rows.columns[text_col].to_pylist()
+            decided.update(text_keys(texts, langs, unknown=ANY_LANGUAGE))
 
     # a decision without a language counts for all
     texts = _cells_or_none(table[text_col])

@@ -101,8 +101,8 @@ def check_output(
 
 
 def num_marked(path: Path) -> int:
-    """Return how many rows of a table people have marked as right; 0 for what is not a table with
-    such a column.
+    """Return how many rows of a table people have marked, in whatever way; 0 for what is not a
+    table with such a column.
     """
     try:
         file = open_table(path, (), optional=(MARK_COL,))

@@ -194,6 +194,21 @@ def test_what_the_box_proposed_trains_a_model(tmp_path: Path, monkeypatch: pytes
     assert command == "histocoder finetune --corrections review.csv --save-path own-model-2"
 
 
+def test_marks_that_mean_no_leave_nothing_out(tmp_path: Path):
+    (tmp_path / "coded.csv").write_text(CODED)
+    marks = "smed,no,83110\nbonde,later,61110\ndreng,0,\npige,X,99930\n"
+    (tmp_path / "review.csv").write_text(f"occ1,checked,hisco_1\n{marks}")
+    output = tmp_path / "review-2.csv"
+    rounds = earlier_rounds(output, tmp_path)
+    chosen = review(tmp_path / "coded.csv", output, budget=9, decided_in=rounds)
+    assert chosen["occ1"].tolist() == ["smed", "bonde", "dreng"]
+
+
+def test_a_round_without_a_checked_row_is_none(tmp_path: Path):
+    (tmp_path / "review.csv").write_text("occ1,checked,hisco_1\nsmed,?,83110\n")
+    assert earlier_rounds(tmp_path / "review-2.csv", tmp_path) == []
+
+
 @pytest.fixture
 def rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a first round of review, which is the current one."""
