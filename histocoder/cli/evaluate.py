@@ -22,7 +22,6 @@ from histocoder.cli.classes import classes_of_coded
 from histocoder.cli.flags import CompareFlags, EvaluateFlags, KnownCodesFlags, ReviewFlags
 from histocoder.config import ModelConfig
 from histocoder.data.examples import HELD_OUT, TRAIN, VAL, Examples
-from histocoder.data.hashes import are_among
 from histocoder.data.labelled_files import other_cells
 from histocoder.data.labels import rules_of
 from histocoder.errors import UserError, counted
@@ -34,7 +33,7 @@ from histocoder.evaluation.checked_file import (
     read_decisions,
     write_checked,
 )
-from histocoder.evaluation.evaluator import named_groups
+from histocoder.evaluation.evaluator import are_learned, named_groups
 from histocoder.evaluation.review_file import Columns, answer_columns, open_coded, review
 from histocoder.evaluation.summary import percent, points, table_of_shares
 from histocoder.formatters import MISSING, build_formatter
@@ -64,6 +63,7 @@ def run_evaluate(config: EvaluateFlags) -> None:
     folder = local_folder(config.model)
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision)
     examples = _coded_rows(config, coder)
+    _say_learned(coder, examples, config.model)
     baselines = _baselines(config, coder, examples, folder)
     groups = {}
     for name in config.group_col or ():
@@ -190,7 +190,6 @@ def _baselines(
             f"--baselines needs the training data, and {run} has none. Add --train-data FILE."
         )
     else:
-        _say_learned(coder, examples, config.model)
         return None
 
     # the linear model is fitted when it is asked for, however long that takes
@@ -206,10 +205,7 @@ def _baselines(
 
 def _say_learned(coder: Coder, examples: Examples, name: str) -> None:
     """Say how many descriptions a model was trained on, as far as it has a record of them."""
-    trained_on = coder.model.trained_on
-    if trained_on is None:
-        return
-    num_learned = int(are_among(examples.texts, trained_on.cpu().numpy()).sum())
+    num_learned = int(are_learned(coder, examples.texts).sum())
     if num_learned:
         log.info(
             f"Notice: {name} was trained on {num_learned:,} of these {len(examples):,} "

@@ -101,7 +101,8 @@ def evaluate(
         metrics.by_group[name] = scores.scores_by_group(right, conf, examples.texts, names)
 
     if baselines is not None:
-        _compare_with_training(metrics, rows, row_scores, baselines)
+        is_learned = are_learned(coder, examples.texts)
+        _compare_with_training(metrics, rows, row_scores, baselines, is_learned=is_learned)
     return Evaluation(metrics, rows)
 
 
@@ -134,14 +135,37 @@ def seen_groups(times: Sequence[float]) -> pd.Series:
     return pd.cut(pd.Series(times, dtype=float), _SEEN_EDGES, labels=_SEEN_GROUPS)
 
 
+def are_learned(coder: Coder, texts: Sequence[str]) -> np.ndarray:
+    """Return which of n descriptions a model has a record of having been trained on, of shape
+    (n,).
+    """
+    trained_on = coder.model.trained_on
+    if trained_on is None:
+        return np.zeros(len(texts), dtype=bool)
+    return are_among(texts, trained_on.cpu().numpy())
+
+
 def _compare_with_training(
-    metrics: EvaluationMetrics, rows: pd.DataFrame, row_scores: pd.DataFrame, baselines: Baselines
+    metrics: EvaluationMetrics,
+    rows: pd.DataFrame,
+    row_scores: pd.DataFrame,
+    baselines: Baselines,
+    *,
+    is_learned: np.ndarray,
 ) -> None:
     """Add scores by how often codes and descriptions were seen in training, and those of simple
     methods.
+
+    `is_learned`, of shape (n,), says on which descriptions the model was trained, also before
+    these training data.
     """
     keys = description_keys(rows["text"].tolist())
-    texts_seen = [baselines.texts_seen[key] for key in keys]
+    texts_seen: list[float] = []
+    for key, was_learned in zip(keys, is_learned, strict=True):
+        times = baselines.texts_seen[key]
+
+        # how often training data before these had it is not known
+        texts_seen.append(np.nan if was_learned and not times else times)
 
     # a row is as hard as its rarest code
     codes_seen = []
@@ -245,10 +269,9 @@ def gain(
     right on it; `after` has not been trained on `held_out`. The comparison favours a model before
     that was trained on validation data.
     """
-    trained_on = before.model.trained_on
     has_seen = before.model.config.fitted_to_validation
-    if trained_on is not None:
-        has_seen = bool(are_among(validation.texts, trained_on.cpu().numpy()).any())
+    if before.model.trained_on is not None:
+        has_seen = bool(are_learned(before, validation.texts).any())
     metrics = CorrectionMetrics(has_seen, _gain(validation, right_rows(before, validation), right))
     if held_out is not None:
         metrics.held_out = _gain(

@@ -20,6 +20,7 @@ from models import CODES, tiny_model
 from histocoder.checkpoints.model_files import save_config, save_model
 from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.cli.main import main
+from histocoder.data.hashes import text_hashes
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel
 
@@ -298,6 +299,19 @@ def test_evaluate_compares_with_simple_methods(
         assert (
             "Comparison with simple methods" in page and ("Linear model on" in page) is has_linear
         )
+
+
+def test_evaluate_says_what_the_model_was_trained_on(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    trained = tiny_model()
+    trained.has_learned(torch.from_numpy(text_hashes(["farmer", "miner"])))
+    best = tmp_path / "trained"
+    save_model(best, trained.config, trained.state_dict(), tokenizer=trained.tokenizer)
+    other = write(tmp_path / "other.csv", "occ1,hisco_1", "cook,53100")
+    for flags in ((), ("--train-data", other)):
+        evaluate(best, data, *flags)
+        assert f"Notice: {best} was trained on 1 of these" in capsys.readouterr().out
 
 
 def test_simple_methods_learn_all_that_the_model_has(

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from models import SIX_CODES, few_examples, tiny_coder
@@ -17,6 +18,7 @@ from sklearn.preprocessing import MultiLabelBinarizer
 from sklearn.svm import LinearSVC
 
 from histocoder.data.examples import Examples
+from histocoder.data.hashes import text_hashes
 from histocoder.errors import UserError
 from histocoder.evaluation import scores
 from histocoder.evaluation.baselines import Baselines, difference_interval, linear_codes
@@ -161,6 +163,16 @@ def test_evaluation_counts_rows_and_descriptions(evaluation: Evaluation):
     assert num_rows(metrics.answer.by_language) == {"da": 2, "en": 4}
     assert num_rows(metrics.answer.by_text_seen) == {"0": 4, "2-5": 2}
     assert num_rows(metrics.answer.by_code_seen) == {"0": 1, "1": 2, "21-100": 2}
+
+
+def test_learned_descriptions_are_not_seen_0_times():
+    coder = tiny_coder()
+    coder.model.has_learned(torch.from_numpy(text_hashes(["Cobbler.", "farmer"])))
+    examples = few_examples()
+    baselines = Baselines(examples, Known(), max_size=0)
+    baselines.add(examples.take(np.array([0])))
+    evaluation = evaluate(coder, examples, baselines=baselines)
+    assert num_rows(evaluation.metrics.answer.by_text_seen) == {"0": 3, "1": 2}
 
 
 def test_production_counts_each_description_once(evaluation: Evaluation):
