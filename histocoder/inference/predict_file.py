@@ -292,16 +292,18 @@ class RowCounter:
         if self._has_conf:
             conf = block[self._conf].to_numpy()
             is_answered = ~np.isnan(conf)
-        self._counts["rows"] += len(block)
-        self._counts["coded"] += int(is_coded.sum())
-        self._counts["unsure"] += int((is_answered & ~is_coded).sum())
-        self._counts["blank"] += int((~is_answered).sum())
-
-        # The confidence of a known row is a share of rows, and says nothing of the model.
         is_known = np.zeros_like(is_coded)
         if self._has_source:
             is_known = pc.equal(block[self._source], "known").fill_null(False).to_numpy()
             self._counts["known"] += int(is_known.sum())
+
+        # A known row without a code has no occupation, which the model was not asked.
+        self._counts["rows"] += len(block)
+        self._counts["coded"] += int(is_coded.sum())
+        self._counts["unsure"] += int((is_answered & ~is_coded & ~is_known).sum())
+        self._counts["blank"] += int((~is_answered).sum())
+
+        # The confidence of a known row is a share of rows, and says nothing of the model.
         if self._has_conf:
             for name, rows in (("answered", is_answered), ("coded", is_coded)):
                 is_by_model = rows & ~is_known

@@ -148,6 +148,16 @@ def test_provenance_counts_the_rows(folder: Path, model: Path):
     (model.parent / "metrics.json").unlink()
 
 
+def test_the_model_is_not_unsure_of_known_rows(folder: Path):
+    write(Path("in.csv"), "occ1,lang", "smed,da", "hustru,da", "bonde,da")
+    marked = ("smed,da,x,83110", "smed,da,x,61110", "hustru,da,x,")
+    write(Path("known.csv"), "occ1,lang,checked,hisco_1", *marked)
+    told = predict("--known", "known.csv", "--min-confidence", 1)
+    assert read(Path("coded.csv"))["hisco_1"].tolist() == ["83110", "", ""]
+    assert told["counts"] == {"rows": 3, "coded": 1, "unsure": 1, "blank": 0, "known": 2}
+    assert "the model gives no code to 1 row, since its confidence is below 1." in told["methods"]
+
+
 def test_provenance_where_no_codes_are_given(folder: Path):
     told = predict("--mode", "full")
     assert (
