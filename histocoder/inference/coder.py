@@ -26,9 +26,8 @@ from histocoder.checkpoints.model_files import (
 from histocoder.checkpoints.occcanine import model_from_occcanine
 from histocoder.checkpoints.starter import BOX
 from histocoder.config import PredictOptions
-from histocoder.config.model import ALL_LANGUAGES
 from histocoder.errors import UserError
-from histocoder.inference.confidence import elsewhere, say_little_known
+from histocoder.inference.confidence import with_other_sources
 from histocoder.inference.decoding import BatchPredictor
 from histocoder.inference.descriptions import Descriptions, Inputs, Langs, Texts, make_batches
 from histocoder.inference.predictions import Prediction, RankedPrediction
@@ -338,10 +337,7 @@ class Coder:
         prediction = prediction.take(descriptions.rows)
         scales = self.model.config.confidence
         if scales and options.mode == self.mode and descriptions.texts:
-            say_little_known(descriptions.langs, scales)
-            langs = np.array([*descriptions.langs, ALL_LANGUAGES], dtype=object)
-            conf = elsewhere(prediction.conf, langs[descriptions.rows], scales)
-            prediction = prediction._replace(conf=conf)
+            prediction = with_other_sources(prediction, descriptions, scales)
         prediction.drop_unsure(options.min_confidence)
         return prediction
 

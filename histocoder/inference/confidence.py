@@ -7,12 +7,32 @@ import numpy as np
 
 from histocoder.config.model import ALL_LANGUAGES
 from histocoder.errors import Notice, warn_user
+from histocoder.inference.descriptions import Descriptions
+from histocoder.inference.predictions import Prediction
 from histocoder.text.languages import NAMES, Language
 
 _LEAST_DOUBT = 1e-6  # least probability on either side of odds
 MAX_AGREEMENT = 0.88
 """Share of titles that coders of different archives code alike, at most: no confidence is higher."""
 MIN_KNOWN_TITLES = 2_000  # of a language, below which a model knows little of it
+
+
+def with_other_sources(
+    prediction: Prediction,
+    descriptions: Descriptions,
+    scales: Mapping[str, Mapping[str, float]],
+) -> Prediction:
+    """Return the prediction of each row with the confidence that holds in other sources, and say of
+    which languages a model knows little.
+
+    See `elsewhere` for `scales`.
+    """
+    say_little_known(descriptions.langs, scales)
+
+    # The last language is that of a missing description, whose index is -1.
+    langs = np.array([*descriptions.langs, ALL_LANGUAGES], dtype=object)
+    conf = elsewhere(prediction.conf, langs[descriptions.rows], scales)
+    return prediction._replace(conf=conf)
 
 
 def elsewhere(

@@ -11,6 +11,7 @@ import pandas as pd
 from histocoder.config import ModelConfig, PredictOptions
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
+from histocoder.inference.confidence import with_other_sources
 from histocoder.inference.descriptions import Descriptions, Inputs, Langs, Texts, make_batches
 from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Attribute, Prediction
 from histocoder.text.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer
@@ -142,6 +143,10 @@ class OnnxCoder:
         ):
             prediction.write(inputs.rows, self._code(inputs, mode))
         prediction = prediction.take(descriptions.rows)
+
+        # A model has measured its confidence in its own mode alone, which may need the decoder.
+        if config.confidence and mode == config.mode and descriptions.texts:
+            prediction = with_other_sources(prediction, descriptions, config.confidence)
         prediction.drop_unsure(min_confidence)
         frame = prediction.frame(config)
         if isinstance(texts, pd.Series):

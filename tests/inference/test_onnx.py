@@ -19,7 +19,7 @@ from models import CODES, config_of, few_examples, save_tiny_model, tiny_model
 
 pytest.importorskip("onnxruntime")
 from histocoder import Coder
-from histocoder.checkpoints.model_files import as_saved
+from histocoder.checkpoints.model_files import as_saved, save_config
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.inference import onnx_export
@@ -158,6 +158,28 @@ def test_graphs_answer_as_the_model_without_decoder(
     for mode in ("greedy", "topk", "full"):
         with pytest.raises(UserError, match=f"The mode {mode} needs the decoder"):
             graphs.predict("farmer", mode=mode)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["flat", "greedy"])
+def test_graphs_have_the_models_confidence(
+    exported: Callable[[str], tuple[Coder, Path]], tmp_path: Path, mode: str
+):
+    coder, folder = exported("canine")
+    folder = shutil.copytree(folder, tmp_path / "onnx")
+    scales = {"da": {"slope": 0.5, "intercept": -1.0}, "*": {"slope": 1.0, "intercept": 0.5}}
+    scaled = copy.copy(coder.model)
+    scaled.config = replace(scaled.config, mode=mode, confidence=scales)
+    save_config(folder, scaled.config)
+    texts, langs = [*TEXTS, None], ["da", *["en"] * len(TEXTS)]
+    original = Coder(scaled, "cpu")
+    least = original.predict(texts, langs, mode="flat")["conf"].mean()
+    then, now = (
+        one.predict(texts, langs, mode="flat", min_confidence=least)
+        for one in (original, OnnxCoder(folder, num_threads=1))
+    )
+    pd.testing.assert_frame_equal(then, now, atol=1e-3, rtol=0, check_dtype=False)
+    assert 0 < now["hisco_1"].count() < len(TEXTS)
 
 
 @pytest.mark.slow
