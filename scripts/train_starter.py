@@ -17,7 +17,6 @@ import importlib.util
 import random
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from finish_starter import SCALES, VERSION, finish, finished, measure_elsewhere
 from text_unidecode import unidecode
@@ -40,8 +39,6 @@ TABLES = {  # file -> language, where the file has no column of it
     "multilingual_titles": None,
     "swedish_spellings": "se",
 }
-ARCHIVES = ("english_occupations", "swedish_titles", "dutch_titles")
-"""Tables that people coded from sources, which the project's own titles give way to."""
 SHARE_ROUGH = 0.35
 """Share of their titles of which a rough row is made as well."""
 ALIASES = {"nn": "no"}
@@ -66,45 +63,16 @@ def read_table(path: Path, *, source: str, lang: str | None = None) -> pd.DataFr
     return rows[(rows["occ1"] != "") & (rows["hisco_1"] != "")]
 
 
-def uncontradicted(rows: pd.DataFrame, by: pd.DataFrame) -> pd.DataFrame:
-    """Return rows without the occupations to whose description other rows of the language give
-    other codes only.
-
-    People without an occupation stay: archives differ in whether they code them at all.
-    """
-    by_keys = description_keys(by["occ1"].tolist())
-    listed = set(zip(by["lang"], by_keys, strict=True))
-    listed_codes = set(zip(by["lang"], by_keys, by["hisco_1"], strict=True))
-
-    keys = description_keys(rows["occ1"].tolist())
-    is_listed = [pair in listed for pair in zip(rows["lang"], keys, strict=True)]
-    with_codes = zip(rows["lang"], keys, rows["hisco_1"], strict=True)
-    is_agreed = np.array([row in listed_codes for row in with_codes], dtype=bool)
-
-    is_occupation = ~rows["hisco_1"].str.startswith(NO_OCCUPATION)
-    is_contradicted = np.array(is_listed, dtype=bool) & ~is_agreed & is_occupation
-    print(f"{is_contradicted.sum():,} rows of {rows['source'].iat[0]} are contradicted")
-    return rows[~is_contradicted]
-
-
 def read_mixture(tables: Path | None) -> pd.DataFrame:
-    """Return the rows of all sources, with the keys of their descriptions.
-
-    Own titles give way to what an archive's table says of the same description.
-    """
-    lexicon = read_table(LEXICON, source="lexicon")
-    two = read_table(TWO_OCCUPATIONS, source="two")
-    parts = []
+    """Return the rows of all sources, with the keys of their descriptions."""
+    own = [read_table(LEXICON, source="lexicon"), read_table(TWO_OCCUPATIONS, source="two")]
+    parts = list(own)
     for name, lang in TABLES.items():
         if tables and (tables / f"{name}.csv").is_file():
-            table = read_table(tables / f"{name}.csv", source=name, lang=lang)
-            parts.append(table)
-            if name in ARCHIVES:
-                lexicon = uncontradicted(lexicon, table)
+            parts.append(read_table(tables / f"{name}.csv", source=name, lang=lang))
 
-    titles = pd.concat([lexicon, two])
-    titles = titles.drop_duplicates(["occ1", "lang"]).reset_index(drop=True)
-    parts += [lexicon, two, rough_rows(titles.sample(frac=SHARE_ROUGH, random_state=0), seed=0)]
+    titles = pd.concat(own).drop_duplicates(["occ1", "lang"]).reset_index(drop=True)
+    parts.append(rough_rows(titles.sample(frac=SHARE_ROUGH, random_state=0), seed=0))
     rows = pd.concat(parts, ignore_index=True)
     rows = pd.concat([rows, plain_rows(rows, seed=0)], ignore_index=True)
     rows["key"] = description_keys(rows["occ1"].tolist())
