@@ -289,7 +289,7 @@ def run_review(config: ReviewFlags) -> None:
     columns = Columns(
         config.input_col,
         config.language_col,
-        target_cols=model.target_cols,
+        target_cols=model.written_cols,
         run_input_col=settings.get("input_col"),
         run_language_col=settings.get("language_col"),
     )
@@ -308,4 +308,4 @@ def run_review(config: ReviewFlags) -> None:
         raw=config.raw,
         decided_in=earlier_rounds(output, run),
     )
-    log.info(next_step(config.model, output, run))
+    log.info(next_step(config.model, output, run, written_cols=model.written_cols))

@@ -144,6 +144,13 @@ class ModelConfig:
         return [*self.target_cols[:width], *further]
 
     @property
+    def written_cols(self) -> tuple[str, ...]:
+        """Names of the columns of all codes that the model may write, which are more than the
+        target columns if the model that it was trained from wrote more.
+        """
+        return tuple(self.code_columns(self.formatter["num_blocks"]))
+
+    @property
     def default_threshold(self) -> float:
         """Probability from which further classes count, if none was tuned."""
         return DEFAULT_THRESHOLDS[self.flat_loss]

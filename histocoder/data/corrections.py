@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import ATTRIBUTES_PREFIX, LANG_COL, NO_SPLIT, SPLITS, TRAIN, is_codes
-from histocoder.data.labelled_files import CHECKED_COL, LabelledFiles
-from histocoder.errors import counted
+from histocoder.data.labelled_files import CHECKED_COL, LabelledFiles, checked_tables
+from histocoder.data.labels import more_names
+from histocoder.errors import UserError, counted
 from histocoder.formatters import MISSING
 from histocoder.log import log
-from histocoder.tables.table import open_table
+from histocoder.tables.table import TableFile, open_table
 from histocoder.text.languages import Language
 from histocoder.text.normalize import description_keys
 from histocoder.text.tokenizers import UNKNOWN
@@ -153,6 +154,19 @@ class Corrections:
         return pa.RecordBatch.from_pandas(rows, self._schema, preserve_index=False)
 
 
+def _refuse_further_codes(file: TableFile, target_cols: tuple[str, ...]) -> None:
+    """Raise a UserError if a file has codes in a column that follows the target columns."""
+    names = more_names(target_cols, len(target_cols) + 1)
+    if not file.has(names[-1]):
+        return
+    for table in checked_tables(file, names[-1:], lambda _: None):
+        if len(table.columns[names[-1]].drop_null()):
+            raise UserError(
+                f"{file.path} has codes in {names[-1]!r}, too, which --target-cols does not name.",
+                target_cols=names,
+            )
+
+
 def read_corrections(config: PrepareConfig, corrected_files: LabelledFiles) -> Corrections:
     """Read the files of `--corrections`, as `histocoder review` writes them and a person fills them
     in; without any, no description is corrected.
@@ -167,6 +181,7 @@ def read_corrections(config: PrepareConfig, corrected_files: LabelledFiles) -> C
     language_col = config.column_of_languages
     for path in map(Path, config.corrections or ()):
         file = open_table(path, [config.input_col, CHECKED_COL, config.target_cols[0]])
+        _refuse_further_codes(file, config.target_cols)
         has_language = language_col is not None and file.has(language_col)
         if language_col is not None and not has_language:
             log.info(f"{path} has no column {language_col!r}; its codes apply to all languages.")

@@ -332,11 +332,10 @@ def checked_tables(
             f"{file.path}: no row is checked. Write x in the column {name!r} of each row "
             "that is right."
         )
+    used = counted(num_checked, "checked row is used", "checked rows are used")
     unchecked = num_rows - num_checked
-    say(
-        f"{file.path}: {num_checked:,} checked rows are used; {unchecked:,} unchecked rows "
-        "are ignored."
-    )
+    ignored = counted(unchecked, "unchecked row is ignored", "unchecked rows are ignored")
+    say(f"{file.path}: {used}; {ignored}.")
 
 
 def num_checked_rows(path: Path) -> int:

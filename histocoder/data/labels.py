@@ -377,7 +377,7 @@ class LabelChecker:
 
         # rows with more codes than columns
         if findings.max_codes:
-            names = _more_names(self._target_cols, findings.max_codes)
+            names = more_names(self._target_cols, findings.max_codes)
             separator = self._column.separator
             advice = (
                 "Name a column for each of a row's codes: --target-cols "
@@ -431,12 +431,12 @@ def _codes_of_row(texts: Sequence[str], cells: Sequence[Cell]) -> list[str | Non
     return codes
 
 
-def _more_names(columns: Sequence[str], number: int) -> tuple[str, ...]:
+def more_names(columns: Sequence[str], number: int) -> tuple[str, ...]:
     """Return names of columns of codes, so many, that go on as the last one does.
 
     Examples
     --------
-    >>> _more_names(["hisco_1"], 2), _more_names(["code"], 3)
+    >>> more_names(["hisco_1"], 2), more_names(["code"], 3)
     (('hisco_1', 'hisco_2'), ('code', 'code_2', 'code_3'))
     """
     stem = re.sub(r"_?[0-9]+$", "", columns[-1])

@@ -578,8 +578,15 @@ def table_files(
         use_within_block_sep=config.use_within_block_sep,
     )
 
-    # columns that --code-sep fills need not be there
-    needed_targets = config.target_cols[:1] if config.code_sep else config.target_cols
+    # columns that --code-sep fills need not be there, nor those that corrections have
+    needed_targets = list(config.target_cols[:1])
+    if not config.code_sep:
+        corrections = [
+            open_table(path, config.target_cols[:1]) for path in config.corrections or ()
+        ]
+        for name in config.target_cols[1:]:
+            if not any(file.has(name) for file in corrections):
+                needed_targets.append(name)
     needed = {}
     if language_col is not None:
         needed[language_col] = "language_col"

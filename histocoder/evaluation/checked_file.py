@@ -307,9 +307,9 @@ def _distinct_files(paths: Sequence[Path]) -> list[Path]:
     return list({path.resolve(): path for path in paths}.values())
 
 
-def next_step(model: str, corrections: Path, run: Path) -> str:
+def next_step(model: str, corrections: Path, run: Path, *, written_cols: Sequence[str]) -> str:
     """Return what to do with corrections: the command that trains on them, and on those of earlier
-    rounds, where the settings of the run are known.
+    rounds, where the settings of the run are known; see `words_to_correct`.
     """
     # of several corrections of a description, training takes the last
     paths = [*_corrections_of(run), *earlier_rounds(corrections, run), corrections]
@@ -329,7 +329,7 @@ def next_step(model: str, corrections: Path, run: Path) -> str:
 
     # a model that was trained from the box has the first round as its table
     new_rounds = [path for path in rounds if path.resolve() != Path(dataset).resolve()]
-    words = words_to_correct(model, new_rounds, run)
+    words = words_to_correct(model, new_rounds, run, written_cols=written_cols)
     words += ["--save-path", from_here(_free_folder(run))]
     return f"Then train on the corrections:\n{finetune_command(words)}"
 
@@ -344,13 +344,23 @@ def _free_folder(folder: Path) -> Path:
     return free
 
 
-def words_to_correct(model: str | Path, corrections: Sequence[str | Path], run: Path) -> list[str]:
+def words_to_correct(
+    model: str | Path,
+    corrections: Sequence[str | Path],
+    run: Path,
+    *,
+    written_cols: Sequence[str],
+) -> list[str]:
     """Return the flags, but for `--save-path`, that train a model of a run further on its data and
-    corrections.
+    corrections; `written_cols` are the columns of codes that the model writes.
     """
     words = ["--config", from_here(run / ARGS_FILE), "--initial-checkpoint", from_here(model)]
     words.append("--corrections")
     words += map(from_here, corrections)
+
+    # corrections may have more codes than the run's table has columns
+    if len(written_cols) > len(run_settings(run).get("target_cols") or written_cols):
+        words += ["--target-cols", *written_cols]
     if run_settings(run).get("only_encoder"):
         words.append("--no-only-encoder")
     return words

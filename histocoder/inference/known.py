@@ -114,12 +114,12 @@ class Known:
 def files_of(
     coder: Coder, *paths: Path, target_cols: tuple[str, ...] | None = None, **options: Any
 ) -> LabelledFiles:
-    """Return files with codes and attributes of a model, by default in the columns of its training
-    data; options are other fields of `LabelledFiles`.
+    """Return files with codes and attributes of a model, by default in the columns that it writes;
+    options are other fields of `LabelledFiles`.
     """
     return LabelledFiles(
         paths,
-        target_cols=target_cols or coder.model.config.target_cols,
+        target_cols=target_cols or coder.model.config.written_cols,
         formatter=coder.formatter,
         known=coder.codes,
         attribute_cols=tuple(coder.attributes),
@@ -136,7 +136,7 @@ def training_files(
     name of descriptions.
     """
     lang_cols = (language_col or LANG_COL, LANG_COL)
-    target_cols = coder.model.config.target_cols
+    target_cols = coder.model.config.written_cols
     table = open_table(path, (), optional=(input_col, TEXT_COL, *lang_cols, *target_cols))
     text_col = descriptions_in(table.header) or input_col
     for name in (TEXT_COL, input_col):

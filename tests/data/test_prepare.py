@@ -101,6 +101,24 @@ def test_a_fifth_of_corrections_is_held_out(tmp_path: Path):
     assert not (tmp_path / "60" / "data_held_out.csv").exists()
 
 
+def test_corrections_may_have_more_codes_than_the_table(tmp_path: Path):
+    table = write(tmp_path / "t.csv", "occ1,hisco_1", *(f"title {i},6111{i % 3}" for i in range(9)))
+    rows = ("smith and farmer,x,83110,61110", "title 3,,,")
+    checked = write(tmp_path / "review.csv", "occ1,checked,hisco_1,hisco_2", *rows)
+    corrections = (str(checked),)
+    with pytest.raises(UserError, match="has codes in 'hisco_2', too") as error:
+        prepared(table, tmp_path / "one", corrections=corrections)
+    assert error.value.settings == {"target_cols": ("hisco_1", "hisco_2")}
+    files = prepared(table, tmp_path / "two", corrections=corrections, **error.value.settings)
+    codes = files["data_train"].set_index("occ1")[["hisco_1", "hisco_2"]]
+    assert codes.loc["smith and farmer"].tolist() == ["83110", "61110"]
+
+    # a column that neither has is still a mistake
+    with pytest.raises(UserError, match="hisco_3"):
+        names = ("hisco_1", "hisco_2", "hisco_3")
+        prepared(table, tmp_path / "three", corrections=corrections, target_cols=names)
+
+
 def test_corrections_match_languages_by_value(tmp_path: Path, logged: list[str]):
     rows = [
         *(f"smed {i},sv,83110" for i in range(20)),

@@ -1,12 +1,14 @@
 """Coded files with what people have decided in them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from archives import read
 from conftest import mistake, write
-from models import CODES, save_tiny_model
+from models import CODES, save_tiny_model, tiny_model
 
+from histocoder.checkpoints.model_files import save_model
 from histocoder.classes.class_columns import classes_of
 from histocoder.cli.main import main
 from histocoder.config.prediction import ClassOptions
@@ -83,6 +85,18 @@ def test_classes_are_those_of_the_decided_codes(tmp_path: Path):
     write_checked(coded, tmp_path / "out.csv", decisions, Columns(), titles={}, classes=classes)
     written = read(tmp_path / "out.csv")[["hisco_1", "hisclass", "hisclass_prob"]]
     assert written.to_numpy().tolist() == [["83110", "7", ""], ["77610", "6", "0.7"]]
+
+
+def test_codes_beyond_the_columns_of_the_training_data_stay(coded: Path, tmp_path: Path):
+    model = tiny_model()  # which writes two codes
+    config = replace(model.config, target_cols=("hisco_1",))
+    save_model(tmp_path / "model", config, model.state_dict(), tokenizer=model.tokenizer)
+    rows = ("smed,da,x,83110,77610", "baker,en,x,77610,61110")
+    review = write(tmp_path / "review.csv", "occ1,lang,checked,hisco_1,hisco_2", *rows)
+    files = ("--predictions", coded, "--apply", review, "--output", tmp_path / "final.csv")
+    main(["review", "--model", *map(str, (tmp_path / "model", *files)), "--language-col", "lang"])
+    final = read(tmp_path / "final.csv")[["hisco_1", "hisco_2"]]
+    assert final.to_numpy().tolist()[:2] == [["83110", "77610"], ["77610", "61110"]]
 
 
 @pytest.fixture

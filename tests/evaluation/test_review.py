@@ -9,7 +9,7 @@ from conftest import PROGRAMS, cases
 
 from histocoder.checkpoints.starter import STARTER
 from histocoder.errors import UserError
-from histocoder.evaluation.checked_file import earlier_rounds, next_step
+from histocoder.evaluation.checked_file import earlier_rounds, next_step, words_to_correct
 from histocoder.evaluation.review_file import Columns, review
 from histocoder.tables.output import check_output
 
@@ -181,16 +181,28 @@ def test_a_command_names_each_file_once(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "run" / "args.yaml").write_text(
         f"dataset: my.csv\ncorrections: [{tmp_path / 'review.csv'}]\n"
     )
-    command = next_step("run/best", Path("review.csv"), tmp_path / "run")
+    command = next_step("run/best", Path("review.csv"), tmp_path / "run", written_cols=())
     assert command.count("review.csv") == 1
-    assert next_step("run/best", Path("review-2.csv"), tmp_path / "run").count("review") == 2
+    assert (
+        next_step("run/best", Path("review-2.csv"), tmp_path / "run", written_cols=()).count(
+            "review"
+        )
+        == 2
+    )
+
+
+def test_a_model_that_writes_two_codes_is_trained_on_two(tmp_path: Path):
+    (tmp_path / "args.yaml").write_text("dataset: my.csv\ntarget_cols: [hisco_1]\n")
+    for written_cols, ending in ((("hisco_1", "hisco_2"), " hisco_1 hisco_2"), (("hisco_1",), "")):
+        words = words_to_correct("best", ["review.csv"], tmp_path, written_cols=written_cols)
+        assert " ".join(words).partition(" --target-cols")[2] == ending
 
 
 def test_what_the_box_proposed_trains_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", PROGRAMS)
     (tmp_path / "own-model").mkdir()
-    command = next_step("box", Path("review.csv"), STARTER).splitlines()[-1]
+    command = next_step("box", Path("review.csv"), STARTER, written_cols=()).splitlines()[-1]
     assert command == "histocoder finetune --corrections review.csv --save-path own-model-2"
 
 
@@ -230,4 +242,4 @@ def test_a_second_round_trains_on_the_first(rounds: Path, model: str, settings: 
     run = STARTER if model == "box" else rounds / "run"
     if model == "run":
         (run / "args.yaml").write_text(settings)
-    assert expected in next_step(model, Path("review-2.csv"), run)
+    assert expected in next_step(model, Path("review-2.csv"), run, written_cols=())

@@ -212,7 +212,7 @@ def test_what_review_says_trains_on(of_words: Path, tmp_path: Path):
     review.to_csv(corrected, index=False)
     said = run(*shlex.split(command)[1:]).stdout
     assert (
-        "1 checked rows are used; 8 unchecked rows are ignored" in said
+        "1 checked row is used; 8 unchecked rows are ignored" in said
         and "New codes: Æ & new/one (1)." in said
     )
     old, new = (read_model_config(of_words / name) for name in ("out", "out-2"))

@@ -117,7 +117,7 @@ class Coding:
         self.surety = surety_of(run)
         self.titles = coder.model.config.descriptions
         self.languages = coder.model.config.languages
-        self.target_cols = list(coder.model.config.target_cols)
+        self.target_cols = list(coder.model.config.written_cols)
         self.known: Known | None = None
         self.neighbours: Neighbours | None = None
 

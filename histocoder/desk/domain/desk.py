@@ -145,7 +145,7 @@ class Desk:
         of several decisions on one, the last.
         """
         settings = run_settings(self.models.run(model.id))
-        target_cols = read_model_config(self.models.best(model.id)).target_cols
+        target_cols = read_model_config(self.models.best(model.id)).written_cols
         text_col = settings.get("input_col") or "occ1"
         lang_col: str | None = "lang"
         if settings:
@@ -185,7 +185,12 @@ class Desk:
         best = self.models.best(model.id)
         return Improvement(
             corrections=num_corrections,
-            next_step=next_step(str(best), self._corrections, self.models.run(model.id)),
+            next_step=next_step(
+                str(best),
+                self._corrections,
+                self.models.run(model.id),
+                written_cols=read_model_config(best).written_cols,
+            ),
             learned=self.models.has_learned(self._corrections),
         )
 

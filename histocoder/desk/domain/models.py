@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from histocoder.checkpoints.model_files import WEIGHTS_FILE
+from histocoder.checkpoints.model_files import WEIGHTS_FILE, read_model_config
 from histocoder.checkpoints.run_files import LOG_FILE, METRICS_FILE, REPORT_FILE
 from histocoder.checkpoints.run_folder import LOCK_FILE, holding, run_of, run_settings
 from histocoder.checkpoints.starter import STARTER
@@ -216,7 +216,13 @@ class Models:
             # of earlier corrections only those from elsewhere: this desk's are all in the new file
             paths = settings.get("corrections") or []
             foreign = [path for path in paths if Path(path).parent != self._folder]
-            words = words_to_correct(self.best(base_id), [*foreign, corrections], run)
+            best = self.best(base_id)
+            words = words_to_correct(
+                best,
+                [*foreign, corrections],
+                run,
+                written_cols=read_model_config(best).written_cols,
+            )
             if is_box:
                 words = ["--corrections", str(corrections)]
             model = Model(
