@@ -201,11 +201,11 @@ class _Writer:
         for number, answer in enumerate(self._answers):
             model_codes[f"model_{answer.code}"] = strings(block[answer.code])
             codes = [decision.code(number) for decision in decisions]
-            block = _replaced(block, answer.code, is_decided, codes)
-            block = _replaced(block, answer.prob, is_decided, [None] * len(block))
+            block = _with_texts(block, answer.code, is_decided, codes)
+            block = _with_blanks(block, answer.prob, is_decided)
             if answer.meaning is not None:
                 meanings = [self._titles.get(code or "") for code in codes]
-                block = _replaced(block, answer.meaning, is_decided, meanings)
+                block = _with_texts(block, answer.meaning, is_decided, meanings)
         block = self._with_classes(block, is_decided)
 
         # who, when, and beside them what the model said
@@ -234,10 +234,9 @@ class _Writer:
         """Return a block with classes of the new codes; unknown ones, and expected values, which
         rest on the model, become blank.
         """
-        nothing = [None] * len(block)
         names_of_classes = list(self._unknown_classes)
         for name in self._unknown_classes:
-            block = _replaced(block, name, is_decided, nothing)
+            block = _with_texts(block, name, is_decided, [None] * len(block))
         for classes in self._classes:
             names = [field.name for field in classes.fields]
             values = classes.append(block.filter(is_decided).drop_columns(names))
@@ -246,13 +245,14 @@ class _Writer:
             positions = pc.subtract(pc.cumulative_sum(pc.cast(is_decided, pa.int64())), 1)
             rows = pc.if_else(is_decided, positions, None)
             for name in names:
-                block = _replaced(block, name, is_decided, values[name].take(rows).to_pylist())
+                cells = values[name].take(rows).to_pylist()
+                block = _with_texts(block, name, is_decided, cells)
             names_of_classes += names
 
         for name in names_of_classes:
             for suffix in NUMBER_SUFFIXES:
                 if f"{name}_{suffix}" in block.column_names:
-                    block = _replaced(block, f"{name}_{suffix}", is_decided, nothing)
+                    block = _with_blanks(block, f"{name}_{suffix}", is_decided)
         return block
 
     def _free(self, name: str) -> str:
@@ -262,16 +262,23 @@ class _Writer:
         return name
 
 
-def _replaced(block: pa.Table, name: str, mask: pa.Array, cells: Sequence[str | None]) -> pa.Table:
-    """Return a block with other cells of a column where a mask says so."""
+def _with_texts(
+    block: pa.Table, name: str, mask: pa.Array, cells: Sequence[str | None]
+) -> pa.Table:
+    """Return a block with a column of text that has other cells where a mask says so.
+
+    The column has one type in all blocks, whether they have such rows or not.
+    """
     index = block.column_names.index(name)
-    kind = block.schema.types[index]
-    if cells.count(None) < len(cells):
-        kind = pa.string()
-    column = block[index]
-    if kind == pa.string():
-        column = strings(column)
-    return block.set_column(index, name, pc.if_else(mask, pa.array(cells, kind), column))
+    column = pc.if_else(mask, pa.array(cells, pa.string()), strings(block[index]))
+    return block.set_column(index, name, column)
+
+
+def _with_blanks(block: pa.Table, name: str, mask: pa.Array) -> pa.Table:
+    """Return a block with a column, of the same type, that is blank where a mask says so."""
+    index = block.column_names.index(name)
+    blanks = pa.nulls(len(block), block.schema.types[index])
+    return block.set_column(index, name, pc.if_else(mask, blanks, block[index]))
 
 
 def earlier_rounds(output: Path, run: Path) -> list[Path]:

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from archives import read
 from conftest import mistake, write
@@ -13,6 +15,7 @@ from histocoder.classes.class_columns import classes_of
 from histocoder.cli.main import main
 from histocoder.config.prediction import ClassOptions
 from histocoder.errors import UserError
+from histocoder.evaluation import checked_file
 from histocoder.evaluation.checked_file import (
     ANY_LANGUAGE,
     DecidedCodes,
@@ -21,6 +24,7 @@ from histocoder.evaluation.checked_file import (
 )
 from histocoder.evaluation.review_file import Columns
 from histocoder.formatters.code_system import HISCO
+from histocoder.tables.table import open_table
 
 CODED = (
     "id,occ1,lang,hisco_1,prob_1,desc_1,hisco_2,prob_2,desc_2,conf",
@@ -97,6 +101,31 @@ def test_codes_beyond_the_columns_of_the_training_data_stay(coded: Path, tmp_pat
     main(["review", "--model", *map(str, (tmp_path / "model", *files)), "--language-col", "lang"])
     final = read(tmp_path / "final.csv")[["hisco_1", "hisco_2"]]
     assert final.to_numpy().tolist()[:2] == [["83110", "77610"], ["77610", "61110"]]
+
+
+@pytest.mark.parametrize("codes", [pa.string(), pa.large_string(), pa.int64()])
+@pytest.mark.parametrize("suffix", [".parquet", ".dta"])
+def test_types_of_columns_do_not_depend_on_decisions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: pa.DataType, suffix: str
+):
+    monkeypatch.setattr(checked_file, "CHUNK_ROWS", 2)
+    columns = {
+        "occ1": pa.array(["a", "b", "smed", "c"]),
+        "hisco_1": pa.array([61110] * 4).cast(codes),
+        "prob_1": pa.array([0.5] * 4),
+        "hisco_2": pa.nulls(4),
+        "prob_2": pa.nulls(4),
+        "conf": pa.array([0.5] * 4),
+    }
+    coded = tmp_path / "coded.parquet"
+    pyarrow.parquet.write_table(pa.table(columns), coded)
+    decisions = {("smed", ANY_LANGUAGE): DecidedCodes(("83110", "77610"))}
+    output = tmp_path / f"out{suffix}"
+    columns_of_file = Columns(target_cols=COLUMNS.target_cols)
+    write_checked(coded, output, decisions, columns_of_file, titles={})
+    written = open_table(output, ()).read(["hisco_1", "hisco_2"]).columns
+    assert written["hisco_1"].to_pylist() == ["61110", "61110", "83110", "61110"]
+    assert written["hisco_2"].to_pylist() == [None, None, "77610", None]
 
 
 @pytest.fixture
