@@ -240,6 +240,8 @@ class CodeColumn:
     """Whether codes have digits, so that words are no codes."""
     is_numeric: bool = False
     """Whether codes are numbers, so that signs around them are not theirs."""
+    has_numbers_alone: bool = False
+    """Whether all codes are numbers, so that another text is a mistake, even one with digits."""
     num_digits: int = 0
     """Usual number of digits of numbers."""
     has_decimals: bool = False
@@ -409,6 +411,8 @@ class CodeColumn:
         has_long_numbers = self.is_numeric and self.num_digits >= FEWEST_DIGITS
         if problem is None and has_long_numbers and not has_digit(code):
             problem = "has no digits, unlike most codes"
+        if problem is None and self.has_numbers_alone and not WHOLE_NUMBER.fullmatch(code):
+            problem = "is not a number, unlike all codes of the model"
         if problem is None and self.has_key:
             problem = "is not in the key"
         return problem

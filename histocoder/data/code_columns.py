@@ -101,7 +101,12 @@ def column_of_few(
     from the number of cells of each text.
     """
     column = column_of(counts, known=known, system=system)
-    return replace(column, system=system, allow_short=any(is_short(code, system) for code in known))
+    return replace(
+        column,
+        system=system,
+        has_numbers_alone=all(map(WHOLE_NUMBER.fullmatch, column.known)),
+        allow_short=any(is_short(code, system) for code in known),
+    )
 
 
 def _texts(counts: Mapping[str, int], known: Collection[str]) -> Counter[str]:

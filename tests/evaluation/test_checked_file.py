@@ -23,6 +23,7 @@ from histocoder.evaluation.checked_file import (
     write_checked,
 )
 from histocoder.evaluation.review_file import Columns
+from histocoder.formatters import build_formatter
 from histocoder.formatters.code_system import HISCO
 from histocoder.tables.table import open_table
 
@@ -243,6 +244,15 @@ def test_codes_that_do_not_fit_are_not_applied(
     message = mistake(capsys, "review", "--model", model, *flags)
     assert f"{review}, line 2, column 'hisco_1': '{code}'" in message
     assert not (tmp_path / "final.csv").exists()
+
+
+def test_a_letter_among_codes_of_digits_is_refused(tmp_path: Path):
+    path = write(tmp_path / "review.csv", "occ1,lang,checked,hisco_1", "a,da,x,7711O")
+    general = build_formatter("general", num_blocks=2).system
+    with pytest.raises(UserError, match="'7711O' is not a number, unlike all codes of the model"):
+        read_decisions(path, COLUMNS, known={"61110", "-1"}, system=general)
+    decisions = read_decisions(path, COLUMNS, known={"61110", "6111A"}, system=general)
+    assert decisions["a", "da"].codes == ("7711O",)
 
 
 def test_a_code_that_is_given_twice_counts_once(tmp_path: Path):
