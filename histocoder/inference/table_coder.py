@@ -26,9 +26,9 @@ from histocoder.tables.output import check_new_columns
 from histocoder.tables.table import strings
 from histocoder.text.languages import Language, chosen_language
 
-REMEMBERED = 500_000
+REMEMBERED = 2_000_000
 """Number of distinct descriptions whose codes are kept for later blocks."""
-REMEMBERED_CELLS = 10_000_000
+REMEMBERED_CELLS = 40_000_000
 """Number of cells of their codes."""
 MAX_BLOCK_ROWS = 100_000
 """Number of rows of a block."""
