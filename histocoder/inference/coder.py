@@ -303,7 +303,7 @@ class Coder:
         progress: ShowProgress = True,
     ) -> RankedPrediction:
         """Return the codes of `code`, and those that all experts propose as the first, by their
-        combined probability.
+        combined probability, which like `conf` is that in other sources.
 
         Each description is encoded once.
         """
@@ -323,8 +323,14 @@ class Coder:
         for indices, batch in self.each_batch(work, descriptions, options, progress=progress):
             answer.write(indices, batch.answer)
             ranked.write(indices, batch.ranked)
+
+        # in other sources codes are less probable by the share by which the answer is
+        conf = answer.conf[descriptions.rows]
         answer = self._answer(answer, descriptions, options)
-        return RankedPrediction(answer, ranked.take(descriptions.rows))
+        ranked = ranked.take(descriptions.rows)
+        shares = np.divide(answer.conf, conf, out=np.ones_like(conf), where=conf > 0)
+        ranked = ranked._replace(probs=ranked.probs * np.minimum(shares, 1)[:, None])
+        return RankedPrediction(answer, ranked)
 
     def _answer(
         self, prediction: Prediction, descriptions: Descriptions, options: PredictOptions

@@ -456,6 +456,18 @@ def test_confidence_is_that_of_other_sources():
     assert conf[1] == MAX_AGREEMENT / 2 and np.isnan(conf[2])
 
 
+def test_ranked_codes_are_as_probable_as_in_other_sources():
+    scales = {"da": {"slope": 0.0, "intercept": -9.0}, "*": {"slope": 1.0, "intercept": 9.0}}
+    texts, langs = ["smed", "smith", None], ["da", "en", "da"]
+    plain = Coder(tiny_model(), device="cpu").predict_ranked(texts, langs)
+    scaled = Coder(tiny_model(confidence=scales), device="cpu").predict_ranked(texts, langs)
+    shares = scaled.answer.conf[:2] / plain.answer.conf[:2]
+    assert shares[0] < 1 < shares[1]
+    expected = plain.ranked.probs[:2] * [[shares[0]], [1.0]]
+    np.testing.assert_allclose(scaled.ranked.probs[:2], expected, rtol=1e-5)
+    assert np.isnan(scaled.ranked.probs[2]).all()
+
+
 def test_little_known_languages_are_said_once():
     scales = {
         "da": {"slope": 1.0, "intercept": 0.0, "titles": 200.0},
