@@ -109,7 +109,7 @@ HOOKS = re.compile(
 ALLOWED_HOOKS = {
     "log.py": ["setLevel"],  # the logger of the package, where it is made
     # a library's own warning is silenced around its one call
-    "tables/stata.py": ["catch_warnings", "simplefilter"],
+    "tables/stata.py": ["catch_warnings", "simplefilter"] * 2,
     "training/strategy.py": ["catch_warnings", "simplefilter"],
     "training/fsdp.py": ["filterwarnings"],
     "inference/onnx_export.py": [

@@ -383,7 +383,7 @@ def test_the_loop_closes_over_formulas(model: Path, tmp_path: Path, logged: list
         "corrections": (str(tmp_path / "review.csv"),),
         "initial_checkpoint": "m",
     }
-    prepare(FinetuneConfig(str(source), ("hisco_1",), **settings), tmp_path / "out")
+    prepare(FinetuneConfig(str(source), ("hisco_1", "hisco_2"), **settings), tmp_path / "out")
     assert (
         "1 row has corrected codes, and 3 descriptions are added; all are training data." in logged
     )
