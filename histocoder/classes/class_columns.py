@@ -132,6 +132,16 @@ class Classes:
             return _CLASS_SUFFIXES
         return _SCALE_SUFFIXES if value in self.values.scales else ()
 
+    def check_header(self, path: object, header: Sequence[str]) -> None:
+        """Raise a UserError if a table has several columns of what classes depend on."""
+        for name in self.values.qualifiers:
+            columns = named(getattr(self._options, f"{name}_col") or name, header)
+            if len(columns) > 1:
+                raise UserError(
+                    f"{path} has several columns {columns[0]!r}, on which classes depend. Rename "
+                    f"those that are not meant, or name another one with --{name}-col."
+                )
+
     def append(self, table: pa.Table, likely: Mapping[str, pa.Array] | None = None) -> pa.Table:
         """Return a table with the new columns behind its own.
 

@@ -18,7 +18,7 @@ from histocoder.data.cells import read_code
 from histocoder.data.code_columns import column_of
 from histocoder.data.examples import LANG_COL
 from histocoder.data.key import read_key
-from histocoder.data.labelled_files import CHECKED_COL, other_cells
+from histocoder.data.labelled_files import CHECKED_COL, LabelledFiles, other_cells
 from histocoder.data.prepare import table_files
 from histocoder.errors import UserError, counted
 from histocoder.evaluation.scores import agreement, code_sets, to_settle
@@ -26,6 +26,8 @@ from histocoder.evaluation.summary import percent, table_of_shares
 from histocoder.formatters import CodeSystem
 from histocoder.log import log
 from histocoder.tables.output import Form, check_output, write_frame
+from histocoder.tables.table import open_table
+from histocoder.text.languages import Language
 from histocoder.text.normalize import description_keys
 
 _LABEL_COLS = ["key", "lang", "codes"]
@@ -36,7 +38,8 @@ _MAX_LINES = 10  # of the table, in a cell of the output
 class CodedRows(NamedTuple):
     """The rows of a table that have codes, and what these are like."""
 
-    # columns `key`, `lang`, `codes` (a tuple), `text`, `line`, and `other`, cells of a further column
+    # columns `key`, `lang`, `codes` (a tuple), `text`, `line`, `place` (see `_places`), and `other`,
+    # cells of a further column
     rows: pd.DataFrame
     system: CodeSystem
 
@@ -206,14 +209,11 @@ def _rows_of_both(first: pd.DataFrame, second: pd.DataFrame, *, by_id: bool) -> 
     """Return the rows that two coders have both coded, with their codes `first` and `second`.
 
     Rows are matched by their ids or descriptions; of several of one description, each with the one
-    of its place among them.
+    of its place among them, rows without codes included.
     """
     by = ["other"] if by_id else ["key", "lang"]
-    first = first.assign(n=first.groupby(by).cumcount())
-    second = second.assign(
-        n=second.groupby(by).cumcount(), second=_as_first(second["codes"], first["codes"])
-    )
-    both = first.merge(second[[*by, "n", "second"]], on=[*by, "n"])
+    second = second.assign(second=_as_first(second["codes"], first["codes"]))
+    both = first.merge(second[[*by, "place", "second"]], on=[*by, "place"])
     return both.rename(columns={"codes": "first"})
 
 
@@ -251,6 +251,8 @@ def coded_rows(
     if not has_blank:
         examples = examples.coded()
     rows = pd.DataFrame({"key": description_keys(examples.texts), "lang": examples.langs})
+    by_id = further_col if setting == "id_col" else None
+    rows["place"] = _places(files, by_id=by_id)[examples.table["row"].to_numpy()]
 
     # codes in another order are the same label, and are written as they first occur
     first_orders: dict[frozenset[str], tuple[str, ...]] = {}
@@ -274,6 +276,30 @@ def coded_rows(
             number = counted(num_without, "row without an id is", "rows without an id are")
             log.info(f"{path}: {number} left out.")
     return CodedRows(rows, files.formatter.system)
+
+
+def _places(files: LabelledFiles, *, by_id: str | None) -> np.ndarray:
+    """Return the place of each row of a file, from 0, among those of its description and language,
+    or of its id; of shape (n,).
+    """
+    path = files.paths[0]
+    optional = [files.language_col] if by_id is None and files.language is None else []
+    file = open_table(
+        path,
+        [by_id or files.input_col],
+        optional=optional,
+        sheet=files.sheet,
+        encoding=files.encoding,
+    )
+    columns = file.read([by_id or files.input_col, *filter(file.has, optional)]).columns
+    cells = [column.fill_null("").to_pylist() for column in columns.values()]
+    if by_id is not None:
+        ids = pd.Series(list(map(read_code, cells[0])))
+        return ids.groupby(ids).cumcount().to_numpy()
+
+    rows = pd.DataFrame({"key": description_keys(cells[0])})
+    rows["lang"] = list(map(Language, cells[1])) if len(cells) > 1 else ""
+    return rows.groupby(["key", "lang"]).cumcount().to_numpy()
 
 
 def to_correct(

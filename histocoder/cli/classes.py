@@ -44,6 +44,8 @@ def run_classes(config: ClassesFlags) -> None:
         code_cols, config, config.table, codes=None, prefix=config.columns, expect=False
     )
     check_kept(file, output)
+    for classes in sources:
+        classes.check_header(file.path, file.header)
     new_names = [field.name for classes in sources for field in classes.fields]
     check_new_columns(
         new_names, path=file.path, taken=file.header, prefix=f"class_{config.columns}"

@@ -208,7 +208,7 @@ def agreement(
         sets = all_sets
         if num_digits is not None:
             sets = cut_codes(all_sets, num_digits, separator=separator)
-        values, index = np.unique([" ".join(sorted(codes)) for codes in sets], return_inverse=True)
+        values, index = np.unique(["\0".join(sorted(codes)) for codes in sets], return_inverse=True)
 
         # each set is a category of its own
         first_index, second_index = index.reshape(2, -1)

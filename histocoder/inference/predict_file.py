@@ -80,6 +80,8 @@ def predict_file(
     block_rows = block_rows or tables.block_rows
     parts = _parts(coder, config, table, model_id=model_id, block_rows=block_rows)
     form = _form(config, table, tables.schema.names)
+    for classes in tables.classes:
+        classes.check_header(table.path, table.header)
     for notice in _notices(config, table):
         say(notice)
 
@@ -97,7 +99,7 @@ def predict_file(
         if any(parts.files()):
             say("Resuming an interrupted run.")
 
-        counter = RowCounter(tables, config.columns)
+        counter = RowCounter(tables, config.columns, min_confidence=config.min_confidence)
         with _showing_progress(num_rows, progress, say) as on_progress:
             blocks = table.chunks(chunk_rows=block_rows)
             coded_blocks = _coded_blocks(tables, blocks, parts, on_progress)
@@ -219,6 +221,7 @@ def facts_of(coder: Coder, config: PredictConfig, folder: Path, *, name: str) ->
         "mode": mode,
         "precision": coder.precision,
         "min_confidence": config.min_confidence,
+        "has_confidence_elsewhere": bool(coder.model.config.confidence) and mode == coder.mode,
         "validation": {},
     }
     if mode == "flat":
@@ -271,7 +274,8 @@ def _stop(signum: int, _frame: object) -> NoReturn:
 class RowCounter:
     """Counts the rows of coded blocks by what became of them."""
 
-    def __init__(self, tables: TableCoder, prefix: str) -> None:
+    def __init__(self, tables: TableCoder, prefix: str, *, min_confidence: float) -> None:
+        self._min_confidence = min_confidence
         names = tables.schema.names
         self._classes = tables.classes
         self._code = next(iter(code_columns(names)), names[0])
@@ -300,7 +304,14 @@ class RowCounter:
         # A known row without a code has no occupation, which the model was not asked.
         self._counts["rows"] += len(block)
         self._counts["coded"] += int(is_coded.sum())
-        self._counts["unsure"] += int((is_answered & ~is_coded & ~is_known).sum())
+
+        # the model may be sure that there is no occupation
+        is_uncoded = is_answered & ~is_coded & ~is_known
+        is_unsure = is_uncoded
+        if self._has_conf:
+            is_unsure = is_uncoded & (conf < self._min_confidence)
+        self._counts["unsure"] += int(is_unsure.sum())
+        self._counts["without"] += int((is_uncoded & ~is_unsure).sum())
         self._counts["blank"] += int((~is_answered).sum())
 
         # The confidence of a known row is a share of rows, and says nothing of the model.

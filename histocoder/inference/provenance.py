@@ -106,10 +106,12 @@ def _sentences(facts: Mapping[str, Any]) -> Iterator[str]:
         )
     accuracy = facts.get("expected_accuracy", {})
     if "coded" in accuracy:
+        condition = " if the file is like the validation data"
+        if facts.get("has_confidence_elsewhere"):
+            condition = ", as in tables that were left out of the training of the model"
         yield (
             "The mean confidence in the codes that the model gave is "
-            f"{_percent(accuracy['coded'])}, the share that is expected to be right if the file is "
-            "like the validation data."
+            f"{_percent(accuracy['coded'])}, the share that is expected to be right{condition}."
         )
 
     # A reader judges a class by the share of rows that have one, and by how sure it is.
@@ -145,6 +147,9 @@ def _sentence_of_counts(counts: Mapping[str, int], min_confidence: float) -> str
         if min_confidence:
             part = f"{part}, since its confidence is below {min_confidence:g}"
         parts.append(part)
+    if counts["without"]:
+        number = counted(counts["without"], "row", "rows")
+        parts.append(f"the model finds no occupation in {number}")
     if counts["blank"]:
         parts.append(f"{counted(counts['blank'], 'row has', 'rows have')} no description")
     return f"{'; '.join(parts)}."

@@ -139,12 +139,19 @@ def check_new_columns(
     """Raise a UserError, which suggests a prefix, if new columns of the table at a path are among
     those `taken`.
     """
+    new: set[str] = set()
     for name in names:
         if name in taken:
             raise UserError(
                 f"{path} already has a column {name!r}. Choose a prefix for new ones: "
                 f"--columns {prefix}."
             )
+        if name in new:
+            raise UserError(
+                f"Two new columns would be called {name!r}, one of the table of classes and a "
+                "group. Rename the former, or omit --levels."
+            )
+        new.add(name)
 
 
 def check_kept(file: TableFile, output: Path) -> None:
@@ -246,7 +253,9 @@ def _write_csv(
 
 
 def _is_text(column: pa.Field) -> bool:
-    return pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    """Return whether a column is of text, each distinct one stored once or not."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def write_frame(path: Path, frame: pd.DataFrame, form: Form = Form()) -> None:
@@ -298,11 +307,13 @@ def _as_csv(table: pa.Table, form: Form) -> tuple[pa.Table, int]:
     table = _without_bytes(table)
     num_formulas = 0
     for i, column in enumerate(table.schema):
-        if form.decimal != "." and pa.types.is_floating(column.type):
-            texts = pc.replace_substring(table[i].cast(pa.string()), ".", form.decimal)
+        if pa.types.is_floating(column.type):
+            texts = strings(table[i])  # an identifier such as 12345678901.0 has all of its digits
+            if form.decimal != ".":
+                texts = pc.replace_substring(texts, ".", form.decimal)
             table = table.set_column(i, column.name, texts)
         elif not form.raw and _is_text(column):
-            texts, number = without_formulas(table[i])
+            texts, number = without_formulas(strings(table[i]))
             table = table.set_column(i, column.name, texts)
             num_formulas += number
     if form.raw:

@@ -5,6 +5,7 @@ text.
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class StataFile:
         self._path = path
         self.notices: list[str] = []
         self._encoding = _LATIN_1
+        self._years = self._find_years()
         if _names_encoding(path):
             if encoding is not None:
                 raise UserError(
@@ -68,6 +70,25 @@ class StataFile:
         for frame in self._frames():
             typed = frame.astype(dict.fromkeys(texts, "string"))
             yield pa.RecordBatch.from_pandas(typed, schema=self.schema, preserve_index=False)
+
+    def _find_years(self) -> list[str]:
+        """Return the columns of years, which pandas reads as the first of January."""
+        if self._path.suffix.lower() != ".dta":
+            return []
+        years: list[str] = []
+        with suppress(Exception):  # which reading the file will raise again
+            options: dict[str, Any] = {"chunksize": _BLOCK_ROWS, "convert_categoricals": False}
+            with (
+                pd.read_stata(self._path, **options) as reader,
+                pd.read_stata(self._path, convert_dates=False, **options) as reader_of_numbers,
+            ):
+                dates = next(reader).select_dtypes("datetime")
+                numbers = next(reader_of_numbers)
+            for name, column in dates.items():
+                years_of_rows = column.dt.year.dropna()
+                if len(years_of_rows) and (numbers[name].dropna() == years_of_rows).all():
+                    years.append(str(name))
+        return years
 
     def _guess(self) -> str:
         """Return the encoding that makes words of a file's texts."""
@@ -124,6 +145,8 @@ class StataFile:
 
                 # only once a block is read: a reader that has read labels skips texts
                 self._note_labels(bool(reader.value_labels()))
+                for name in self._years:
+                    frame[name] = frame[name].dt.year
                 if self._encoding != _LATIN_1:
                     for name in _texts(frame):
                         frame[name] = frame[name].map(self._decoded)

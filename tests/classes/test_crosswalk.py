@@ -192,6 +192,21 @@ def test_groups_of_occ1950_are_added_without_a_table(
         assert message in mistake(capsys, *given, *flags)
 
 
+@cases(
+    ("header", "row", "data", "message"),
+    ("hisco,status,hisclass", "61110,,8", "hisco,status,status", "several columns 'status', on"),
+    ("hisco,major,hisclass", "61110,M,8", "hisco", "Two new columns would be called 'major'"),
+)
+def test_names_that_clash_are_refused(
+    tmp_path: Path, capsys, header: str, row: str, data: str, message: str
+):
+    table = write(tmp_path / "table.csv", header, row)
+    rows = write(tmp_path / "in.csv", data, "61110" + "," * data.count(","))
+    flags = ("--table", table, "--input", rows, "--output", tmp_path / "out.csv")
+    assert message in mistake(capsys, "classes", *flags, "--levels", "major")
+    assert not (tmp_path / "out.csv").exists()
+
+
 def test_damaged_input_leaves_nothing(crosswalk: Path, tmp_path: Path):
     with pytest.raises(SystemExit):
         classes(

@@ -168,6 +168,18 @@ def test_agreement_of_two_files(
     assert list(found)[:5] == ["occ1", "lang", "checked", "hisco_1", "prob_1"]
 
 
+@pytest.mark.parametrize("by", [(), ("--id-col", "id")])
+def test_a_row_without_a_code_keeps_its_place_in_agreement(
+    tmp_path: Path, by: tuple[str, ...], logged: list[str]
+):
+    first = pd.DataFrame({"occ1": ["farmer", "farmer", "baker"], "id": [1, 1, 2], "lang": "en"})
+    first["hisco_1"] = ["61110", "62105", "77610"]
+    first["hisco_2"] = ""
+    second = first.assign(hisco_1=["", "62105", "77610"])
+    assert len(to_settle(tmp_path, first, second, *by)) == 0
+    assert any("2 rows have codes in both files; 1 and 0 rows" in line for line in logged)
+
+
 def test_agreement_matches_rows_by_their_ids_alone(
     rows: pd.DataFrame, tmp_path: Path, logged: list[str]
 ):

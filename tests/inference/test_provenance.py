@@ -117,6 +117,7 @@ def test_provenance_counts_the_rows(folder: Path, model: Path):
         "rows": 90,
         "coded": coded,
         "unsure": unsure,
+        "without": 0,
         "blank": blank,
         "known": known,
     }
@@ -154,19 +155,26 @@ def test_the_model_is_not_unsure_of_known_rows(folder: Path):
     write(Path("known.csv"), "occ1,lang,checked,hisco_1", *marked)
     told = predict("--known", "known.csv", "--min-confidence", 1)
     assert read(Path("coded.csv"))["hisco_1"].tolist() == ["83110", "", ""]
-    assert told["counts"] == {"rows": 3, "coded": 1, "unsure": 1, "blank": 0, "known": 2}
+    assert told["counts"] == {
+        "rows": 3,
+        "coded": 1,
+        "unsure": 1,
+        "without": 0,
+        "blank": 0,
+        "known": 2,
+    }
     assert "the model gives no code to 1 row, since its confidence is below 1." in told["methods"]
 
 
 def test_provenance_where_no_codes_are_given(folder: Path):
     told = predict("--mode", "full")
     assert (
-        told["counts"] == {"rows": 90, "coded": 77, "unsure": 0, "blank": 13}
+        told["counts"] == {"rows": 90, "coded": 77, "unsure": 0, "without": 0, "blank": 13}
         and told["expected_accuracy"] == {}
     )
     Path("in.csv").write_text("occ1,lang\n,en\n,en\n")
     told = predict("--classes", "hsn.csv", "--levels", "unit", "--overwrite")
-    assert told["counts"] == {"rows": 2, "coded": 0, "unsure": 0, "blank": 2}
+    assert told["counts"] == {"rows": 2, "coded": 0, "unsure": 0, "without": 0, "blank": 2}
     assert told["methods"].endswith("Of 2 rows, 0 (0.0 %) are coded; 2 rows have no description.")
     assert [one["counts"]["unit_1"] for one in told["classes"][1:]] == [{"no code": 2}]
 

@@ -241,6 +241,32 @@ def test_new_files_of_stata_are_utf8(tmp_path: Path):
     assert "some texts are not UTF-8" in file.notices[0]
 
 
+def test_years_of_stata_stay_years(tmp_path: Path):
+    dates = pd.to_datetime(["1880-01-01", "1881-01-01", None])
+    frame = pd.DataFrame({"occ1": ["a", "b", "c"], "year": dates, "day": dates})
+    path = tmp_path / "t.dta"
+    frame.to_stata(path, write_index=False, convert_dates={"year": "ty", "day": "td"})
+    columns = open_table(path, ["occ1"]).read(["year", "day"]).columns
+    assert columns["year"].to_pylist() == ["1880", "1881", None]
+    assert columns["day"].to_pylist()[0].startswith("1880-01-01")
+
+
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_identifiers_keep_their_digits_in_csv(tmp_path: Path, decimal: str):
+    numbers = [188001011234.0, None, 0.25]
+    form = output.Form(decimal=decimal, delimiter=";")
+    output.write_table(tmp_path / "t.csv", [pa.table({"id": numbers, "n": [1, 2, 3]})], form)
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    assert lines[1:] == ["188001011234;1", ";2", f"0{decimal}25;3"]
+
+
+def test_formulas_of_categories_are_quoted(tmp_path: Path):
+    table = pa.Table.from_pandas(pd.DataFrame({"occ1": pd.Categorical(["=cmd()", "smith"])}))
+    notices = output.write_table(tmp_path / "t.csv", [table])
+    assert read(tmp_path / "t.csv")["occ1"].tolist() == ["'=cmd()", "smith"]
+    assert len(notices) == 1
+
+
 def test_a_column_may_have_two_uses(tmp_path: Path):
     pd.DataFrame({"occ1": ["cook"]}).to_parquet(tmp_path / "t.parquet")
     columns = read_table(tmp_path / "t.parquet", ["occ1", "OCC1"]).columns
