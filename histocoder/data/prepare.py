@@ -4,7 +4,7 @@ use again.
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from histocoder.config import FinetuneConfig, PrepareConfig, settings_of
 from histocoder.data import prepared_folder
@@ -314,7 +315,7 @@ def _prepare(
         write_key(scratch / KEY_FILE, key)
 
         # the examples come first: the tables that people read are made from them
-        is_val = _to_validate_on(rows, config, trained_on)
+        is_val = _to_validate_on(rows, config, trained_on, corrected=corrections.keys)
         num_held_out = corrections.hold_out(config.seed)
         examples_path = scratch / EXAMPLES_FILE
         writer = ExampleWriter(
@@ -477,14 +478,19 @@ def _check_rows(files: LabelledFiles, config: PrepareConfig, path: Path) -> pa.T
 
 
 def _to_validate_on(
-    rows: pa.Table, config: PrepareConfig, trained_on: np.ndarray | None
+    rows: pa.Table,
+    config: PrepareConfig,
+    trained_on: np.ndarray | None,
+    *,
+    corrected: Collection[str],
 ) -> np.ndarray:
     """Return which rows are to validate on, of shape (n,): those of the descriptions, or rows, with
     the lowest hashes.
 
     All spellings of a description have the lowest hash of any of them: they stay together, and a
     table with one spelling of each is split as earlier versions did. Descriptions that the model
-    was `trained_on` are not among them if there are enough others.
+    was `trained_on` are not among them if there are enough others beside the `corrected` ones,
+    which become training data.
     """
     units = rows["unit"].to_numpy()
     may_be_val = rows["reason"].is_null().to_numpy()
@@ -508,6 +514,8 @@ def _to_validate_on(
     # a model that is trained further is right on what it was trained on
     if trained_on is not None:
         is_new = may_be_val & ~np.isin(key_hashes(rows["key"]), trained_on)
+        if corrected:
+            is_new &= ~pc.is_in(rows["key"], pa.array(list(corrected), pa.string())).to_numpy()
         new = np.sort(pd.unique(units[is_new]))
         if len(new) >= min(num_val, MIN_NEW_VAL_DESCRIPTIONS):
             distinct = new
@@ -517,7 +525,15 @@ def _to_validate_on(
                 f"Validation data are {num_val:,} descriptions that the initial model was not "
                 "trained on."
             )
-    return may_be_val & (units <= distinct[num_val - 1])
+    is_val = may_be_val & (units <= distinct[num_val - 1])
+    if config.split_by == "row":
+        keys = pd.Series(rows["key"].to_pylist())
+        num_seen = int(keys[is_val].isin(set(keys[may_be_val & ~is_val])).sum())
+        log.info(
+            f"Notice: {num_seen:,} of {int(is_val.sum()):,} validation rows have a description of the "
+            "training data (--split-by row): the accuracy says little of new descriptions."
+        )
+    return is_val
 
 
 def _write_rows(

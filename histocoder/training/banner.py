@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from histocoder import distributed
-from histocoder.config import FinetuneConfig, MixerConfig, without_effect
+from histocoder.config import FinetuneConfig, MixerConfig, ModelConfig, without_effect
 from histocoder.data.examples import SEEN, TRAIN, VAL, Examples
 from histocoder.data.prepare import identifiers_notice
 from histocoder.errors import counted
@@ -73,6 +73,20 @@ def seen_notice(data: RunData, start: Start) -> str | None:
             "validation data, accuracy is too high."
         )
     return None
+
+
+def rows_without_codes(train_rows: Examples, model: ModelConfig) -> str:
+    """Return a notice if training rows have no code and the model can't answer with none; an empty
+    text otherwise.
+    """
+    num_rows = len(train_rows) - len(train_rows.coded())
+    if not num_rows or model.formatter["num_blocks"] > 1:
+        return ""
+    return (
+        f"Notice: {counted(num_rows, 'training row has', 'training rows have')} no code, and "
+        "nothing is learned from them: a model with one column of codes always answers with one. "
+        "Give such rows a code of their own (in HISCO -1)."
+    )
 
 
 def codes_not_learned(train_rows: Examples, val_rows: Examples) -> str:

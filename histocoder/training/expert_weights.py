@@ -66,7 +66,13 @@ def _on_batches(
 def votes_on(coder: Coder, examples: Examples) -> Iterator[list[tuple[dict[str, Tensor], Tensor]]]:
     """Yield `CombinedSearch.votes_and_truth` of descriptions whose codes are known, batch by
     batch.
+
+    Those without any code are left out, unless there are no others: they say nothing of which code
+    is the first, and would be rows in which another code is right.
     """
+    coded = examples.coded()
+    if len(coded):
+        examples = coded
     class_of = {code: i for i, code in enumerate(coder.codes)}
     codes = examples.codes.to_numpy(dtype=object)
     class_ids = np.full(codes.shape, -1)

@@ -22,7 +22,7 @@ from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically, computing_dtype
 from histocoder.text.languages import own_languages
 from histocoder.training.adapting import is_adapted
-from histocoder.training.banner import codes_not_learned, log_banner
+from histocoder.training.banner import codes_not_learned, log_banner, rows_without_codes
 from histocoder.training.building import seeded_model
 from histocoder.training.data import (
     RunData,
@@ -150,6 +150,8 @@ def fit(
     # the model, and the rows as it reads them
     model = seeded_model(config, task, start, checkpoint)
     train_data = training_data(config, model, data.to_train_on())
+    if notice := rows_without_codes(train_data.examples, model.config):
+        log.info(notice)
     start_step = checkpoint.state.step if checkpoint is not None else 0
     keeps_weights = False
     if checkpoint is None:

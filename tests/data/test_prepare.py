@@ -1,10 +1,12 @@
 import json
+import re
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from conftest import cases, write, write_table
 from hypothesis import given
@@ -14,6 +16,7 @@ from models import tiny_coder
 from histocoder.config import NORMALIZATIONS, FinetuneConfig, PrepareConfig
 from histocoder.data.corrections import read_corrections
 from histocoder.data.examples import Examples
+from histocoder.data.hashes import key_hashes
 from histocoder.data.key import read_key
 from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.labels import LabelRules
@@ -117,6 +120,27 @@ def test_corrections_may_have_more_codes_than_the_table(tmp_path: Path):
     with pytest.raises(UserError, match="hisco_3"):
         names = ("hisco_1", "hisco_2", "hisco_3")
         prepared(table, tmp_path / "three", corrections=corrections, target_cols=names)
+
+
+def test_corrected_descriptions_are_not_the_new_ones_to_validate_on(tmp_path: Path):
+    texts = [f"title {i}" for i in range(600)]
+    rows = [f"{text},6111{i % 3}" for i, text in enumerate(texts)]
+    table = write(tmp_path / "t.csv", "occ1,hisco_1", *rows)
+    checked = [f"{text},x,61110" for text in texts[480:598]]
+    checked = write(tmp_path / "review.csv", "occ1,checked,hisco_1", *checked)
+    trained_on = key_hashes(pa.array(description_keys(texts[:480])))  # and 120 are new
+    folder = tmp_path / "out"
+    prepare(config(table, corrections=(str(checked),)), folder, trained_on=trained_on)
+    assert len(pd.read_csv(folder / "data_val.csv")) > 20
+
+
+def test_rows_of_one_description_on_both_sides_are_told(tmp_path: Path, logged: list[str]):
+    rows = [f"title {i % 10},6111{i % 2}" for i in range(100)]
+    table = write(tmp_path / "t.csv", "occ1,hisco_1", *rows)
+    prepare(config(table, split_by="row"), tmp_path / "out")
+    said = [text for text in logged if "--split-by row" in text]
+    assert len(said) == 1
+    assert re.match(r"Notice: (\d+) of \1 validation rows have a description of the", said[0])
 
 
 def test_corrections_match_languages_by_value(tmp_path: Path, logged: list[str]):

@@ -19,6 +19,7 @@ from trainers import begin, dataset
 
 from histocoder.data.examples import Examples
 from histocoder.data.samplers import BatchIndices
+from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.ops import kernels
 from histocoder.text.tokenizers import lower_characters
@@ -166,6 +167,16 @@ def test_weights_are_fitted_without_true_candidates():
         assert not is_true.any() and set(fit_weights([votes], [is_true], num_train=500)) == set(
             votes
         )
+
+
+def test_rows_without_codes_do_not_weigh_experts():
+    codes = pd.DataFrame(
+        {"hisco_1": ["61110", MISSING, "99999"], "hisco_2": [None] * 3}, dtype=object
+    )
+    texts = ["a farmer", "his wife", "a stranger"]
+    coder = Coder(tiny_model(), "cpu")
+    ((_, is_true), _), *_ = votes_on(coder, Examples.of(texts, ["en"] * 3, codes))
+    assert len(is_true) == 2 and not is_true[1].any()  # whose code the model does not know
 
 
 def test_a_row_has_no_more_codes_than_candidates():

@@ -1,9 +1,11 @@
 """What a run says of its data before it trains."""
 
 import pandas as pd
+from models import tiny_model
 
 from histocoder.data.examples import Examples
-from histocoder.training.banner import codes_not_learned
+from histocoder.formatters import MISSING
+from histocoder.training.banner import codes_not_learned, rows_without_codes
 
 
 def test_codes_without_a_training_row_are_told():
@@ -19,6 +21,15 @@ def test_codes_without_a_training_row_are_told():
     assert "2 validation rows have a code that no training row has, of 3: 54010, 99930." in notice
     assert "its accuracy is low" in notice
     assert not codes_not_learned(train, train)
+
+
+def test_rows_that_teach_nothing_are_told():
+    codes = pd.DataFrame({"hisco_1": ["83110", MISSING]})
+    train = Examples.of(["smed", "hustru"], ["da", "da"], codes)
+    notice = rows_without_codes(train, tiny_model(num_blocks=1).config)
+    assert "1 training row has no code, and nothing is learned" in notice
+    assert not rows_without_codes(train, tiny_model(num_blocks=2).config)
+    assert not rows_without_codes(train.coded(), tiny_model(num_blocks=1).config)
 
 
 def test_one_row_with_an_unlearned_code_is_told():
