@@ -65,13 +65,24 @@ def review(
     and `times`. `raw` leaves texts as they are that a spreadsheet would run. Descriptions that are
     checked in the files `decided_in`, of the same form, are left out.
 
-    Raises UserError where a column is missing, or the output exists and `overwrite` is not set or
-    people have marked rows in it.
+    Raises UserError where a column is missing, no description is left to check, or the output exists
+    and `overwrite` is not set or people have marked rows in it.
     """
     inputs = [predictions, *decided_in]
     check_output(output, inputs=inputs, num_rows=budget, overwrite=overwrite)
     file = open_coded(predictions, columns, sheet=sheet)
-    table = _undecided(in_order_of_worth(file, columns), decided_in, columns)
+    coded = in_order_of_worth(file, columns)
+    if coded.empty:
+        raise UserError(
+            f"No row of {predictions} has codes: code the file again with the column that holds its "
+            "descriptions."
+        )
+    table = _undecided(coded, decided_in, columns)
+    if table.empty:
+        names = ", ".join(map(str, decided_in))
+        raise UserError(
+            f"All descriptions of {predictions} are checked in {names}: there is nothing to write."
+        )
     chosen = table.iloc[:budget]
     write_frame(output, chosen, Form.like(file, raw=raw))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from archives import read
-from conftest import PROGRAMS, cases
+from conftest import PROGRAMS, cases, write
 
 from histocoder.checkpoints.starter import STARTER
 from histocoder.errors import UserError
@@ -214,6 +214,23 @@ def test_marks_that_mean_no_leave_nothing_out(tmp_path: Path):
     rounds = earlier_rounds(output, tmp_path)
     chosen = review(tmp_path / "coded.csv", output, budget=9, decided_in=rounds)
     assert chosen["occ1"].tolist() == ["smed", "bonde", "dreng"]
+
+
+@cases(
+    ("rows", "message"),
+    (
+        ("smed,83110,0.9,0.9",),
+        "All descriptions of .* are checked in .*: there is nothing to write",
+    ),
+    ((",,,",), "No row of .* has codes: code the file again"),
+)
+def test_nothing_to_check_is_said(tmp_path: Path, rows: tuple[str, ...], message: str):
+    coded = write(tmp_path / "coded.csv", "occ1,hisco_1,prob_1,conf", *rows)
+    decided = write(tmp_path / "review.csv", "occ1,checked,hisco_1", "smed,x,83110")
+    output = tmp_path / "review-2.csv"
+    with pytest.raises(UserError, match=message):
+        review(coded, output, budget=9, decided_in=[decided])
+    assert not output.exists()
 
 
 def test_a_round_without_a_checked_row_is_none(tmp_path: Path):
