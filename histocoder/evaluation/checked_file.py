@@ -356,7 +356,7 @@ def words_to_correct(
     corrections: Sequence[str | Path],
     run: Path,
     *,
-    written_cols: Sequence[str],
+    written_cols: Sequence[str] = (),
 ) -> list[str]:
     """Return the flags, but for `--save-path`, that train a model of a run further on its data and
     corrections; `written_cols` are the columns of codes that the model writes.
