@@ -43,6 +43,7 @@ class About(BaseModel):
     most_codes: int = 1  # maximum number of codes of a description
     no_occupation: Code | None = None
     languages: list[NamedLanguage]
+    all_languages: list[NamedLanguage]  # of which a new model may learn any
     surety: Surety = Surety()
     in_the_box: bool = False  # whether it is the model in the box
     may_train: bool
@@ -106,9 +107,15 @@ class Desk:
 
     def about(self, user: str | None) -> About:
         """Describe the model in use and this server, for who has signed in."""
+        all_languages = named_languages(map(Language, NAMES))
         if not self.models.has_model:
-            languages = named_languages(map(Language, NAMES))
-            return About(model=None, languages=languages, may_train=self.may_train, user=user)
+            return About(
+                model=None,
+                languages=all_languages,
+                all_languages=all_languages,
+                may_train=self.may_train,
+                user=user,
+            )
         coding = self.models.coding
         coder = coding.coder
 
@@ -124,6 +131,7 @@ class Desk:
             most_codes=coder.formatter.num_blocks,
             no_occupation=no_occupation,
             languages=languages,
+            all_languages=all_languages,
             surety=coding.surety,
             in_the_box=self.models.box_is_in_use,
             may_train=self.may_train,

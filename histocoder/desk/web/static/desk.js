@@ -34,7 +34,7 @@ async function learn() {
     hint.replaceChildren(el("p", {}, "There is no model yet. ", el("a", { href: "#models" }, "Train one"), " on a table that is coded already."));
     hint.parentElement.classList.toggle("without-model", !about.model);
   }
-  fillLanguages(about.languages);
+  fillLanguages(about.languages, about.all_languages);
   for (const part of Object.values(parts)) part.use(about);
 }
 

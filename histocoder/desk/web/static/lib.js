@@ -60,6 +60,9 @@ export const doing = (action) => async (event) => {
   }
 };
 
+// The same for what can't be meant twice: the second click of a double click would be on what comes next.
+export const once = (action) => (event) => (event.detail > 1 ? undefined : doing(action)(event));
+
 // The band of a confidence: from `sure` on, 95 % are right by the model's report; without such a confidence none is sure.
 const HALF = 0.45;
 export const bands = (sure) => sure == null ? [["likely", HALF, 1], ["doubtful", 0, HALF]]
@@ -97,22 +100,29 @@ export const codeWithBar = (code) => [...codeName(code), code.probability == nul
 
 export const codeNames = (codes) => codes.map((code) => (code.title ? `${code.code} ${code.title}` : code.code)).join(", ");
 
-let languages = [];
+let languages = [], allLanguages = [];
 // The language that was chosen last; at first the model's own, where it has one.
 const usual = () => localStorage.getItem("language") || (languages.length === 2 ? languages[1].code : "unk");
 export const languageName = (code) => languages.find((one) => one.code === code)?.name || code;
 
-export function fillLanguages(all) {
-  languages = all;
+// Languages of the model in use, and all that there are, of which a new model may learn any.
+export function fillLanguages(ofModel, all) {
+  languages = ofModel;
+  allLanguages = all;
   for (const select of document.querySelectorAll("select.languages")) {
     select.replaceChildren(...languageOptions(usual()));
     select.onchange = () => localStorage.setItem("language", select.value);
   }
 }
 
-const languageOptions = (chosen) => languages.map((one) => el("option", { value: one.code, selected: one.code === chosen }, one.name));
+const languageOptions = (chosen, from = languages) => from.map((one) => el("option", { value: one.code, selected: one.code === chosen }, one.name));
 
-export const languageSelect = (id, chosen) => el("select", { id }, languageOptions(languages.some((one) => one.code === chosen) ? chosen : usual()));
+// A guess that is not among the languages is unknown.
+export function languageSelect(id, chosen, { all = false } = {}) {
+  const from = all ? allLanguages : languages;
+  const isListed = from.some((one) => one.code === chosen);
+  return el("select", { id }, languageOptions(isListed ? chosen : chosen ? "unk" : usual(), from));
+}
 
 export function nearest(neighbours) {
   return el("ul", { class: "list near" }, neighbours.map((one) =>

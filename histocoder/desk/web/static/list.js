@@ -1,5 +1,5 @@
 // Review a file as a list: search, filter, sort, and accept many at once.
-import { api, bandBadge, bands, count, decidedOn, doing, el, get, languageName, percent, say } from "./lib.js";
+import { api, bandBadge, bands, count, decidedOn, doing, el, get, languageName, once, percent, say } from "./lib.js";
 import { option } from "./upload.js";
 
 const PAGE = 50;
@@ -33,8 +33,8 @@ function build() {
   };
   get("listing").replaceChildren(form,
     el("div", { class: "row" },
-      el("button", { id: "accept-many", class: "primary", disabled: true, onclick: doing(accept) }, "Accept"),
-      el("button", { onclick: doing(undo) }, "Undo"),
+      el("button", { id: "accept-many", class: "primary", disabled: true, onclick: once(accept) }, "Accept"),
+      el("button", { onclick: once(undo) }, "Undo"),
       el("span", { id: "list-total", class: "quiet", "aria-live": "polite" })),
     el("div", { id: "list-rows" }));
 }

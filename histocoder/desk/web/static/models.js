@@ -100,7 +100,7 @@ async function choose(file, more = {}) {
   const input = el("select", { id: "train-input", required: true }, option("", preview.input_col, "Choose…"), preview.columns.map((name) => option(name, preview.input_col)));
   const column = el("select", { id: "train-language-col" }, option("", preview.language_col, "no column: one for all rows"),
     preview.columns.map((name) => option(name, preview.language_col)));
-  const language = languageSelect("train-language", preview.language);
+  const language = languageSelect("train-language", preview.language, { all: true });
   const box = (name, text, checked) => el("label", { class: "inline" }, el("input", { type: "checkbox", name, value: text, checked }), ` ${text}`);
   const codes = el("fieldset", { class: "choose" }, el("legend", {}, "Codes are in"), preview.columns.map((name) => box("codes", name, preview.target_cols.includes(name))));
   const few = preview.attribute_cols.filter((name) => ![preview.input_col, preview.language_col, ...preview.target_cols].includes(name));

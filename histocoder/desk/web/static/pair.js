@@ -1,12 +1,12 @@
 // What two coders make of the same cards: agreement by digit, and what they have to settle.
-import { api, count, doing, el, get, percent, say } from "./lib.js";
+import { api, count, doing, el, get, once, percent, say } from "./lib.js";
 
 export async function show(at) {
   const [now, list] = await Promise.all([api(`review/${at.source.id}/agreement`), api(`review/${at.source.id}/list?status=disputed&limit=200`)]);
   const number = (value) => (value == null ? "–" : value.toFixed(2));
   const row = (one) => el("tr", {}, el("th", { scope: "row" }, one.digits ? `first ${one.digits === 1 ? "digit" : `${one.digits} digits`}` : "whole codes"),
     el("td", {}, percent(one.share, 1)), el("td", {}, `${percent(one.low)} to ${percent(one.high)}`), el("td", {}, number(one.kappa)), el("td", {}, number(one.alpha)));
-  const settle = (card, codes) => doing(async () => {
+  const settle = (card, codes) => once(async () => {
     await api(`review/cards/${card.id}`, { json: { who: at.who, version: card.version, codes } });
     say(`Settled: ${card.text}`);
     await Promise.all([show(at), at.changed()]);

@@ -2,7 +2,7 @@
 import * as listing from "./list.js";
 import { STATES } from "./list.js";
 import * as pair from "./pair.js";
-import { api, bar, codeNames, codeWithBar, count, decidedOn, doing, el, get, languageName, nearest, percent, Refused, say } from "./lib.js";
+import { api, bar, codeNames, codeWithBar, count, decidedOn, doing, el, get, languageName, nearest, once, percent, Refused, say } from "./lib.js";
 
 const KEYS = [["↵", "accept the codes"], ["1–9", "choose an alternative"], ["⇧ 1–9", "add it as a further code"], ["/", "search the codes"],
   ["0", "no occupation"], ["n", "not sure"], ["u", "undo"], ["← →", "move"], ["?", "show or hide this list"]];
@@ -39,6 +39,8 @@ export const show = doing(async () => {
   cards = [];
   at = 0;
   isOver = false;
+  round += 1;
+  fetching = null;
   if (!source) {
     get("trust").replaceChildren();
     await turn("cards");
@@ -70,17 +72,23 @@ const openCard = async (id) => {
   choose(at);
 };
 
-let fetching = null;
+let fetching = null, round = 0;
 
 // Fetch further cards ahead of need; a reviewer waits for them only if no card is left to show.
 function fetchMore() {
-  fetching ??= fetchCards().finally(() => (fetching = null));
+  const ofRound = round;
+  fetching ??= fetchCards().finally(() => {
+    if (ofRound === round) fetching = null;
+  });
   return fetching;
 }
 
+// Cards that arrive once another file is shown are not that file's.
 async function fetchCards() {
+  const ofRound = round;
   const after = cards.length ? Math.max(...cards.map((one) => one.card.place)) : -1;
   const more = await api(`review/${source.id}/cards?who=${encodeURIComponent(who())}&count=8&after=${after}`);
+  if (ofRound !== round) return;
   isOver = !more.length;
   cards.push(...more.filter((one) => !cards.some((other) => other.card.id === one.card.id)));
 }
@@ -123,10 +131,10 @@ function draw() {
       el("button", { class: "plain", "aria-label": `Remove ${code.code}`, onclick: () => toggle(code, true) }, "×"))) : el("li", { class: "none" }, "none chosen")),
     answer.attributes.length ? el("p", {}, answer.attributes.map((one) => `${one.attribute} ${one.label ?? "none"} (${percent(one.probability)})`).join(" · ")) : null,
     el("div", { class: "row actions" },
-      el("button", { class: "primary", onclick: doing(() => decide(own())) }, "Accept", el("kbd", {}, "↵")),
-      el("button", { onclick: doing(() => decide([about.no_occupation.code])), disabled: !about.no_occupation, title: about.no_occupation ? null : "This classification has no code for it" }, "No occupation", el("kbd", {}, "0")),
-      el("button", { onclick: doing(() => decide(null)) }, "Not sure", el("kbd", {}, "n")),
-      el("button", { onclick: doing(undo) }, "Undo", el("kbd", {}, "u")),
+      el("button", { class: "primary", onclick: once(() => decide(own())) }, "Accept", el("kbd", {}, "↵")),
+      el("button", { onclick: once(() => decide([about.no_occupation.code])), disabled: !about.no_occupation, title: about.no_occupation ? null : "This classification has no code for it" }, "No occupation", el("kbd", {}, "0")),
+      el("button", { onclick: once(() => decide(null)) }, "Not sure", el("kbd", {}, "n")),
+      el("button", { onclick: once(undo) }, "Undo", el("kbd", {}, "u")),
       el("button", { "aria-label": "Previous", onclick: doing(() => move(-1)), disabled: at === 0 }, "←"),
       el("button", { "aria-label": "Next, without a decision", onclick: doing(() => move(1)) }, "→")),
     el("div", { class: "columns" },
@@ -168,13 +176,23 @@ async function search() {
   if (number !== asked || !get("found")) return;
   const own = query && !codes.some((one) => one.code === query) && /^\S+$/.test(query) && /\d/.test(query) ? [{ code: query, title: "a code that the model does not know" }] : [];
   get("found").replaceChildren(choices([...codes, ...own], false));
+  get("found").dataset.query = query;
+}
+
+// Enter takes the first code that is found for what is in the field, which may not have arrived yet.
+async function takeFirst(isFurther) {
+  const one = present(), query = get("search").value.trim();
+  if (get("found").dataset.query !== query) await search();
+  if (present() !== one || get("found")?.dataset.query !== query) return;
+  const first = get("found").querySelector("button.choice");
+  if (first) (isFurther ? first.nextSibling || first : first).click();
 }
 
 function inSearch(event) {
   const found = [...get("found").querySelectorAll("button.choice")];
-  if (event.key === "Enter" && found.length) {
+  if (event.key === "Enter") {
     event.preventDefault();
-    (event.shiftKey ? found[0].nextSibling || found[0] : found[0]).click();
+    doing(() => takeFirst(event.shiftKey))();
   } else if (event.key === "ArrowDown" && found.length) {
     event.preventDefault();
     found[0].focus();
@@ -203,8 +221,14 @@ const decide = (codes) => alone(async () => {
     one.card = await api(`review/cards/${one.card.id}`, { json: { who: who(), version: one.card.version, codes } });
   } catch (error) {
     if (!(error instanceof Refused && error.status === 409)) throw error;
+    // the codes that the message speaks of are those that were refused
+    const refused = codes?.map((code) => chosen.find((mine) => mine.code === code) || named(one)(code));
     one.card = error.body.card;
-    return choose(at, decidedBy(one.card));
+    choose(at, decidedBy(one.card));
+    if (!refused) return;
+    chosen = refused;
+    draw();
+    return get("card").querySelector(".text").focus({ preventScroll: true });
   }
   say(`Saved: ${one.card.codes ? codeNames(one.card.codes.map(named(one))) : "not sure"}`);
   await forward();

@@ -44,8 +44,13 @@ export function upload(file, use, show) {
     request.onabort = () => (say("Cancelled."), resolve(null));
     request.onerror = () => reject(new Error("The file could not be uploaded: the server closed the connection."));
     request.onload = () => {
-      const body = JSON.parse(request.responseText || "{}");
-      if (request.status === 201) return resolve(body);
+      let body = {};
+      try {
+        body = JSON.parse(request.responseText);
+      } catch {
+        // a page of a proxy, such as on a file that is too large for it
+      }
+      if (request.status === 201 && body.id) return resolve(body);
       return reject(new Error(body.detail || `The server answered ${request.status}.`));
     };
     request.open("POST", `/api/files?use=${use}&name=${encodeURIComponent(file.name)}`);
