@@ -63,6 +63,16 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def requeues() -> int:
+    """Return how often SLURM has put the job into its queue again."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def launch_id() -> str:
+    """Return what restarts and requeues of one launch have in common."""
+    return " ".join(os.environ.get(name, "") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"))
+
+
 def choose_device(name: str, launch: Launch) -> torch.device:
     """Return the device of a process, for `--device`; raise a UserError if there is none."""
     is_available = {

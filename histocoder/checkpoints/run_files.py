@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from histocoder import launcher
 from histocoder.checkpoints.manifest import MANIFEST_FILE
 from histocoder.checkpoints.model_files import (
     CARD_FILE,
@@ -116,9 +117,20 @@ def claim(folder: Path) -> None:
         _write_record(folder, {"folder": str(folder.resolve()), "names": _NAMES})
 
 
-def record_end(folder: Path, *, has_ended: bool) -> None:
-    """Record that a run has ended, or that it is to."""
-    _write_record(folder, {"has_ended": has_ended})
+def record_begin(folder: Path) -> None:
+    """Record that a run has begun, and the launch that it is of."""
+    _write_record(folder, {"has_ended": False, "launch": launcher.launch_id()})
+
+
+def record_end(folder: Path) -> None:
+    """Record that a run has ended."""
+    _write_record(folder, {"has_ended": True})
+
+
+def was_restarted(folder: Path) -> bool:
+    """Return whether the processes are those of a launch that has begun the folder's run before."""
+    is_again = launcher.restarts() > 0 or launcher.requeues() > 0
+    return is_again and _read_json(folder / RECORD_FILE).get("launch") == launcher.launch_id()
 
 
 def was_interrupted(folder: Path) -> bool:

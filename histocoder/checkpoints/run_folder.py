@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import yaml
 from filelock import FileLock, Timeout
 
-from histocoder import distributed, launcher
+from histocoder import distributed
 from histocoder.checkpoints import run_files, training_state
 from histocoder.checkpoints.model_files import WEIGHTS_FILE
 from histocoder.checkpoints.run_files import (
@@ -189,7 +189,13 @@ class RunFolder:
     def begin(self, settings: dict[str, Any], checkpoint: Checkpoint | None) -> None:
         """Write `args.yaml`, and delete what an earlier run wrote after the checkpoint, if any;
         called on rank 0.
+
+        Raises a UserError if a run with other settings was killed before its first checkpoint and
+        has left its best model.
         """
+        was_killed = checkpoint is None and run_files.was_interrupted(self.path)
+        if was_killed and self.best.is_dir() and not settings.get("overwrite"):
+            self._check_repeats(settings)
         for part in (self.path, self.path / CHECKPOINTS_FOLDER, self.best):
             remove_leftovers(part)
         if checkpoint is not None and self._is_own(checkpoint.path):
@@ -198,9 +204,22 @@ class RunFolder:
                     training_state.delete_checkpoint(path)
         else:
             remove_files(run_files.trained_files(self.path))
-        run_files.record_end(self.path, has_ended=False)
+        run_files.record_begin(self.path)
         write_text(self._args, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
         prepared_folder.forget_earlier(self.path)
+
+    def _check_repeats(self, settings: dict[str, Any]) -> None:
+        """Raise a UserError unless settings are those of the run that the folder has."""
+        text = self._args.read_text(encoding="utf-8") if self._args.is_file() else "{}"
+        before = yaml.safe_load(text)
+        now = yaml.safe_load(yaml.safe_dump(settings))
+        names = {name for name in before | now if before.get(name) != now.get(name)}
+        if names - {"resume", "overwrite"}:
+            raise UserError(
+                f"{self.path} holds the best model of a run with other settings "
+                f"({', '.join(sorted(names))}), which a new run would delete. Choose another folder, "
+                "or add --overwrite."
+            )
 
     def load_checkpoint(self, resume: str, *, overwrite: bool = False) -> Checkpoint | None:
         """Find a checkpoint on rank 0 and load it on every rank.
@@ -233,7 +252,7 @@ class RunFolder:
 
     def _find_checkpoint(self, resume: str, *, overwrite: bool) -> Checkpoint | None:
         """Load an intact checkpoint, if any, as `load_checkpoint` describes; called on rank 0."""
-        is_restarted = launcher.restarts() > 0
+        is_restarted = run_files.was_restarted(self.path)
         checkpoint = None
         if is_restarted:
             checkpoint = training_state.find_checkpoint(self.path, "auto")
@@ -287,7 +306,7 @@ class RunFolder:
             replace_by_link(best_weights, last_weights)
 
         # without its checkpoints, a run that has ended is not one that was killed
-        run_files.record_end(self.path, has_ended=True)
+        run_files.record_end(self.path)
         if not keep_checkpoints:
             for checkpoint in training_state.list_checkpoints(self.path):
                 training_state.delete_checkpoint(checkpoint)

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
@@ -196,9 +197,10 @@ class Parser(argparse.ArgumentParser):
             raise UserError(
                 f"--config {path}: {flag[2:]} can't be {value!r}. Quote words such as no or yes."
             )
+        words = [os.path.expanduser(str(item)) for item in values]
         if isinstance(value, list):
-            return [flag, *map(str, value)]
-        return [f"{flag}={value}"]
+            return [flag, *words]
+        return [f"{flag}={words[0]}"]
 
 
 def _read_settings(path: str) -> dict[str, Any]:
@@ -214,7 +216,7 @@ def _read_settings(path: str) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, value in content.items():
         if isinstance(value, dict):
-            settings.update(value)
+            settings.update({str(further): setting for further, setting in value.items()})
         else:
             settings[str(name)] = value
     return settings

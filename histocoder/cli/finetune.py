@@ -44,9 +44,13 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     if config.prepare_only:
         from histocoder.log import log
 
-        log.info(
-            f"Train on it:\n{finetune_command(_with_settings(words, {'prepare_only': False}))}"
-        )
+        if any(word.replace("_", "-") == "--prepare-only" for word in words):
+            command = finetune_command(_with_settings(words, {"prepare_only": False}))
+            log.info(f"Train on it:\n{command}")
+        else:
+            log.info(
+                "Train on it: remove prepare_only from the file of --config, and run it again."
+            )
 
 
 def _train_on_corrections(args: Namespace) -> None:

@@ -648,7 +648,9 @@ def _complete_key(key: Key, known: Key | None, codes: set[str], corrections: Cor
 def _refuse_to_replace(config: PrepareConfig, folder: Path) -> None:
     """Raise a UserError if a file that is read would be replaced."""
     corrections = (("--corrections", path) for path in config.corrections or ())
-    for flag, path in (("--dataset", config.dataset), ("--key", config.key), *corrections):
+    titles = None if config.titles in ("auto", "none") else config.titles
+    read = (("--dataset", config.dataset), ("--key", config.key), ("--titles", titles))
+    for flag, path in (*read, *corrections):
         if path is not None and any(is_same_file(path, folder / name) for name in PREPARED_TABLES):
             raise UserError(
                 f"{flag} {path}: preparing would replace this file. Copy it, or choose "

@@ -76,8 +76,10 @@ class Formatter:
         """Return the token that a row without codes begins with; None if one of `codes` does, or
         all rows have some.
         """
+        # labels are numbered, so that none of them begins with the token
         block = self.system.missing_block
-        if block is None or any(code.startswith(MISSING) for code in codes):
+        are_written = self.system.labels is None
+        if block is None or (are_written and any(code.startswith(MISSING) for code in codes)):
             return None
         return block[0]
 

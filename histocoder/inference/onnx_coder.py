@@ -168,7 +168,10 @@ class OnnxCoder:
             if "linear_expert" in self._experts:
                 linear = self._linear("linear_expert", inputs.characters)
                 probs["linear"] = _softmax(linear[:, self._classes_of_codes])
-            prediction = self._combined(probs, queries=outputs[-1], ends=inputs.ends)
+            weights = self._config.experts_by_language.get(inputs.language, self._config.experts)
+            prediction = self._combined(
+                probs, weights=weights, queries=outputs[-1], ends=inputs.ends
+            )
         if not self._config.attributes:
             return prediction
         return prediction._replace(attributes=self._attributes(outputs[1], inputs.characters))
@@ -182,7 +185,12 @@ class OnnxCoder:
         return Prediction.above(np.array(self.codes, dtype=object)[order], best, thresholds)
 
     def _combined(
-        self, probs: dict[str, np.ndarray], *, queries: np.ndarray, ends: np.ndarray | None
+        self,
+        probs: dict[str, np.ndarray],
+        *,
+        weights: Mapping[str, float],
+        queries: np.ndarray,
+        ends: np.ndarray | None,
     ) -> Prediction:
         """Return each row's first code by the experts other than the decoder, whose weight is
         divided among them.
@@ -200,7 +208,6 @@ class OnnxCoder:
             votes |= self._nearest(queries, ends, best)
 
         # The weight of the decoder, which is missing, is divided among the other experts.
-        weights: Mapping[str, float] = self._config.experts
         if not any(weights.get(name) for name in votes):
             weights = dict.fromkeys(["decoder", *votes], 1 / (1 + len(votes)))
         scale = 1 + weights.get("decoder", 0.0) / sum(map(weights.__getitem__, votes))

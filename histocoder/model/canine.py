@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_exporting
 
 from histocoder.errors import UserError
 from histocoder.model.layers import (
@@ -246,9 +247,11 @@ class Canine(nn.Module):
 
     def _within_blocks(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         """Restrict `mask` (B, 1, 1, L) to attention within blocks, if there are several."""
+        # a graph is for batches of any length
         length = mask.shape[-1]
         stride = self.config.local_transformer_stride
-        if length <= stride:
+        most = len(self.get_parameter(POSITIONS)) if is_exporting() else length
+        if most <= stride:
             return mask
         block = torch.arange(length, device=mask.device) // stride
         return additive(mask, dtype).masked_fill(block[:, None] != block, -torch.inf)

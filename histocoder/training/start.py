@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from histocoder import distributed, launcher
+from histocoder import distributed
 from histocoder.checkpoints.model_files import (
     HUB_PREFIX,
     WEIGHTS_FILE,
@@ -19,6 +19,7 @@ from histocoder.checkpoints.model_files import (
     read_model_config,
 )
 from histocoder.checkpoints.occcanine import initial_weights
+from histocoder.checkpoints.run_files import was_restarted
 from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.checkpoints.starter import BOX
 from histocoder.config import (
@@ -113,7 +114,7 @@ def _encoder_to_resume(config: FinetuneConfig | MixerConfig) -> str | None:
     """Return the encoder of the run that is to be resumed, if there is one."""
     # processes that their launcher has restarted resume their own run, whatever the settings
     run = config.folder
-    if launcher.restarts() == 0:
+    if not was_restarted(run):
         if config.resume == "never" or (config.overwrite and config.resume == "auto"):
             return None
         if config.resume != "auto":

@@ -9,12 +9,17 @@ import torch
 
 from histocoder import distributed, launcher
 from histocoder.checkpoints.run_folder import RunFolder
-from histocoder.checkpoints.training_state import Checkpoint
+from histocoder.checkpoints.training_state import (
+    BEST_FOLDER,
+    CHECKPOINTS_FOLDER,
+    Checkpoint,
+)
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, recorded
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.key import Key, write_key
 from histocoder.data.labelled_files import LabelledFiles
 from histocoder.data.prepare import KEY_FILE, with_language_column
+from histocoder.data.prepared_folder import read_prepared
 from histocoder.errors import UserError
 from histocoder.files import is_same_file
 from histocoder.log import log
@@ -75,6 +80,7 @@ def train(config: FinetuneConfig | MixerConfig) -> Path:
     >>> Coder.from_pretrained(folder / "best").predict(["farmer"], "en")  # doctest: +SKIP
     """
     device = join(config)
+    _refuse_own_start(config)
     encoder = choose_encoder(config, device)
     config = replace(config, encoder=encoder.name)
     start = Start.of(config)
@@ -98,6 +104,20 @@ def train(config: FinetuneConfig | MixerConfig) -> Path:
         else:
             fit(config, files, start, run=run, device=device, encoder=encoder)
     return run.path
+
+
+def _refuse_own_start(config: FinetuneConfig | MixerConfig) -> None:
+    """Raise a UserError if a run would replace the model that it starts from."""
+    if config.initial_checkpoint is None or not Path(config.initial_checkpoint).exists():
+        return
+    run = config.folder.resolve()
+    initial = Path(config.initial_checkpoint).resolve()
+    is_of_run = initial in (run, run / BEST_FOLDER) or initial.parent == run / CHECKPOINTS_FOLDER
+    if is_of_run:
+        raise UserError(
+            f"--initial-checkpoint {config.initial_checkpoint} is in the run's own folder, whose "
+            "model a new run replaces. Choose another --save-path."
+        )
 
 
 def join(config: RunConfig) -> torch.device:
@@ -216,6 +236,10 @@ def begin_run(
     run: RunFolder, config: FinetuneConfig | MixerConfig, checkpoint: Checkpoint | None, key: Key
 ) -> None:
     """Write a run's settings and its key into its folder."""
-    run.begin(recorded(config), checkpoint)
+    settings = recorded(config)
+    if isinstance(config, FinetuneConfig) and config.share_val is None:
+        # data that were prepared before may have another share than the default
+        settings["share_val"] = read_prepared(run.path).get("settings", {}).get("share_val")
+    run.begin(settings, checkpoint)
     if config.key is None or not is_same_file(config.key, run.path / KEY_FILE):
         write_key(run.path / KEY_FILE, key)

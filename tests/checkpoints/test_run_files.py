@@ -9,7 +9,12 @@ import pytest
 from conftest import refused, run
 from jobs import finetune, training
 
-from histocoder.checkpoints.run_files import FIGURES, RECORD_FILE
+from histocoder.checkpoints.run_files import (
+    FIGURES,
+    RECORD_FILE,
+    record_begin,
+    was_restarted,
+)
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.data.prepared_folder import set_aside
@@ -99,6 +104,40 @@ def test_a_run_without_checkpoints_is_repeated_unless_it_has_ended(tmp_path: Pat
         folder.end(keep_checkpoints=False)
         with pytest.raises(UserError, match="holds the model of an earlier run"):
             folder.load_checkpoint("auto")
+
+
+def test_the_best_model_of_a_killed_run_with_other_settings_stays(tmp_path: Path):
+    with RunFolder.open(tmp_path) as folder:
+        folder.begin({"learning_rate": 1.0, "resume": "auto"}, None)
+        folder.best.mkdir()
+        (folder.best / "model.safetensors").write_text("best")
+        with pytest.raises(UserError, match=r"other settings \(learning_rate\), which a new run"):
+            folder.begin({"learning_rate": 2.0, "resume": "auto"}, None)
+        assert (folder.best / "model.safetensors").is_file()
+        folder.begin({"learning_rate": 1.0, "resume": "auto"}, None)
+        folder.best.mkdir(exist_ok=True)
+        folder.begin({"learning_rate": 2.0, "overwrite": True}, None)
+
+
+@pytest.mark.parametrize("name", ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"])
+def test_a_launch_that_is_started_again_resumes_its_own_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    record_begin(tmp_path)
+    assert not was_restarted(tmp_path)
+    monkeypatch.setenv(name, "1")
+    assert was_restarted(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "8")  # which has not begun yet
+    assert not was_restarted(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["", "best", "checkpoints/step-0000001"])
+def test_a_run_does_not_replace_the_model_that_it_starts_from(tmp_path: Path, model: str):
+    out = tmp_path / "out"
+    (out / model).mkdir(parents=True)
+    args = (*training(out, batch_size=8, steps=1), "--overwrite", "--initial-checkpoint")
+    assert "is in the run's own folder" in refused(*args, out / model)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.inference import onnx_export
 from histocoder.inference.onnx_coder import MODES, OnnxCoder
-from histocoder.model import MixerModel, ngram
+from histocoder.model import MixerModel, load_encoder, ngram
 from histocoder.model.linear_expert import LinearExpert, ngram_rows
 from histocoder.model.nearest import NearestExpert
 from histocoder.model.ngram import NgramConfig, NgramEncoder
@@ -180,6 +180,46 @@ def test_graphs_have_the_models_confidence(
     )
     pd.testing.assert_frame_equal(then, now, atol=1e-3, rtol=0, check_dtype=False)
     assert 0 < now["hisco_1"].count() < len(TEXTS)
+
+
+@pytest.mark.slow
+def test_graphs_have_weights_by_language(
+    exported: Callable[[str], tuple[Coder, Path]], tmp_path: Path
+):
+    coder, folder = exported("ngram")
+    usual = coder.model.config
+    of_english = dict(usual.experts) | {"flat": 9.0}
+    coded = {}
+    for name, config in (
+        ("usual", usual),
+        ("by language", replace(usual, experts_by_language={"en": of_english})),
+        ("of all", replace(usual, experts=of_english)),
+    ):
+        changed = shutil.copytree(folder, tmp_path / name)
+        save_config(changed, config)
+        coded[name] = OnnxCoder(changed, num_threads=1).predict(TEXTS, "en", mode="combined")
+    pd.testing.assert_frame_equal(coded["by language"], coded["of all"])
+    assert not coded["by language"].equals(coded["usual"])
+
+
+@pytest.mark.slow
+def test_graphs_take_descriptions_of_several_blocks(tmp_path: Path):
+    torch.manual_seed(0)
+    encoder = load_encoder("tiny", max_len=256)
+    formatter = build_formatter("hisco", num_blocks=1)
+    config = config_of(encoder, formatter, CODES, target_cols=("hisco_1",), max_len=256)
+    model = MixerModel(config, encoder).eval()
+    for layer in model.encoder.initial_char_encoder.layer:
+        torch.nn.init.normal_(layer.attention["self"]["query"].weight, std=1.0)
+    torch.nn.init.normal_(model.linear_decoder.weight, std=1.0)
+    onnx_export.export_graphs(model, tmp_path)
+    save_config(tmp_path, config)
+    text = "farmer and smith " * 13
+    then, now = (
+        one.predict([text], "en", mode="flat", threshold=0.0)
+        for one in (Coder(model, "cpu"), OnnxCoder(tmp_path, num_threads=1))
+    )
+    pd.testing.assert_frame_equal(then, now, atol=1e-4, rtol=0, check_dtype=False)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from huggingface_hub import constants
 from jobs import TINY, weights
 
 from histocoder import FinetuneConfig, OccupationClassifier
+from histocoder.checkpoints.run_files import record_begin
 from histocoder.checkpoints.run_folder import ARGS_FILE
 from histocoder.cli.arguments import parse
 from histocoder.cli.finetune import main as finetune
@@ -86,6 +87,7 @@ def test_a_resumed_run_keeps_its_encoder(monkeypatch: pytest.MonkeyPatch, tmp_pa
         == "ngram"
     )
     assert chosen("--resume", other / "checkpoints" / "step-0000004") == "google/canine-s"
+    record_begin(other)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert chosen("--save-path", other, "--resume", "never") == "google/canine-s"
 
