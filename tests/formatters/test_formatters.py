@@ -90,6 +90,14 @@ def test_rows_have_some_or_all_codes():
         OCC1950.encode(["100&200&300"])
 
 
+def test_a_label_with_the_mark_of_no_code_is_no_such_code():
+    codes = ["?unclear", "cook"]
+    of_labels = build_formatter("general", num_blocks=2, labels=codes)
+    assert of_labels.missing_token(codes) is not None  # labels are written as numbers
+    of_characters = build_formatter("general", num_blocks=2, block_size=8)
+    assert of_characters.missing_token(codes) is None
+
+
 @pytest.mark.parametrize("formatter", CODES)
 def test_config_round_trip(formatter: Formatter):
     again = build_formatter(**formatter.to_config())

@@ -15,7 +15,7 @@ from models import save_tiny_model
 
 from histocoder import __version__
 from histocoder.cli.main import main
-from histocoder.inference.provenance import provenance_file
+from histocoder.inference.provenance import _sentences, provenance_file
 from histocoder.tables.table import fingerprint
 
 PREDICT = "predict --model model --input in.csv --language-col lang --output".split()
@@ -147,6 +147,19 @@ def test_provenance_counts_the_rows(folder: Path, model: Path):
     assert all(number in told["methods"] for number in numbers), told["methods"]
     assert "@software{histocoder" in told["bibtex"] and __version__ in told["bibtex"]
     (model.parent / "metrics.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("is_elsewhere", "words"),
+    [(True, "right, as in tables that were left out of"), (False, "right if the file is like")],
+)
+def test_the_methods_say_what_the_confidence_rests_on(is_elsewhere: bool, words: str):
+    counts = {"rows": 2, "coded": 1, "unsure": 0, "without": 1, "blank": 0}
+    facts = {"counts": counts, "min_confidence": 0.0, "expected_accuracy": {"coded": 0.8}}
+    facts |= {"has_confidence_elsewhere": is_elsewhere, "mode": "combined", "system": "hisco"}
+    facts["model"] = {"sha256": "0" * 64}
+    sentences = " ".join(_sentences(facts))
+    assert words in sentences and "finds no occupation in 1 row" in sentences
 
 
 def test_the_model_is_not_unsure_of_known_rows(folder: Path):

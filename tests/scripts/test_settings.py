@@ -289,6 +289,16 @@ def test_sections_are_headings(tmp_path: Path):
     assert (flags_win["batch_size"], flags_win["target_cols"]) == (9, ("hisco_1",))
 
 
+def test_words_of_yaml_and_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert parsed(tmp_path / "run.yaml", "save_path: ~/runs/a\n")["save_path"] == str(
+        tmp_path / "runs" / "a"
+    )
+    with pytest.raises(UserError, match="There is no flag"):
+        parsed(tmp_path / "run.yaml", "data: {on: x}\n")  # which YAML reads as true
+
+
 def test_the_example_of_the_page(tmp_path: Path):
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     args = parsed(
