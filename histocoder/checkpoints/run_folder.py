@@ -189,13 +189,7 @@ class RunFolder:
     def begin(self, settings: dict[str, Any], checkpoint: Checkpoint | None) -> None:
         """Write `args.yaml`, and delete what an earlier run wrote after the checkpoint, if any;
         called on rank 0.
-
-        Raises a UserError if a run with other settings was killed before its first checkpoint and
-        has left its best model.
         """
-        was_killed = checkpoint is None and run_files.was_interrupted(self.path)
-        if was_killed and self.best.is_dir() and not settings.get("overwrite"):
-            self._check_repeats(settings)
         for part in (self.path, self.path / CHECKPOINTS_FOLDER, self.best):
             remove_leftovers(part)
         if checkpoint is not None and self._is_own(checkpoint.path):
@@ -207,19 +201,6 @@ class RunFolder:
         run_files.record_begin(self.path)
         write_text(self._args, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
         prepared_folder.forget_earlier(self.path)
-
-    def _check_repeats(self, settings: dict[str, Any]) -> None:
-        """Raise a UserError unless settings are those of the run that the folder has."""
-        text = self._args.read_text(encoding="utf-8") if self._args.is_file() else "{}"
-        before = yaml.safe_load(text)
-        now = yaml.safe_load(yaml.safe_dump(settings))
-        names = {name for name in before | now if before.get(name) != now.get(name)}
-        if names - {"resume", "overwrite"}:
-            raise UserError(
-                f"{self.path} holds the best model of a run with other settings "
-                f"({', '.join(sorted(names))}), which a new run would delete. Choose another folder, "
-                "or add --overwrite."
-            )
 
     def load_checkpoint(self, resume: str, *, overwrite: bool = False) -> Checkpoint | None:
         """Find a checkpoint on rank 0 and load it on every rank.

@@ -5,7 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from histocoder import distributed
+from histocoder.checkpoints.run_files import was_interrupted
+from histocoder.checkpoints.run_folder import RunFolder, run_settings
 from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import RunConfig, TrainConfig, recorded, settings_of
 from histocoder.errors import UserError
@@ -56,6 +60,24 @@ def settings_to_compare(config: RunConfig, task: Task) -> dict[str, Any]:
                 value = fingerprint(value)[:8]
             settings[setting.flag] = value
     return settings
+
+
+def check_repeats(config: RunConfig, run: RunFolder) -> None:
+    """Raise a UserError if a run of other `fixed` settings was killed before its first checkpoint,
+    and has left its best model.
+    """
+    if not (was_interrupted(run.path) and run.best.is_dir()):
+        return
+    before = run_settings(run.path)
+    now = yaml.safe_load(yaml.safe_dump(recorded(config)))
+    fixed = [setting for setting in settings_of(type(config)) if setting.resume]
+    changed = [one.flag for one in fixed if before.get(one.name) != now.get(one.name)]
+    if changed:
+        raise UserError(
+            f"{run.path} holds the best model of a run with other settings "
+            f"({', '.join(changed)}), which a new run would delete. Choose another folder, or add "
+            "--overwrite."
+        )
 
 
 def check_settings(

@@ -40,6 +40,7 @@ from histocoder.training.data import (
 from histocoder.training.encoded_rows import set_directions
 from histocoder.training.finish import finish
 from histocoder.training.resume import (
+    check_repeats,
     check_settings,
     check_steps,
     settings_to_compare,
@@ -240,6 +241,8 @@ def begin_run(
     if isinstance(config, FinetuneConfig) and config.share_val is None:
         # data that were prepared before may have another share than the default
         settings["share_val"] = read_prepared(run.path).get("settings", {}).get("share_val")
+    if checkpoint is None and not config.overwrite:
+        check_repeats(config, run)
     run.begin(settings, checkpoint)
     if config.key is None or not is_same_file(config.key, run.path / KEY_FILE):
         write_key(run.path / KEY_FILE, key)

@@ -107,16 +107,19 @@ def test_a_run_without_checkpoints_is_repeated_unless_it_has_ended(tmp_path: Pat
 
 
 def test_the_best_model_of_a_killed_run_with_other_settings_stays(tmp_path: Path):
-    with RunFolder.open(tmp_path) as folder:
-        folder.begin({"learning_rate": 1.0, "resume": "auto"}, None)
-        folder.best.mkdir()
-        (folder.best / "model.safetensors").write_text("best")
-        with pytest.raises(UserError, match=r"other settings \(learning_rate\), which a new run"):
-            folder.begin({"learning_rate": 2.0, "resume": "auto"}, None)
-        assert (folder.best / "model.safetensors").is_file()
-        folder.begin({"learning_rate": 1.0, "resume": "auto"}, None)
-        folder.best.mkdir(exist_ok=True)
-        folder.begin({"learning_rate": 2.0, "overwrite": True}, None)
+    out = tmp_path / "out"
+    args = training(out, batch_size=8, steps=2)
+    run(*args)
+    record_begin(out)  # as a run that was killed before its first checkpoint
+    shutil.rmtree(out / "checkpoints")
+    before = content(out)
+    other = (*args, "--learning-rate", "0.5")
+    assert "best model of a run with other settings (--learning-rate)" in refused(*other)
+    assert content(out / "best") == {
+        path: text for path, text in before.items() if path.parent == out / "best"
+    }
+    run(*args)
+    run(*other, "--overwrite")
 
 
 @pytest.mark.parametrize("name", ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"])
