@@ -594,19 +594,10 @@ def table_files(
         use_within_block_sep=config.use_within_block_sep,
     )
 
-    # columns that --code-sep fills need not be there, nor those that corrections have
-    needed_targets = list(config.target_cols[:1])
-    if not config.code_sep:
-        corrections = [
-            open_table(path, config.target_cols[:1]) for path in config.corrections or ()
-        ]
-        for name in config.target_cols[1:]:
-            if not any(file.has(name) for file in corrections):
-                needed_targets.append(name)
     needed = {}
     if language_col is not None:
         needed[language_col] = "language_col"
-    needed |= dict.fromkeys(needed_targets, "target_cols")
+    needed |= dict.fromkeys(_needed_targets(config), "target_cols")
     needed |= dict.fromkeys(attribute_cols, "attribute_cols")
 
     files = LabelledFiles(
@@ -627,6 +618,18 @@ def table_files(
     if config.block_size is None:
         return files.fitted()
     return files
+
+
+def _needed_targets(config: PrepareConfig) -> list[str]:
+    """Return the target columns that a table must have: the first, and those that neither
+    --code-sep nor corrections fill.
+    """
+    first, *further = config.target_cols
+    if config.code_sep or not further:
+        return [first]
+    corrections = [open_table(path, [first]) for path in config.corrections or ()]
+    needed = [name for name in further if not any(file.has(name) for file in corrections)]
+    return [first, *needed]
 
 
 def _complete_key(key: Key, known: Key | None, codes: set[str], corrections: Corrections) -> Key:
